@@ -18,7 +18,7 @@ from everlong_models.backbone.loading import (
     architecture,
     load_backbone,
     load_tokenizer,
-    usable,
+    resolve_device,
 )
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout
@@ -125,7 +125,7 @@ def load_model(
 
     Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
-    device = usable(device)
+    device = resolve_device(device)
     plan = _plan(name, models_dir, memory, options or {})
     build = _build_around_backbone if plan.kind.around else _build_from_scratch
     module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)

@@ -1,4 +1,4 @@
-"""The ∞-former's equations, written as loops and as the paper prints them (errata apart). Nothing of ours is used.
+"""The ∞-former's equations, written as loops and as the paper prints them (errata apart), without the package's code.
 
 All in float64. B_NE: coefficients, X_TE: vectors. Attention is integrated numerically, not in closed form.
 """

@@ -20,8 +20,8 @@ from everlong_models.generate.sampling import (
 )
 from everlong_models.memories.state import MemoryState
 from everlong_models.model import MEMORIES, memory_config
-from tests.models.laws import tokens
-from tests.models.pretended import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
+from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
+from tests.models.memory_contract import tokens
 from tests.models.tiny import VOCAB, llama
 
 S = 12
@@ -71,19 +71,19 @@ def script(memory, text: Tensor) -> dict[str, Tensor]:
             done[f"step {at}"] = memory.step(slots.rows, rest[:, at])
         keep("closed", memory.close(slots.rows))
         for row, one in enumerate(state.split()):
-            after = memory.go_on(slots.rows.slots(row, row + 1), rest[row : row + 1], one)
+            after = memory.continue_in_cache(slots.rows.slots(row, row + 1), rest[row : row + 1], one)
             if after is not None:
                 keep(f"went on {row}", after)
         one = state.split()[0]
-        done["near"] = memory.open_near(one, rest[:1, :3], 5)[1]
-        done["near, without sinks"] = memory.open_near(one, rest[:1, :3], 5, sinks=False)[1]
+        done["near"] = memory.open_recent(one, rest[:1, :3], 5)[1]
+        done["near, without sinks"] = memory.open_recent(one, rest[:1, :3], 5, sinks=False)[1]
         done["forward"] = memory.forward(rest, state)
         done["segment"], after = memory.segment(rest, state)
         keep("segment", after)
         some = torch.tensor([0, 1], device=device), torch.tensor([3, 4], device=device)
         done["at"] = memory.logits_at(text[:, :S], *some)
         assert all(tensor.device == device for tensor in done.values())
-        done["kept"] = torch.tensor(memory.kept(one))
+        done["kept"] = torch.tensor(memory.kept_tokens(one))
         view = memory.view(one, rest[:1, :3], 2 * S)
         done["view"] = torch.tensor([[part.used, part.age, part.change or 0.0] for part in view.parts])
     return done
@@ -112,7 +112,7 @@ def test_all_memories_are_tried() -> None:
 
 @pytest.mark.parametrize(("name", "lean"), WAYS)
 def test_captured_operations_do_not_wait(name: str, lean: bool) -> None:
-    """A step of every memory, and a segment of memories that are `recordable`."""
+    """A step of every memory, and a segment of memories that are `graph_capturable`."""
     with gpu(), torch.inference_mode():
         memory = built(name, DEVICE, lean=lean)
         text = tokens(memory, 2, 2 * S).to(DEVICE)
@@ -121,11 +121,13 @@ def test_captured_operations_do_not_wait(name: str, lean: bool) -> None:
         GPU.recording = True
         try:
             memory.step(cache, text[:, 3])
-            if memory.recordable:
-                memory.read_checked(text[:, :S], state)
+            if memory.graph_capturable:
+                memory.read_unchecked(text[:, :S], state)
         finally:
             GPU.recording = False
-        assert memory.recordable == (name not in ("window", "infinite", "infinite_scratch") and (lean or name != "rmt"))
+        assert memory.graph_capturable == (
+            name not in ("window", "infinite", "infinite_scratch") and (lean or name != "rmt")
+        )
 
 
 @pytest.mark.parametrize("name", ["rmt", "armt", "lamemo"])
@@ -150,7 +152,7 @@ def test_steps_are_captured() -> None:
     text, logits = tokens(memory, 3, S), {}
     for device in ("cpu", DEVICE):
         with gpu(), torch.inference_mode():
-            memory, slots = built("rmt", device, lean=True), CacheSlots(kept=True)
+            memory, slots = built("rmt", device, lean=True), CacheSlots(keep_allocated=True)
             step = StepGraphs(memory.step, Graphs(DEVICE)) if device == DEVICE else None
             for row in text:
                 slots.add(memory.open(memory.initial_state(), row[None, :2].to(device))[0])
@@ -242,7 +244,7 @@ class TestPretended:
 def test_adding_and_removing_rows_does_not_wait() -> None:
     """Add and remove `CacheSlots` without reading lengths."""
     with gpu(), torch.inference_mode():
-        memory, slots = built("rmt", DEVICE), CacheSlots(kept=True)
+        memory, slots = built("rmt", DEVICE), CacheSlots(keep_allocated=True)
         text = tokens(memory, 1, S).to(DEVICE)
         rows: list[Cache] = [memory.open(memory.initial_state(), text[:, :length])[0] for length in (1, 4, 7)]
         before = GPU.waits

@@ -16,8 +16,8 @@ from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState, decode_state, encode_state
 from everlong_models.model import MEMORIES, MemoryKind, Model, load_model
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, save_weights
-from tests.models.folders import RMT as SPEC
-from tests.models.folders import backbone, change_weights, manifest
+from tests.models.model_folders import RMT as SPEC
+from tests.models.model_folders import backbone, change_weights, manifest
 from tests.tinymodel import make_tokenizer
 
 

@@ -21,7 +21,7 @@ from everlong_models.weights import (
     read_manifest,
     save_weights,
 )
-from tests.models.folders import change_weights, manifest
+from tests.models.model_folders import change_weights, manifest
 from tests.models.tiny import FAMILIES
 
 LAYERS = {  # family: a layer, its (out, in), and a function from its weight to W

@@ -168,7 +168,7 @@ class _Generation:
         self._sampling = (
             GraphedFunction(sample_from_logits, CUDAGraphs(device), "a draw") if device.type == "cuda" else None
         )
-        self._slots = CacheSlots(kept=True)
+        self._slots = CacheSlots(keep_allocated=True)
 
     def __call__(self, state: MemoryState) -> float:
         """Generate one round, a token per row and step; return the seconds per step."""

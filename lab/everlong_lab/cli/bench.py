@@ -216,11 +216,11 @@ def chaos(
 
 
 def _on(device: str) -> None:
-    from everlong_models.backbone.loading import usable
+    from everlong_models.backbone.loading import resolve_device
     from everlong_models.errors import ConfigError
 
     try:
-        usable(device)
+        resolve_device(device)
     except ConfigError as error:
         raise fail(f"--device {device}: {error.limit}") from None
 

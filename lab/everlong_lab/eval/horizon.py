@@ -63,7 +63,7 @@ def curves(
     Everything else is as in `config`. `attended`: shares of attention on segment 1, for sticky memories. `noise`: standard
     deviation of a reading. Raises `ConfigError` for settings that cannot work.
     """
-    config.require_workable()
+    config.check()
     if updates < 1:
         raise ConfigError("updates", updates, "must be at least 1")
     if not noise > 0:
@@ -128,7 +128,7 @@ def _sample_positions(config: LongTermConfig, place: float, attended: float, see
     uniform = sticky.uniforms(torch.tensor([seed]), torch.tensor([update]), 0, config.samples)
     if config.sticky == "stratified":
         uniform = sticky.stratify(uniform)
-    return sticky.draw(mass[None], uniform)[0]
+    return sticky.sample_positions(mass[None], uniform)[0]
 
 
 def _measure(updates: int, first: Tensor, others: Tensor, noise: float) -> Retention:

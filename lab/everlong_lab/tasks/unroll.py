@@ -93,7 +93,7 @@ def unroll(
     wanted = inside if loss_mask is None else inside & loss_mask.bool()
     tokens = tokens.masked_fill(~inside, 0)
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last token
-    whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass
+    whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass_tokens
     state = model.initial_state(rows) if state is None else state
     batch = _Batch(tokens, following, wanted, inside)
     if whole:
@@ -175,10 +175,10 @@ def _parts(
 
 def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
     """Return loss, auxiliary loss and number of correct predictions, (B,) each, and the memory after one full segment."""
-    if bool(batch.wanted.any()) or (model.learns_everywhere and torch.is_grad_enabled()):
+    if bool(batch.wanted.any()) or (model.learns_without_targets and torch.is_grad_enabled()):
         logits, after, auxiliary = model.training_segment(batch.tokens, state)
         loss, correct = _score(logits, batch)
-        if not model.learns_everywhere:  # alone, a row without a target would only be read
+        if not model.learns_without_targets:  # alone, a row without a target would only be read
             auxiliary = auxiliary * batch.wanted.any(1)
         return loss, auxiliary, correct, after
     return *_nothing(batch), model.read(batch.tokens, state)  # segments without targets need no logits
@@ -190,7 +190,7 @@ def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor
     if bool(batch.wanted.any()):
         logits, _, own = model.training_segment(batch.tokens, state, batch.inside.sum(1))
         loss, correct = _score(logits, batch)
-        if not model.learns_everywhere:  # the auxiliary loss is about vectors that leave a memory; here none do
+        if not model.learns_without_targets:  # the auxiliary loss is about vectors that leave a memory; here none do
             auxiliary = own * batch.wanted.any(1)
     return loss, auxiliary, correct, state
 

@@ -27,7 +27,7 @@ from everlong_lab.train.journal import Journal
 from everlong_lab.train.learner import Learner, make_learner
 from everlong_lab.train.prefetch import AHEAD, Prefetch
 from everlong_lab.train.recipe import Recipe, ScratchBackbone, Stage
-from everlong_models.backbone.loading import Progress, usable
+from everlong_models.backbone.loading import Progress, resolve_device
 from everlong_models.errors import ConfigError, RunError, StateNotFinite
 from everlong_models.memories.state import MemoryState
 
@@ -87,7 +87,7 @@ class Run:
             raise RunError(f"{folder} contains a run ({held[0]}): resume it, or choose another folder")
         self.recipe = recipe
         self.folder = folder
-        self.device = usable(device)
+        self.device = resolve_device(device)
         self.dtype = torch.bfloat16 if bfloat16 or self.device.type == "cuda" else torch.float32
         scratch = recipe.learner.backbone is None or isinstance(recipe.learner.backbone, ScratchBackbone)
         self.learner: Learner = make_learner(

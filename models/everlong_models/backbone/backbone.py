@@ -1,12 +1,13 @@
-"""`Backbone`: a pretrained Hugging Face decoder, as the memories see it.
+"""`Backbone`: a pretrained Hugging Face decoder with the interface that memories need.
 
-Embeddings in, final hidden states out, with an optional key/value tensor that the caller owns. Nothing is kept between
-calls. `keep` and the absence of logits let a memory pay only for the positions that it uses.
+It maps embeddings to final hidden states, with an optional key/value tensor that the caller owns, and keeps nothing
+between calls. With `keep`, and since logits are a separate call, a memory pays only for the positions that it uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
 from everlong_models.backbone.cache import zeros
-from everlong_models.backbone.llama import FAMILY, Llama, why_not
+from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
+from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.yield_point import yield_point
 
@@ -22,8 +24,8 @@ from everlong_models.kernels.yield_point import yield_point
 class Backbone(nn.Module):
     """A Hugging Face causal language model of any architecture with a cache interface.
 
-    Shapes: B rows, T positions, D = `width`, C = capacity of `kv`. Raises `BackboneError` at construction for a model
-    without the parts that a memory needs: an input embedding, an output head, causal attention with a cache in every layer.
+    Shapes: B rows, T positions, D = `width`, C = capacity of `kv`. The constructor raises `BackboneError` for a model that
+    lacks what a memory needs: an input embedding, an output head, and causal attention with a cache in every layer.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -32,7 +34,7 @@ class Backbone(nn.Module):
         if model.get_output_embeddings() is None or getattr(model, "base_model", model) is model:
             raise BackboneError(f"{type(model).__name__} is not a causal language model with a separate head")
         if getattr(config, "is_encoder_decoder", False):
-            raise BackboneError(f"{type(model).__name__} is an encoder-decoder; a memory needs a decoder")
+            raise BackboneError(f"{type(model).__name__} is an encoder-decoder; a memory needs a decoder-only model")
         self.model = model
         try:
             self.layers: int = config.num_hidden_layers
@@ -44,28 +46,28 @@ class Backbone(nn.Module):
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
         self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        self._lean: Llama | None = None
-        self._try()
+        self._optimised: Llama | None = None
+        self._probe()
 
     def _unfit(self, reason: str) -> BackboneError:
         kind = f"{type(self.model).__name__} ({self.model.config.model_type})"
         return BackboneError(f"{kind}: {reason}; a memory needs a decoder with causal attention in every layer")
 
     @torch.no_grad()
-    def _try(self) -> None:
-        """Reads two positions. Raises `BackboneError` if the first depends on the second, or a layer keeps no keys and values.
+    def _probe(self) -> None:
+        """Run two positions; raise `BackboneError` if the first depends on the second or a layer stores no keys and values.
 
-        Tried, since no config tells: transformers' causal language models include BERT, which looks both ways unless
-        its config has `is_decoder`, and decoders whose layers have no attention, or not all.
+        No config field tells this. transformers' causal language models include BERT, which is bidirectional unless its
+        config has `is_decoder`, and decoders in which some or all layers have no attention.
         """
         training = self.model.training
-        self.model.eval()  # dropout would make the rows differ, and use up random numbers
+        self.model.eval()  # dropout would make the rows differ, and consume random numbers
         try:
             first, second, other = torch.randn(3, self.width, generator=torch.Generator().manual_seed(0))
             x = 0.02 * torch.stack([torch.stack([first, second]), torch.stack([first, other])])  # (2, 2, D)
             kv = self.new_kv(2, 2).fill_(torch.inf)
             one, same = self.hidden(x.to(self.device, self.dtype), kv=kv)[:, 0].float()
-        except Exception as error:  # transformers' models raise what they like for a cache that is not as theirs
+        except Exception as error:  # models raise all kinds of errors for a cache that is not transformers' own
             raise self._unfit(f"its layers do not take keys and values ({' '.join(str(error).split())})") from error
         finally:
             self.model.train(training)
@@ -75,113 +77,111 @@ class Backbone(nn.Module):
             raise self._unfit("its attention is not causal")
 
     def optimize(self, *, quantize: bool = False, bfloat16: bool = False) -> str | None:
-        """Makes `hidden` and `logits` fast, for good: same results, no gradients.
+        """Switch `hidden` and `logits` to a fast inference path, permanently: same results, no gradients.
 
-        `quantize`: not quite the same for one position a row (`hidden` of T = 1 with `at`, `logits` of (B, D)), which is
-        what decoding asks for: there the weights are of four or eight bits (`QuantisedMatrix`), if the processor can, and what is kept in
-        `kv` has sixteen, which several positions with `at` see, too. `bfloat16`: nor for several positions, whose matrices have so
-        many bits then, where the processor can (see `Linear`).
+        `quantize`: decode steps (`hidden` of T = 1 with `at`, and `logits` of (B, D)) use weights of four or eight bits
+        (`QuantisedMatrix`) if the processor supports it, and `kv` stores 16 bits, which prefills with `at` then read, too.
+        `bfloat16`: prefill multiplies in bfloat16, where the processor supports it (see `Linear`). Both change results
+        slightly.
 
-        The weights are taken over in the layout that the machine multiplies fastest and are gone from `model`, whose
-        weights can no longer be saved, loaded or trained: what would do so raises `BackboneError` from now on. Returns
-        None; or, where the fast path does not know something about the model, what that is, and nothing changes.
+        Moves the weights out of `model` into the layout that the machine multiplies fastest. `model` can no longer be
+        saved, loaded or trained: doing so raises `BackboneError`. Returns None on success. If the fast path does not
+        support something about the model, returns what that is and changes nothing.
         """
-        if self._lean is None:
-            if reason := why_not(self.model):
+        if self._optimised is None:
+            if reason := unsupported_reason(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
-            self._lean = Llama(self.model, quantize=quantize, bfloat16=bfloat16)
+            self._optimised = Llama(self.model, quantize=quantize, bfloat16=bfloat16)
             self.model.register_state_dict_pre_hook(_refuse_saving)
             self.model.register_load_state_dict_pre_hook(_refuse_loading)
         return None
 
     @property
     def optimized(self) -> bool:
-        """Whether `optimize` has made it fast. Then no pass waits for the device, as transformers' do, which look at positions."""
-        return self._lean is not None
+        """Whether `optimize` has succeeded. Then no pass waits for the device; transformers' own read positions from it."""
+        return self._optimised is not None
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.model.get_input_embeddings().weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' type."""
+        """The dtype of the weights."""
         return self.model.get_input_embeddings().weight.dtype
 
     def embedding_std(self) -> float:
-        """Standard deviation of the embedding table: the scale at which input vectors feel at home."""
+        """Return the standard deviation of the embedding table: the natural scale of input vectors."""
         return float(self.model.get_input_embeddings().weight.detach().float().std())
 
     def new_kv(self, rows: int, capacity: int) -> Tensor:
-        """An empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim), of the type that `hidden` wants: of 16 bits
-        where it decodes with fewer bits a weight.
+        """Return an empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim) of the dtype that `hidden` needs.
 
-        Raises `BackboneError` where that is more than a layer with a sliding window looks back: `hidden` with `at` has no window.
+        The dtype has 16 bits if decoding is quantised. Raises `BackboneError` if `capacity` exceeds the sliding window of
+        a layer, since `hidden` with `at` applies no window.
         """
         window = getattr(self.model.config, "sliding_window", None)
         kinds = getattr(self.model.config, "layer_types", None) or ["sliding_attention"]
         if window is not None and "sliding_attention" in kinds and capacity > window:
             raise BackboneError(
-                f"{type(self.model).__name__}: its layers look back {window} positions, and {capacity} are needed"
+                f"{type(self.model).__name__}: the memory needs {capacity} positions of attention, but its layers have a "
+                f"sliding window of {window}; configure a smaller memory or segment"
             )
         shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
-        like = torch.empty(0, dtype=self.dtype if self._lean is None else self._lean.cached, device=self.device)
+        like = torch.empty(
+            0, dtype=self.dtype if self._optimised is None else self._optimised.cached, device=self.device
+        )
         return zeros(shape, like)
 
     @property
-    def lets_go(self) -> bool:
-        """Whether `let_go` knows how the keys say where they are."""
-        return self.model.config.model_type in FAMILY and rotary.fixed(self.model.config)
+    def can_evict(self) -> bool:
+        """Whether `evict` supports this model's position encoding."""
+        return self.model.config.model_type in OPTIMISED_FAMILIES and rotary.has_fixed_frequencies(self.model.config)
 
-    def let_go(self, kv: Tensor, start: int, count: int, end: int) -> None:
-        """Takes the positions [start, start + count) out of `kv`, which ends at `end`, in place: those behind move down, to be
-        looked at as if they stood there. What they know of the lost ones stays. Only if it `lets_go`."""
-        rotary.let_go(kv, self.model.base_model.rotary_emb.inv_freq, start, count, end)
+    def evict(self, kv: Tensor, start: int, count: int, end: int) -> None:
+        """Remove the positions [start, start + count) from `kv`, which is filled up to `end`, in place.
+
+        Later positions move down and are attended to as if they had been computed there; what they learnt from the
+        removed ones stays. Call it only if `can_evict`.
+        """
+        rotary.evict(kv, self.model.base_model.rotary_emb.inv_freq, start, count, end)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token embeddings (B, T, D) of `tokens` (B, T)."""
+        """Return the token embeddings (B, T, D) of `tokens` (B, T)."""
         return self.model.get_input_embeddings()(tokens)
 
     def hidden(
         self, x: Tensor, *, kv: Tensor | None = None, at: Tensor | None = None, keep: int | None = None
     ) -> Tensor:
-        """Final hidden states (after the last norm) of embeddings `x` (B, T, D) under the causal mask.
+        """Return the final hidden states (after the last norm) of embeddings `x` (B, T, D) under the causal mask.
 
-        Without `at`, `x` starts at position 0 and its keys and values are stored in `kv`, if one is given. With `at`
-        (B,) each row continues at its own position behind what `kv` holds for it. `keep`: only the last so many
-        positions are returned, (B, keep, D); default all.
+        Without `at`, `x` starts at position 0, and its keys and values are stored in `kv`, if one is given. With `at`
+        (B,) each row continues at its own position, after the positions that `kv` holds for it. `keep`: return only the
+        last `keep` positions, (B, keep, D); default all.
         """
-        if at is not None and kv is None:
-            raise BackboneError("hidden: continuing at a position needs the keys and values before it")
-        if self._lean is not None:
+        if self._optimised is not None:
             if torch.is_grad_enabled() and x.requires_grad:
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
-            return self._lean.hidden(x, kv, at, keep)
-        base = self.model.base_model
-        yield_point()
-        if kv is None or at is None:
-            past = None if kv is None else _KeysValues(kv, None)
-            out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state
-        else:
-            positions = at[:, None] + torch.arange(x.shape[1], device=x.device)  # (B, T)
-            visible = (torch.arange(kv.shape[4], device=x.device) <= positions[:, :, None])[:, None]  # (B, 1, T, C)
+            return self._optimised.hidden(x, kv, at, keep)
+        cursor = KVCursor(x.shape[1], x.device, kv, at)
+        arguments: dict[str, Any] = {}
+        if kv is not None:
+            arguments["past_key_values"] = CacheAdapter(cursor)
+        if not cursor.at_start:
+            mask = cursor.visible()[:, None]  # (B, 1, T, C)
             if self.model.config._attn_implementation == "eager":  # adds the mask to the scores
-                visible = torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, torch.finfo(x.dtype).min)
-            out = base(
-                inputs_embeds=x,
-                past_key_values=_KeysValues(kv, positions),
-                position_ids=positions,
-                attention_mask=visible,
-                use_cache=True,
-            ).last_hidden_state
+                mask = additive_mask(mask, x.dtype, torch.finfo(x.dtype).min)
+            arguments |= {"position_ids": cursor.positions, "attention_mask": mask}
+        yield_point()
+        out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
         return out if keep is None else out[:, -keep:]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary scores (…, V) of final hidden states (…, D), as the model's own forward has them."""
-        if self._lean is not None:
-            return self._lean.logits(hidden)
+        """Return logits (…, V) of final hidden states (…, D), as the model's own forward computes them."""
+        if self._optimised is not None:
+            return self._optimised.logits(hidden)
         config = self.model.config
         scores: Tensor = self.model.get_output_embeddings()(hidden)
         scores = scores * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
@@ -198,38 +198,26 @@ def _refuse_loading(model: nn.Module, state_dict: Mapping[str, Tensor], prefix: 
         raise BackboneError("an optimized backbone takes no weights; load them before optimize()")
 
 
-class _KeysValues:
-    """Hands a caller-owned key/value tensor to transformers' attention layers in the place of one of its caches.
-
-    `positions` (B, T): where the new entries go; None: at the start.
-    """
+class CacheAdapter:
+    """Presents a `KVCursor` to transformers' attention layers as one of transformers' caches."""
 
     is_compileable = False
 
-    def __init__(self, kv: Tensor, positions: Tensor | None) -> None:
-        self.kv = kv
-        self.positions = positions
+    def __init__(self, cursor: KVCursor) -> None:
+        self._cursor = cursor
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Stores keys and values (B, kv heads, T, head dim); returns all that the queries may attend to."""
-        stored_keys, stored_values = self.kv[:, layer, 0], self.kv[:, layer, 1]
-        if self.positions is None:
-            T = keys.shape[2]
-            stored_keys[:, :, :T], stored_values[:, :, :T] = keys, values
-            return keys, values
-        rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        stored_keys[rows, :, self.positions] = keys.transpose(1, 2).type_as(stored_keys)  # autocast's are of its type
-        stored_values[rows, :, self.positions] = values.transpose(1, 2).type_as(stored_keys)
-        return stored_keys, stored_values
+        """Store keys and values (B, kv heads, T, head dim). Returns all that the queries may attend to."""
+        return self._cursor.store(layer, keys, values)
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Asked only when no positions were given, thus at the start."""
+        """Return 0: transformers calls this only if no positions were given, so at the start."""
         return 0
 
     def get_query_offset(self, layer: int = 0) -> int:
-        """As `get_seq_length`."""
+        """Like `get_seq_length`."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer: int) -> tuple[int, int]:
-        """The keys' length and offset at the start."""
+        """Return the keys' length and offset at the start."""
         return query_length, 0

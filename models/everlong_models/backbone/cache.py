@@ -1,7 +1,7 @@
-"""`Cache`: the open segment while it is being decoded. Named tensors, batch first, of fixed size.
+"""`Cache`: the open segment while it is being decoded, as named tensors of fixed size, batch first.
 
-Its rows come and go with the sessions that are generating: `CacheSlots` has a place for each. Only `step` writes into a cache,
-where it is; everything that outlives a generation is a `MemoryState`.
+`CacheSlots` batches the rows of all sessions that are generating; rows join and leave. Only `step` writes into a cache, in
+place. Everything that outlives a generation is a `MemoryState`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 class Cache:
     """`tensors`: named, batch first. `lengths`: (B,) int64, how many tokens each row's open segment holds.
 
-    Around a backbone the tensor `kv` has the shape (B, layers, 2, kv heads, C, head dim), with C positions of fixed
-    capacity: context that the memory puts before the segment, the segment, and what it appends at its end. How many positions
-    the context has may be told by a tensor `before` (B,); then what lies behind the segment is not copied with a row.
+    Around a backbone, the tensor `kv` has the shape (B, layers, 2, kv heads, C, head dim), with a fixed capacity of C
+    positions: the memory's context before the segment, the segment, and what the memory appends at its end. A tensor
+    `before` (B,) may give the number of context positions; then positions after the segment are not copied with a row.
     """
 
     tensors: dict[str, Tensor]
@@ -36,15 +36,16 @@ class Cache:
         return self.lengths.shape[0]
 
     def slots(self, start: int, end: int) -> Cache:
-        """The rows [start, end) where they are: what is written into one is written into the other."""
+        """Return the rows [start, end) as a view: writes are shared with this cache."""
         return Cache({name: tensor[start:end] for name, tensor in self.tensors.items()}, self.lengths[start:end])
 
 
 def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros of the type of `like` and where it is. On a CPU a large one takes memory, and time, only where it is written: of a
-    place for the keys and values of some thousand positions an answer uses a few hundred.
+    """Return zeros with the dtype and device of `like`.
 
-    Raises `torch.OutOfMemoryError`, or on a CPU `MemoryError` or what PyTorch raises there.
+    On a CPU, a large tensor takes memory and time only where it is written: an answer uses a few hundred of the
+    thousands of positions that a cache has room for. Raises `torch.OutOfMemoryError`, or on a CPU `MemoryError` or
+    PyTorch's `RuntimeError`.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < _LARGE:
@@ -57,29 +58,29 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 _LARGE = 1 << 20
-"""Bytes from which the system hands out pages by themselves anyhow."""
+"""Bytes from which the C allocator maps pages of their own for a tensor in any case."""
 
 
-def _copy(to: Cache, of: Cache) -> None:
-    # Elsewhere, asking for a length costs more than not knowing it.
-    apart = "before" in of.tensors and of.lengths.device.type == "cpu"
-    if apart:
-        before, reached = (int((cache["before"] + cache.lengths).max()) for cache in (to, of))
-        to["kv"][..., :reached, :].copy_(of["kv"][..., :reached, :])
-        # What was there must not stay: a step may look at it, with a weight of 0, and what is no number would be none then.
-        to["kv"][..., reached:before, :].zero_()
-    to.lengths.copy_(of.lengths)
-    for name, tensor in of.tensors.items():
-        if name != "kv" or not apart:
+def _copy(to: Cache, source: Cache) -> None:
+    # On a GPU, reading the lengths would wait for the device, which costs more than copying all positions.
+    only_filled = "before" in source.tensors and source.lengths.device.type == "cpu"
+    if only_filled:
+        end_before, end = (int((cache["before"] + cache.lengths).max()) for cache in (to, source))
+        to["kv"][..., :end, :].copy_(source["kv"][..., :end, :])
+        # Clear the previous row's positions: attention weights them with 0, and 0 · NaN would be NaN.
+        to["kv"][..., end:end_before, :].zero_()
+    to.lengths.copy_(source.lengths)
+    for name, tensor in source.tensors.items():
+        if name != "kv" or not only_filled:
             to[name].copy_(tensor)
 
 
 class CacheSlots:
-    """The rows of caches of one kind, one behind the other: who comes or goes is copied, the others stay where they are."""
+    """A batch of cache rows of one kind, stored contiguously. Adding or removing a row copies that row, not the others."""
 
-    def __init__(self, *, kept: bool = False) -> None:
-        """`kept`: places stay when all rows have left, so that what was recorded of them (`StepGraphs`) still holds."""
-        self._kept = kept
+    def __init__(self, *, keep_allocated: bool = False) -> None:
+        """`keep_allocated`: keep the memory when all rows have left, so that CUDA graphs captured on it (`StepGraphs`) stay valid."""
+        self._keep_allocated = keep_allocated
         self._all: Cache | None = None
         self._used = 0
 
@@ -88,41 +89,43 @@ class CacheSlots:
 
     @property
     def rows(self) -> Cache:
-        """All rows as one cache, which `step` may write into. Raises `IndexError` if there are none."""
+        """All rows as one cache, a view that `step` may write into. Raises `IndexError` if there are none."""
         if not self._used:
             raise IndexError("no slot is taken")
-        return self.places.slots(0, self._used)
+        return self.allocated.slots(0, self._used)
 
     @property
-    def places(self) -> Cache:
-        """Another cache only when all were moved to make room: the rows, and behind them what is free. That holds zeros or
-        what was a row. Raises `IndexError` if there never was a row."""
+    def allocated(self) -> Cache:
+        """The rows and the free slots after them, as one cache. Free slots hold zeros or former rows.
+
+        The object changes only when the slots are reallocated to grow. Raises `IndexError` if there never was a row.
+        """
         if self._all is None:
             raise IndexError("no slot was ever taken")
         return self._all
 
     def add(self, cache: Cache) -> None:
-        """Its rows, behind the others. Where there is no memory for more, all is as it was."""
+        """Append copies of the rows of `cache`. If the allocation fails, nothing changes and its error is raised."""
         after = self._used + cache.rows
         if self._all is None or after > self._all.rows:
-            room = max(after, 2 * self._used)  # so that a row is moved a few times at most, however many come
-            more = Cache(
-                {name: zeros((room, *tensor.shape[1:]), tensor) for name, tensor in cache.tensors.items()},
-                zeros((room,), cache.lengths),
+            capacity = max(after, 2 * self._used)  # doubling, so that a row is rarely moved
+            larger = Cache(
+                {name: zeros((capacity, *tensor.shape[1:]), tensor) for name, tensor in cache.tensors.items()},
+                zeros((capacity,), cache.lengths),
             )
             if self._used:
-                _copy(more.slots(0, self._used), self.rows)
-            self._all = more
+                _copy(larger.slots(0, self._used), self.rows)
+            self._all = larger
         _copy(self._all.slots(self._used, after), cache)
         self._used = after
 
     def remove(self, row: int) -> None:
-        """Without that row; the last one takes its place. Needs no memory."""
+        """Remove `row`; the last row moves into its slot. Allocates nothing."""
         if self._all is None or not 0 <= row < self._used:
             raise IndexError(f"row {row} of {self._used}")
         last = self._used - 1
         if row != last:
             _copy(self._all.slots(row, row + 1), self._all.slots(last, last + 1))
         self._used = last
-        if not last and not self._kept:
+        if not last and not self._keep_allocated:
             self._all = None

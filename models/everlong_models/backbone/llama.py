@@ -1,13 +1,12 @@
-"""`Llama`: the inference forward of Llama-family models, as lean as PyTorch allows.
+"""`Llama`: a fast inference forward for Llama-family models.
 
-Computes what transformers' forward computes (its naive twin, compared in tests/models/backbone/test_llama.py), for weights that
-will not change again:
+Computes the same as transformers' forward (tests/models/backbone/test_llama.py compares them), for final weights:
 
     h ← h + O attention(rope(Q n(h)), rope(K n(h)), V n(h)),    h ← h + D (silu(G n(h)) · U n(h)),    n = RMS norm
 
-Norm weights and the attention's scale are folded into the matrices behind them and element-wise work into the matmuls
-before it; the upper triangle of the attention is skipped in blocks; in the last layer only the positions that are asked
-for have queries. Shapes: B rows, T positions, D width, G kv heads, R query heads per kv head, d head dim, C capacity.
+Norm weights and the attention's scale are folded into the matrices that follow, and element-wise work into the matmuls
+before it. The upper triangle of the attention is skipped in blocks. In the last layer only the requested positions have
+queries. Shapes: B rows, T positions, D width, G kv heads, R query heads per kv head, d head dimension, C capacity.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
+from everlong_models.backbone.kv_cursor import KVCursor, additive_mask, causal_mask
 from everlong_models.kernels.cpu import prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
@@ -30,33 +30,33 @@ from everlong_models.kernels.linear import Linear, has_onednn, has_simd_kernels,
 from everlong_models.kernels.low_rank import detach, split_update
 from everlong_models.kernels.yield_point import yield_point
 
-FAMILY = ("llama", "mistral", "qwen2")
-# Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
+OPTIMISED_FAMILIES = ("llama", "mistral", "qwen2")
+# Query positions per block of scores. Small blocks skip more of the upper triangle, large ones make better matmuls.
 BLOCK = 192
-# Positions up to which a call for each row and head costs more than the upper triangle that it skips.
+# Up to this many positions, one call per row and head costs more than the upper triangle that it skips.
 SHORT = 64
 
 
-def why_not(model: PreTrainedModel) -> str | None:
-    """What `Llama` does not know about `model`, in words; None if there is nothing."""
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Return in words what `Llama` does not support about `model`; None if it supports everything."""
     config = model.config
-    if config.model_type not in FAMILY:
+    if config.model_type not in OPTIMISED_FAMILIES:
         return f"architecture {config.model_type!r}"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act!r}"
-    if not rotary.fixed(config):
+    if not rotary.has_fixed_frequencies(config):
         return f"rotary positions {config.rope_parameters}"
     if getattr(config, "sliding_window", None) is not None:
         return f"a sliding window of {config.sliding_window}"
     matrices = [matrix for layer in model.base_model.layers for matrix in _matrices(layer)]
-    # Not isinstance: adapters and quantised matrices derive from nn.Linear and do something else.
-    strange = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
-    return f"matrices of type {', '.join(map(str, strange))}" if strange else None
+    # Not isinstance: adapters and quantised matrices derive from nn.Linear and compute something else.
+    others = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
+    return f"matrices of type {', '.join(map(str, others))}" if others else None
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's matrices, the norms' weights and the attention's scale folded in."""
+    """One layer's matrices, with the norms' weights and the attention's scale folded in."""
 
     qkv: Linear
     o: Linear
@@ -66,25 +66,27 @@ class Layer:
     eps: float
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` with their rotary positions, by `_rotation`."""
+        """Return queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` heads rotated (`_rotation`)."""
         heads = self.qkv(_normed(h, self.eps)).unflatten(-1, (-1, head_dim))
         _rotate(heads, turning, cos, sin)
         return heads
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
-        """The layer's result (B, n, D), of what attention mixed (B, n, H·d), and `h` (B, n, D), which may be lost."""
+        """Return the layer's output (B, n, D) from attention's output `mixed` (B, n, H·d) and input `h` (B, n, D).
+
+        May overwrite `h`.
+        """
         h = self.o(mixed, plus=h)
         normed = _normed(h, self.eps).to(self.down.dtype)
         return self.down(self.up(normed, times=self.gate(normed, silu=True)), plus=h)
 
 
 class Llama:
-    """The lean twin of `model`, to which `why_not` must have no objection.
+    """The fast forward of `model`, for which `unsupported_reason` must be None.
 
-    It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
-    keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `QuantisedMatrix`
-    matrices, where these fit; nothing else does, but keys and values are kept in 16 bits. `cached`: the type that they are kept in.
-    `bfloat16`: all else is multiplied in it, but for attention and the head.
+    Takes over the matrices one by one, so that no weight is held twice; `model` keeps only its embeddings and norms.
+    `quantize`: decode steps use `QuantisedMatrix` matrices, if all of them fit, and keys and values are stored in 16 bits.
+    `cached`: the dtype of stored keys and values. `bfloat16`: prefill multiplies in bfloat16, except attention and head.
     """
 
     def __init__(self, model: PreTrainedModel, *, quantize: bool = False, bfloat16: bool = False) -> None:
@@ -107,8 +109,8 @@ class Llama:
         if has_simd_kernels(weight):
             thread_pool.prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
         self._decoding = DecodeLayers(base.layers, self.norm, **sizes) if quantize else None
-        self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
-        """For decoding: `_rotation` of all positions, so far."""
+        self._decode_rotation: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+        """For quantised decoding: `_rotation` of all positions of the largest cache so far."""
         self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
         first = base.layers[0]
         self._fused = layer_kernels.available(
@@ -120,7 +122,7 @@ class Llama:
             inner=model.config.intermediate_size,
             biases=(_has_bias(first.self_attn.q_proj, first.self_attn.k_proj), _has_bias(first.mlp.gate_proj)),
         )
-        self.layers = [_take(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
+        self.layers = [_fold_layer(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
         self._decoding_head = QuantisedMatrix(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
         detach(head)
@@ -128,48 +130,43 @@ class Llama:
             _drop_weight(head)
 
     def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
-        """As `Backbone.hidden`."""
+        """See `Backbone.hidden`."""
         B, T, D = x.shape
         H, G, d = self.heads, self.kv_heads, self.head_dim
         if self._decoding is not None and kv is not None and at is not None and T == 1:
-            if len(self._turns[0]) < kv.shape[4]:
-                turns = _rotation(*self.rotary(x, torch.arange(kv.shape[4], device=x.device)[None]))
-                self._turns = tuple(part[0, :, 0] for part in turns)
-            cos, sin = self._turns
-            return self._decoding(x, kv, at, cos, sin)
-        positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
-        rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
-        # A layer's keys and values, which the next one overwrites; elsewhere than on a CPU they are looked at where they are.
-        held = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
-        mask = None
-        if kv is not None and at is not None:
-            if kv.device.type == "cpu":  # elsewhere, asking for a length costs more than not knowing it
-                kv = kv[..., : int(at.max()) + T, :]
-            mask = _mask(positions, kv, x.dtype)
-        rows = torch.arange(B, device=x.device)[:, None]
+            return self._decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
+        if kv is not None and at is not None and kv.device.type == "cpu":
+            # Attend to filled positions only. On a GPU that would wait for `at`, which costs more.
+            kv = kv[..., : int(at.max()) + T, :]
+        cursor = KVCursor(T, x.device, kv, at)
+        rotation = _rotation(*self.rotary(x, cursor.positions))
+        mask = None if cursor.at_start else additive_mask(cursor.visible(), x.dtype, -torch.inf)
+        # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
+        scratch = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
         h = x.clone(memory_format=torch.contiguous_format) if self._fused else x
         for index, layer in enumerate(self.layers):
             yield_point()
             heads = layer.heads(h, H + G, d, *rotation)
-            queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
-            if kv is None or at is None:
-                near = new.permute(0, 2, 3, 1, 4)  # (B, 2, G, T, d)
-                seen = near if held is None else held.copy_(near)
-                if kv is not None:
-                    kv[:, index, ..., :T, :].copy_(seen)
-            else:
-                stored = kv[:, index]  # (B, 2, G, C, d)
-                stored[rows, :, :, positions] = new.to(kv.dtype)
-                seen = stored.to(x.dtype)
-            if keep is not None and index + 1 == len(self.layers):  # from here on no position needs another
+            queries = heads[:, :, :H].unflatten(2, (G, -1))
+            pair = heads[:, :, H:].unflatten(2, (2, G)).permute(0, 2, 3, 1, 4)  # (B, 2, G, T, d)
+            if cursor.at_start and scratch is not None:
+                pair = scratch.copy_(pair)
+            keys, values = cursor.store_pair(index, pair).to(x.dtype).unbind(1)
+            if keep is not None and index + 1 == len(self.layers):  # no later layer needs the other positions
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
-            keys, values = seen.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.after(mixed, h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
 
+    def _decode_tables(self, x: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of at least `capacity` positions for quantised decoding, computed once."""
+        if len(self._decode_rotation[0]) < capacity:
+            cos, sin = _rotation(*self.rotary(x, torch.arange(capacity, device=x.device)[None]))
+            self._decode_rotation = cos[0, :, 0], sin[0, :, 0]
+        return self._decode_rotation
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `Backbone.logits`."""
+        """See `Backbone.logits`."""
         return (
             self._decoding_head(hidden) if self._decoding_head is not None and hidden.dim() == 2 else self.head(hidden)
         )
@@ -180,7 +177,7 @@ def _matrices(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.FusedLayer:
+def _fold_layer(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.FusedLayer:
     matrices = _matrices(layer)
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -190,17 +187,17 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | laye
         wide = torch.promote_types(weight.dtype, torch.float32)
         return (weight.to(wide) * norm.to(wide)).to(weight.dtype)  # rounded once
 
-    def bias(*of: Any, first: float = 1.0) -> Tensor | None:
-        if not _has_bias(*of):
+    def bias(*stacked: Any, first: float = 1.0) -> Tensor | None:
+        if not _has_bias(*stacked):
             return None
-        parts = [before.new_zeros(matrix.out_features) if matrix.bias is None else matrix.bias for matrix in of]
+        parts = [before.new_zeros(matrix.out_features) if matrix.bias is None else matrix.bias for matrix in stacked]
         return torch.cat([parts[0] * first, *parts[1:]])
 
     qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
     qkv_bias = bias(q, k, v, first=scale)
-    taken: Layer | layer_kernels.FusedLayer
+    folded_layer: Layer | layer_kernels.FusedLayer
     if fuse:
-        taken = layer_kernels.FusedLayer(
+        folded_layer = layer_kernels.FusedLayer(
             qkv=(qkv, qkv_bias),
             o=(o.weight, o.bias),
             both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate, up)),
@@ -208,7 +205,7 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | laye
             eps=eps,
         )
     else:
-        taken = Layer(
+        folded_layer = Layer(
             qkv=Linear(qkv, qkv_bias, bfloat16=bfloat16),
             o=Linear(o.weight, o.bias, bfloat16=bfloat16),
             gate=Linear(folded(gate.weight, between), gate.bias, bfloat16=bfloat16),
@@ -218,7 +215,7 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | laye
         )
     for matrix in matrices:
         _drop_weight(matrix)
-    return taken
+    return folded_layer
 
 
 def _has_bias(*matrices: Any) -> bool:
@@ -226,7 +223,7 @@ def _has_bias(*matrices: Any) -> bool:
 
 
 def _kind(matrix: nn.Module) -> type[nn.Module]:
-    """The class of a layer, also where its weight has an update: PyTorch derives one from it then."""
+    """Return the class of a matrix. For one with a low-rank update, whose class PyTorch derives, the original class."""
     return type(matrix) if split_update(matrix)[1] is None else type(matrix).__bases__[0]
 
 
@@ -236,7 +233,7 @@ def _drop_weight(matrix: nn.Linear) -> None:
 
 
 def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The tables (1 or B, T, d) of rotary positions as `_rotate` wants them, (1 or B, T, 1, d)."""
+    """Reshape tables of rotary positions (1 or B, T, d) to what `_rotate` takes, (1 or B, T, 1, d)."""
     first, second = sin.chunk(2, dim=-1)
     return cos[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
 
@@ -246,7 +243,7 @@ def _normed(x: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
-    """Gives the first `count` of `heads` (B, T, heads, d) their rotary positions, in place."""
+    """Rotate the first `count` of `heads` (B, T, heads, d) to their positions, in place."""
     if has_simd_kernels(heads):
         thread_pool.rotate(heads, count, cos, sin)
         return
@@ -255,16 +252,10 @@ def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     x.mul_(cos).addcmul_(turned, sin)
 
 
-def _mask(positions: Tensor, kv: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, T, C): 0 where a query at `positions` (B, T) may look, -∞ behind it."""
-    hidden = torch.arange(kv.shape[4], device=kv.device) > positions[:, :, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=kv.device).masked_fill_(hidden, -torch.inf)
-
-
 def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over stored keys and values (B, G, C, d).
+    """Return attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over stored keys and values (B, G, C, d).
 
-    The R heads that share keys are rows of one matrix, so that no key is copied for them.
+    The R heads that share keys become rows of one matrix, so that keys are not copied for them.
     """
     n, R = queries.shape[1], queries.shape[3]
     mask = mask[:, -n:].repeat_interleave(R, dim=1)[:, None]
@@ -275,19 +266,19 @@ def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
+    """Return causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
     if has_simd_kernels(queries) and d % PANEL == 0:
         return thread_pool.attend(queries, keys, values)
     if T <= SHORT or not has_onednn(queries):
-        mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
+        mask = None if n == T else causal_mask(torch.arange(T - n, T, device=keys.device)[None], T)[0]
         mixed = F.scaled_dot_product_attention(
             *(queries.flatten(2, 3).transpose(1, 2), keys, values),
             attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True,
         )  # fmt: skip
         return mixed.transpose(1, 2).flatten(2)
-    # The R heads that share keys are rows of one matrix; a block of queries sees only the keys up to its own end.
+    # The R heads that share keys become rows of one matrix; a block of queries sees only the keys up to its own end.
     queries = queries.transpose(1, 2).contiguous()
     out = queries.new_empty(B, n, G, R * d)
     block = -(-n // -(-n // BLOCK))

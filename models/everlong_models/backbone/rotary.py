@@ -1,7 +1,7 @@
-"""Rotary positions (RoPE, Su et al. 2021), and a cache of keys and values that lets go of some.
+"""Rotary positions (RoPE, Su et al. 2021): evict positions from a KV cache without encoding the rest again.
 
-A key at position p is R(p θ) k, with a plane of its halves for each frequency θ; queries meet it as R((p - q) θ). So a key that
-moves down by c positions is turned by R(-c θ), and nothing has to be encoded anew.
+A key at position p is R(p θ) k: each frequency θ rotates one plane of the head. Scores with a query at q depend on
+R((p − q) θ) alone. So moving a key down by c positions is a rotation by R(−c θ).
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Kinds whose frequencies do not depend on the length of the text.
+# Variants whose frequencies do not depend on the length of the text.
 ROPE = ("default", "linear", "llama3", "yarn")
 
 
-def fixed(config: Any) -> bool:
-    """Whether all of a head has rotary positions whose frequencies are always the same."""
+def has_fixed_frequencies(config: Any) -> bool:
+    """Return whether the whole head is rotated, with frequencies that never change."""
     rope = config.rope_parameters
     return rope["rope_type"] in ROPE and rope.get("partial_rotary_factor", 1.0) == 1.0
 
 
-def let_go(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) -> None:
-    """Takes the positions [start, start + count) out of `kv` (B, layers, 2, G, C, d), which ends at `end`, in place: those behind
-    move down by `count`, as if they had been computed there, and zeros come behind them. `frequencies` (d/2,): θ, radians a position."""
+def evict(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) -> None:
+    """Remove the positions [start, start + count) from `kv` (B, layers, 2, G, C, d), which is filled up to `end`, in place.
+
+    Later positions move down by `count`, rotated as if computed there; zeros follow them. `frequencies` (d/2,): θ, in
+    radians per position.
+    """
     angles = (-count * frequencies.double()).repeat(2)
     exact = torch.promote_types(kv.dtype, torch.float32)
     cos, sin = angles.cos().to(exact), angles.sin().to(exact)
@@ -33,6 +36,5 @@ def let_go(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) ->
         first, second = moved.chunk(2, dim=-1)
         keys[..., start : end - count, :] = moved * cos + torch.cat([-second, first], dim=-1) * sin
         values[..., start : end - count, :] = values[..., start + count : end, :].clone()
-    kv[..., end - count : end, :] = (
-        0  # who is at this place next may look there, with a weight of 0: it must be a number
-    )
+    # Attention weights these positions with 0 until they are written again, so they must be finite.
+    kv[..., end - count : end, :] = 0

@@ -102,7 +102,7 @@ class StepGraphs:
 
         If a step cannot be captured (for lack of memory, say), logs a warning once and runs it without a graph.
         """
-        rows, places = len(slots), slots.places
+        rows, places = len(slots), slots.allocated
         if places is not self._places:  # the places were moved: captured graphs still use the old addresses
             self._graphs, self._places = {}, places
         size = min(_size(rows), places.rows)
@@ -200,7 +200,7 @@ for a captured segment."""
 
 
 class ReadGraphs:
-    """A memory's `read`, run as CUDA graphs for full segments of a few rows, if the memory is `recordable`. Other calls run without."""
+    """A memory's `read`, run as CUDA graphs for full segments of a few rows, if the memory is `graph_capturable`. Other calls run without."""
 
     def __init__(self, memory: SegmentReader, capture: Capture) -> None:
         """`capture`: see `GraphedFunction`."""
@@ -214,12 +214,12 @@ class ReadGraphs:
     def __call__(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """See `SegmentReader.read`."""
         whole = tokens.dim() == 2 and tokens.shape[1] == self._memory.segment_length
-        if not whole or not self._memory.recordable or _size(len(tokens)) > self._max_rows:
+        if not whole or not self._memory.graph_capturable or _size(len(tokens)) > self._max_rows:
             return self._memory.read(tokens, state)
         self._memory.check(tokens, state)
         after = self._read(tokens, *(state[name] for name in self._names))
         return MemoryState(dict(zip(self._names, after, strict=True)))
 
     def _read_tensors(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        after = self._memory.read_checked(tokens, MemoryState(dict(zip(self._names, state, strict=True))))
+        after = self._memory.read_unchecked(tokens, MemoryState(dict(zip(self._names, state, strict=True))))
         return tuple(after[name] for name in self._names)

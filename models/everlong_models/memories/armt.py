@@ -14,15 +14,15 @@ and after it the hidden states of the write tokens, m_i, write by the delta rule
 φ is DPFP-3 (Schlag et al. 2021) scaled to length one, so K = 6·`memory_width`. W_v starts at zero: an untrained memory
 leaves the backbone's answers exactly as they are.
 
-Beyond the paper, `value_width` d_v gives W_v = W_o W_u of rank d_v. Every W is then W_o times a matrix (d_v, K), as it
-starts at zero and only ever adds multiples of values; so that matrix is what is kept, W_o is applied to what is read from
-it, and weights and state are D / d_v times smaller. W_o starts at zero.
+Beyond the paper, `value_width` d_v gives W_v = W_o W_u of rank d_v. W starts at zero and only ever adds multiples of
+values, so every W is W_o times a matrix (d_v, K). The state stores that matrix, and W_o is applied to what is read from
+it: weights and state are D / d_v times smaller. W_o starts at zero.
 
-The paper skips the read in the first segment. Here it needs no rule: with W = 0 and z = 0 the read is 0 / ε = 0, for
-each row by itself, whatever the pasts of the rows beside it.
+The paper skips the read in the first segment. Here that needs no special case: with W = 0 and z = 0 the read is
+0 / ε = 0, in each row independently.
 
-Layer l of segment t needs layer l−1 of segment t and W, z of layer l after segment t−1, and nothing else. All cells
-(l, t) of one diagonal l + t can therefore be computed at once: `diagonals` runs them as one batch of layers.
+Layer l of segment t needs only layer l−1 of segment t and W, z of layer l after segment t−1. All cells (l, t) of one
+diagonal l + t can therefore be computed at once: `diagonals` runs them as one batch of layers.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from torch.nn import functional as F
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.layers import Layers
+from everlong_models.backbone.layers import layers_of
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part, effective_rank, relative_change
+from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 
 NU = 3
 """ν of DPFP-ν."""
 
 
 class ARMTConfig(MemoryConfig):
-    """`memory_tokens`: m. `memory_width`: what keys and queries have before φ widens them sixfold. `value_width`: d_v;
-    None is D, the paper's.
+    """`memory_tokens`: m. `memory_width`: width of keys and queries before φ widens them sixfold. `value_width`: d_v;
+    None means D, as in the paper. `epsilon`: ε.
 
-    `epsilon`: ε. `diagonals`: read along diagonals, several layers at once, instead of segment after segment: the same
-    states but for rounding. The work is the same; it is meant for a GPU that one segment of few rows leaves idle. While
-    it reads it holds a second copy of the layers' weights. On a CPU it costs 3 to 15 % (135M backbone, one row).
+    `diagonals`: read along diagonals, several layers at once, instead of segment after segment. The states are the same
+    up to rounding, and so is the work. It helps a GPU that one segment of few rows does not fill. Reading holds a
+    second copy of the layers' weights, and on a CPU takes 3 to 15 % longer (135M backbone, one row).
     """
 
     memory_tokens: int = Field(16, ge=1)
@@ -66,9 +66,9 @@ class ARMTConfig(MemoryConfig):
 
 
 class Projections(NamedTuple):
-    """How layers read and write: `query`, `key` (…, width, D), `value` (…, V, D), `gate` (…, D), `output` (…, D, V).
+    """Weights of the memory: `query`, `key` (…, width, D), `value` (…, V, D), `gate` (…, D), `output` (…, D, V).
 
-    V is d_v; or D, and `output` is empty.
+    V is d_v. Without a `value_width`, V is D and `output` is empty.
     """
 
     query: Tensor
@@ -79,18 +79,18 @@ class Projections(NamedTuple):
 
 
 def dpfp(x: Tensor) -> Tensor:
-    """φ: (…, d) to (…, 6d), non-negative and of length one: r = relu([x ; −x]), then r_i · r_{i−j} for j = 1 … ν.
+    """Return φ(x) (…, 6d) of `x` (…, d): r = relu([x ; −x]), then r_i · r_{i−j} for j = 1 … ν, scaled to length one.
 
-    Only the direction of `x` matters, since every feature is a product of two of its entries.
+    All features are non-negative. Only the direction of `x` matters, since every feature is a product of two entries.
     """
     r = torch.cat([x, -x], dim=-1).relu()
     return F.normalize(torch.cat([r * r.roll(shift, dims=-1) for shift in range(1, NU + 1)], dim=-1), dim=-1)
 
 
 def recall(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -> Tensor:
-    """What hidden states `h` (B, T, D) find in `W` (B, V, K) with `z` (B, K): W_o W φ / (z·φ + ε), (B, T, D).
+    """Return what hidden states `h` (B, T, D) read from `W` (B, V, K) and `z` (B, K): W_o W φ / (z·φ + ε), (B, T, D).
 
-    Computed in the type of `W`, returned in that of `h`.
+    Computed in the dtype of `W`, returned in the dtype of `h`.
     """
     query = F.linear(h, by.query)
     with in_full(W.device):
@@ -100,14 +100,14 @@ def recall(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -> 
 
 
 def memorise(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -> tuple[Tensor, Tensor]:
-    """`W` (B, V, K) and `z` (B, K) after the write tokens' hidden states `h` (B, m, D) have written: the delta rule."""
+    """Return `W` (B, V, K) and `z` (B, K) after the write tokens' hidden states `h` (B, m, D) wrote by the delta rule."""
     key, v = F.linear(h, by.key), F.linear(h, by.value).to(W.dtype)
     beta = torch.linalg.vecdot(h, by.gate).to(W.dtype).sigmoid()[..., None]  # (B, m, 1)
     with in_full(W.device):
         phi = dpfp(key.to(W.dtype))  # (B, m, K)
         overlap = phi @ z[..., None]  # (B, m, 1)
         known = phi @ W.mT / (overlap + epsilon)
-        # ‖φ‖² is 1, or 0 where a key has no features; such a token writes nothing, so any finite γ does.
+        # ‖φ‖² is 1, or 0 if all features of a key are zero. Such a token writes nothing, so any finite γ is right.
         gamma = (1 - overlap / phi.square().sum(-1, keepdim=True).clamp_min(epsilon)).clamp(0, 1).detach()
         return W + (beta * (v - known)).mT @ phi, z + (gamma * phi).sum(-2)
 
@@ -115,8 +115,8 @@ def memorise(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -
 class ARMT(SegmentReader):
     """Associative Recurrent Memory Transformer around `backbone`.
 
-    State, for L layers: `W` (rows, L, V, K) and `z` (rows, L, K), float32 or better, V = d_v or D. Raises `BackboneError` for a
-    backbone whose layers cannot be driven one by one (see `Layers`).
+    State, for L layers: `W` (rows, L, V, K) and `z` (rows, L, K), at least float32, V = d_v or D. Raises `BackboneError`
+    for a backbone whose layers cannot be run one by one (see `Layers`).
     """
 
     def __init__(self, config: ARMTConfig, backbone: Backbone) -> None:
@@ -129,9 +129,12 @@ class ARMT(SegmentReader):
                 "segment_length", S, f"segment_length + memory_tokens = {S + m} exceeds the backbone's "
                 f"{backbone.max_positions} positions"
             )  # fmt: skip
-        self.layers = Layers(backbone)
+        self.layers = layers_of(backbone)
+        self.layers.require_masks()
         if config.diagonals and not self.layers.alike:
-            raise ConfigError("diagonals", True, "must be false: the backbone scales attention by the layer's number")
+            raise ConfigError(
+                "diagonals", True, "must be false: the layers of this backbone differ in more than their weights"
+            )
         self.config = config
         self.backbone = backbone
         self.segment_length = S
@@ -140,8 +143,8 @@ class ARMT(SegmentReader):
         generator = torch.Generator().manual_seed(0)
 
         def noise(*shape: int, scale: float) -> nn.Parameter:
-            drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
-            return nn.Parameter(drawn.to(backbone.device, backbone.dtype))
+            values = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+            return nn.Parameter(values.to(backbone.device, backbone.dtype))
 
         self.memory = noise(m, D, scale=backbone.embedding_std())
         self.query = noise(L, d, D, scale=D**-0.5)
@@ -152,7 +155,7 @@ class ARMT(SegmentReader):
         else:
             self.value = noise(L, config.value_width, D, scale=D**-0.5)
             self.output = nn.Parameter(torch.zeros(L, D, config.value_width).to(self.memory))
-        # Zero as well: residual streams are large, and a random gate would start saturated.
+        # Zero too: residual streams are large, and a random gate would start saturated.
         self.gate = nn.Parameter(torch.zeros(L, D).to(self.memory))
 
     def _projections(self) -> Projections:
@@ -160,31 +163,31 @@ class ARMT(SegmentReader):
         return Projections(self.query, self.key, self.value, self.gate, output)
 
     @property
-    def recordable(self) -> bool:
+    def graph_capturable(self) -> bool:
         """See `SegmentReader`."""
         return True
 
     def initial_state(self, rows: int = 1) -> MemoryState:
-        """Nothing stored in any row."""
+        """Return an empty memory."""
         L, V, K = len(self.layers), self.config.value_width or self.backbone.width, 2 * NU * self.config.memory_width
         dtype, device = torch.promote_types(self.backbone.dtype, torch.float32), self.backbone.device
         shapes = {"W": (rows, L, V, K), "z": (rows, L, K)}
         return MemoryState({name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()})
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
-        """Each layer's W, which every segment adds to: as many associations as W has independent directions."""
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
+        """Return one part per layer: its W. The associations in use are the effective rank of W."""
         W = state["W"][0]  # (L, V, K)
         change: list[float | None] = [None] * len(W)
         if tokens.shape[1]:
             change = relative_change(W, self.close(self.open(state, tokens)[0])["W"][0])
         used, age = effective_rank(W).tolist(), tokens.shape[1]
         return [
-            Part("associations", 0, read, min(W.shape[1:]), used[layer], age, layer, change[layer])
+            MemoryPart("associations", 0, read, min(W.shape[1:]), used[layer], age, layer, change[layer])
             for layer in range(len(W))
         ]
 
-    def _framed(self, tokens: Tensor) -> Tensor:
-        """The segment and its write tokens: (B, T + m, D)."""
+    def _with_write_tokens(self, tokens: Tensor) -> Tensor:
+        """Return [segment ; write tokens], (B, T + m, D)."""
         return torch.cat([self.backbone.embed(tokens), self._write_tokens(tokens.shape[0])], dim=1)
 
     def _write_tokens(self, rows: int) -> Tensor:
@@ -193,7 +196,7 @@ class ARMT(SegmentReader):
     def _run(
         self, x: Tensor, state: MemoryState, *, write: bool, kv: Tensor | None = None, at: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
-        """The last layer's output (B, T, D), and the memory: with `write`, after the last m positions wrote."""
+        """Return the last layer's output (B, T, D) and the memory; with `write`, the memory after the last m positions wrote."""
         epsilon = self.config.epsilon
         h, shared = self.layers.begin(x, kv=kv, at=at)
         written = []
@@ -208,12 +211,12 @@ class ARMT(SegmentReader):
         return self.backbone.logits(self.layers.end(h))
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        return self._run(self._framed(tokens), state, write=True)[1]
+        return self._run(self._with_write_tokens(tokens), state, write=True)[1]
 
     def _read_segments(self, segments: Sequence[Tensor], state: MemoryState) -> MemoryState:
-        """In order, or along diagonals: on diagonal d, layer l works on segment d − l."""
-        alone = len(segments) == 1  # its diagonals have one cell each
-        if alone or not self.config.diagonals or under_autocast(state["W"].device):  # which vmap does not know
+        """Read in order, or along diagonals: on diagonal d, layer l processes segment d − l."""
+        single = len(segments) == 1  # its diagonals have one cell each
+        if single or not self.config.diagonals or under_autocast(state["W"].device):  # vmap does not support autocast
             return super()._read_segments(segments, state)
         m, epsilon, L = self.config.memory_tokens, self.config.epsilon, len(self.layers)
         stacked, own = self.layers.stacked(), self._projections()
@@ -223,12 +226,14 @@ class ARMT(SegmentReader):
             return h, *memorise(h[:, -m:], W, z, by, epsilon)
 
         memory = list(zip(state["W"].unbind(1), state["z"].unbind(1), strict=True))
-        inputs: list[Tensor] = []  # of the diagonal's layers, the lowest first
+        inputs: list[Tensor] = []  # inputs of the diagonal's layers, the lowest layer first
         for diagonal in range(len(segments) + L - 1):
             yield_point()
             low, high = max(0, diagonal - len(segments) + 1), min(L, diagonal + 1)
             if low == 0:
-                first, shared = self.layers.begin(self._framed(segments[diagonal]))  # `shared` is the same every time
+                first, shared = self.layers.begin(
+                    self._with_write_tokens(segments[diagonal])
+                )  # `shared` is the same every time
                 inputs.insert(0, first)
             outputs, W, z = torch.vmap(cell, randomness="different")(
                 {name: weight[low:high] for name, weight in stacked.items()},
@@ -237,49 +242,49 @@ class ARMT(SegmentReader):
                 *(torch.stack(tensors) for tensors in zip(*memory[low:high], strict=True)),
             )
             memory[low:high] = zip(W, z, strict=True)
-            # The last layer's output is a finished segment; the others go up one layer.
+            # The last layer's output is a finished segment; the others move up one layer.
             inputs = list(outputs[: L - 1 - low])
         return _state(memory)
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
-        """Logits (B, T, V) of one segment; the write tokens follow it and cannot influence them."""
+        """Return logits (B, T, V) of one segment. Leaves out the write tokens: they follow the segment and cannot change it."""
         self.check_segment(tokens, state)
         return self._logits(self._run(self.backbone.embed(tokens), state, write=False)[0])
 
     def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """Logits (B, S, V) and the next memory of one full segment in one pass."""
+        """Return logits (B, S, V) and the next memory of one full segment, in one pass."""
         self.check_full(tokens, state)
-        h, after = self._run(self._framed(tokens), state, write=True)
+        h, after = self._run(self._with_write_tokens(tokens), state, write=True)
         return self._logits(h[:, : self.segment_length]), after
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Prefills `tokens`; the cache keeps W and z, which every later token reads."""
+        """Prefill `tokens`. The cache keeps W and z, which every later token reads."""
         self.check_segment(tokens, state)
         kv = self.backbone.new_kv(state.rows, self.segment_length + self.config.memory_tokens)
         h, _ = self._run(self.backbone.embed(tokens), state, write=False, kv=kv)
-        held = {name: state[name].clone() for name in state}
+        memory = {name: state[name].clone() for name in state}
         lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
-        return Cache({"kv": kv, **held}, lengths), self._logits(h[:, -1])
+        return Cache({"kv": kv, **memory}, lengths), self._logits(h[:, -1])
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """One token a row, at the position its segment has reached."""
+        """Decode one token per row, at the end of its segment."""
         x = self.backbone.embed(tokens[:, None])
-        h, _ = self._run(x, _held(cache), write=False, kv=cache["kv"], at=cache.lengths)
+        h, _ = self._run(x, _memory_of(cache), write=False, kv=cache["kv"], at=cache.lengths)
         cache.lengths += 1
         return self._logits(h[:, -1])
 
     def close(self, cache: Cache) -> MemoryState:
-        """Appends the write tokens behind each row's segment and lets them write."""
-        kv = cache["kv"].clone()  # only `step` writes into a cache
-        return self._run(self._write_tokens(cache.rows), _held(cache), write=True, kv=kv, at=cache.lengths)[1]
+        """Run the write tokens after each row's segment and return the memory that they wrote."""
+        kv = cache["kv"].clone()  # the caller may continue decoding: only `step` writes into a cache
+        return self._run(self._write_tokens(cache.rows), _memory_of(cache), write=True, kv=kv, at=cache.lengths)[1]
 
 
 def _state(layers: Sequence[tuple[Tensor, Tensor]]) -> MemoryState:
-    """The state whose W and z are those of `layers`, in order."""
+    """Stack the (W, z) of all layers, in order, into a state."""
     W, z = zip(*layers, strict=True)
     return MemoryState({"W": torch.stack(W, dim=1), "z": torch.stack(z, dim=1)})
 
 
-def _held(cache: Cache) -> MemoryState:
-    """The memory that the open segments of `cache` read."""
+def _memory_of(cache: Cache) -> MemoryState:
+    """Return the memory that the open segments in `cache` read."""
     return MemoryState({"W": cache["W"], "z": cache["z"]})

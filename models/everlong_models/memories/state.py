@@ -1,8 +1,8 @@
-"""`MemoryState`: what a model remembers, as named tensors of fixed size, and its codec.
+"""`MemoryState`: a model's memory as named tensors of fixed size, and its binary format.
 
-A blob is `MAGIC | version u32 | payload length u64 | SHA-256 of the payload | payload`, little endian; the payload is a
-safetensors file whose metadata names the model's fingerprint. The frame makes every kind of damage tell-apart-able:
-a short blob is truncated, a changed one is altered, and neither is ever half-believed.
+A blob is `MAGIC | version u32 | payload length u64 | SHA-256 of the payload | payload`, little endian. The payload is a
+safetensors file whose metadata holds the model's fingerprint. The header tells damage apart: a short blob is truncated,
+a blob whose checksum differs is altered. A damaged blob is never decoded in part.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _HEADER = struct.Struct("<8sIQ32s")
 class MemoryState:
     """The memory of one or more rows.
 
-    `tensors` maps a name to a tensor whose first dimension is the row (batch first). A state is a value: models return
-    new ones and never write into the tensors of an old one.
+    `tensors` maps a name to a tensor whose first dimension is the row (batch first). A state is an immutable value:
+    models return new states and never write into the tensors of an old one.
     """
 
     tensors: Mapping[str, Tensor]
@@ -68,24 +68,24 @@ class MemoryState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors of all rows."""
+        """Total bytes of all tensors, over all rows."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     @staticmethod
     def stack(states: Sequence[MemoryState]) -> MemoryState:
-        """One state whose rows are those of `states`, in order.
+        """Return one state with the rows of `states`, in order.
 
         Raises `StateShape` if the states do not have the same tensors.
         """
         if not states:
-            raise StateShape("cannot stack no states")
+            raise StateShape("stack needs at least one state, got none")
         first = states[0]
         for other in states[1:]:
             other.require_like(first)
         return MemoryState({name: torch.cat([state[name] for state in states]) for name in first})
 
     def split(self) -> list[MemoryState]:
-        """The rows, each as a state of its own, which does not hold on to the others' memory."""
+        """Return one state per row. Each is a copy, so that it does not keep the other rows' memory alive."""
         if self.rows == 1:
             return [self]
         return [
@@ -94,11 +94,11 @@ class MemoryState:
         ]
 
     def to(self, device: torch.device | str) -> MemoryState:
-        """The same state on `device`."""
+        """Return the same state on `device`."""
         return MemoryState({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
     def digest(self) -> str:
-        """SHA-256 over names, types, shapes and bytes of the tensors, in order of their names; hexadecimal."""
+        """Return the SHA-256 (hexadecimal) of the tensors' names, types, shapes and bytes, in order of their names."""
         total = hashlib.sha256()
         for name in sorted(self.tensors):
             tensor = self.tensors[name].detach().cpu().contiguous()
@@ -107,26 +107,26 @@ class MemoryState:
         return total.hexdigest()
 
     def require_finite(self) -> MemoryState:
-        """Itself; raises `StateNotFinite` naming the tensor if it holds NaN or infinity."""
+        """Return this state. Raises `StateNotFinite`, naming the tensor, if one holds NaN or infinity."""
         for name, tensor in self.tensors.items():
             if tensor.is_floating_point() and tensor.element_size() == 1:
-                tensor = tensor.float()  # torch cannot ask float8 directly  # noqa: PLW2901
+                tensor = tensor.float()  # torch has no isfinite for float8  # noqa: PLW2901
             if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
                 raise StateNotFinite(f"state tensor {name!r} holds NaN or infinity")
         return self
 
     def require_like(self, other: MemoryState) -> MemoryState:
-        """Itself; raises `StateShape` unless names, types and shapes (but for the rows) are those of `other`."""
+        """Return this state. Raises `StateShape` unless names, types and shapes (except rows) equal those of `other`."""
         mine = {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in self.tensors.items()}
         theirs = {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in other.tensors.items()}
         if mine != theirs:
-            raise StateShape(f"state has tensors {mine}, the model needs {theirs}")
+            raise StateShape(f"the state has tensors {mine}, the model needs {theirs}")
         return self
 
 
 def encode_state(state: MemoryState, fingerprint: str) -> bytes:
-    """`state` as bytes, marked as belonging to the model with this `fingerprint`."""
-    # Copies, as safetensors refuses tensors that share memory: two names of a state may be views of one tensor.
+    """Encode `state` as bytes that belong to the model with this `fingerprint`."""
+    # Copies: safetensors refuses tensors that share memory, and two names of a state may be views of one tensor.
     tensors = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in state.tensors.items()
@@ -136,10 +136,10 @@ def encode_state(state: MemoryState, fingerprint: str) -> bytes:
 
 
 def decode_state(blob: bytes, fingerprint: str) -> MemoryState:
-    """The state in `blob`, on the CPU.
+    """Decode the state in `blob`, onto the CPU.
 
     Raises `StateTruncated`, `StateAltered`, `StateVersion`, `StateOfOtherModel`, `StateShape` or `StateNotFinite`, each
-    saying what was found and what was expected; `StateError` if the bytes are no state at all.
+    with the found and the expected value; `StateError` if the payload is not a state.
     """
     if len(blob) < _HEADER.size:
         raise StateTruncated(f"a state has a header of {_HEADER.size} bytes, got {len(blob)} bytes in all")
@@ -150,7 +150,7 @@ def decode_state(blob: bytes, fingerprint: str) -> MemoryState:
         raise StateVersion(f"state format version {version}, this library reads version {FORMAT_VERSION}")
     payload = blob[_HEADER.size :]
     if len(payload) != length:
-        raise StateTruncated(f"the header promises {length} bytes of payload, found {len(payload)}")
+        raise StateTruncated(f"the header announces {length} bytes of payload, found {len(payload)}")
     if hashlib.sha256(payload).digest() != checksum:
         raise StateAltered("the checksum of the state does not match its bytes")
     try:
@@ -159,12 +159,12 @@ def decode_state(blob: bytes, fingerprint: str) -> MemoryState:
     except (SafetensorError, ValueError, KeyError) as error:
         raise StateError(f"the state's payload is not readable as safetensors: {error}") from error
     if found != fingerprint:
-        raise StateOfOtherModel(f"state of model {found}, this model is {fingerprint}")
+        raise StateOfOtherModel(f"the state belongs to model {found}, this model is {fingerprint}")
     return MemoryState(tensors).require_finite()
 
 
 def _metadata(payload: bytes) -> dict[str, str]:
-    # safetensors' in-memory reader does not hand out the metadata: its header is u64 length + JSON.
+    # safetensors' in-memory reader does not return the metadata, so parse the header: u64 length + JSON.
     (header_length,) = struct.unpack_from("<Q", payload)
     metadata = json.loads(payload[8 : 8 + header_length]).get("__metadata__", {})
     if not isinstance(metadata, dict):

@@ -1,7 +1,7 @@
-"""`MemoryView`: what there is to say about a memory without asking it anything. Numbers only; positions count tokens.
+"""`MemoryView`: a description of a memory in numbers, computed without generating anything.
 
-A position is a number of tokens of the context, counted from its beginning: the span [0, 512) is the first 512 tokens
-that were read, whatever they belonged to.
+Positions count tokens from the beginning of the context: the span [0, 512) is the first 512 tokens that were read,
+across all documents and messages.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a memory, of one `layer` or, with None, of all.
+class MemoryPart:
+    """One part of a memory, in one `layer` or, with None, in all layers.
 
-    `start`, `end`: the span of tokens that it is made of; what it has forgotten of them it cannot tell. `slots`: how many
-    things it has room for (tokens, positions, vectors, functions, associations). `used`: how many of these it uses;
-    for what is not written slot by slot the effective rank, a fraction (see `effective_rank`). `age`: tokens that were
-    read since it was last written, in the open segment or, for what is never written again, since it was complete.
-    `change`: by which share of its length the open segment would change it if it ended now, ‖new − old‖ / ‖old‖; None
-    for what keeps tokens and positions as they are, without an open segment, and if nothing was written yet.
+    `start`, `end`: the span of tokens that was written into it, including tokens that it has since forgotten. `slots`:
+    its capacity (tokens, positions, vectors, basis functions or associations). `used`: how many slots are in use; a
+    part that is not written slot by slot reports its effective rank, a fraction (see `effective_rank`). `age`: tokens
+    read since it was last written, or since it was complete if it is never written again; the open segment counts.
+    `change`: how much the open segment would change it if it ended now, ‖new − old‖ / ‖old‖. `change` is None for parts
+    that store tokens or positions unchanged, without an open segment, and before the first write.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Phrase:
-    """Tokens [`start`, `end`) and the share of the memory, 0 … 1, that is given to them."""
+class SignalPhrase:
+    """Tokens [`start`, `end`) and the share of the signal, 0 … 1, that they own."""
 
     start: int
     end: int
@@ -45,40 +45,42 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """One layer's signal of an ∞-former, in equal bins of its [0, 1].
+    """The signal of one ∞-former layer, divided into equal bins of [0, 1].
 
-    `edges`: the positions, fractions of tokens and ascending, from which the bins' borders come, one more than bins: so
-    the closer two edges are, the more space these tokens have. `attention`: the share of it that the queries of the open
-    segment give to each bin, sums to 1; None without an open segment. `phrases`: those with the most space, the largest
-    first; only such as have more than tokens have on average.
+    `edges`: for every bin border, ascending, the position in tokens (a fraction) that it holds; one more than bins. The
+    closer two edges are, the more space their tokens have. `attention`: the share of attention that the open segment's
+    queries give to each bin, summing to 1; None without an open segment. `phrases`: the phrases with the most space,
+    largest first, if they have more than the average.
     """
 
     layer: int
     edges: tuple[float, ...]
     attention: tuple[float, ...] | None
-    phrases: tuple[Phrase, ...]
+    phrases: tuple[SignalPhrase, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
     """The memory of one row.
 
-    `tokens`: read into it. `segments`: full ones among these. `open`: tokens of the open segment, which are not in it yet.
-    `bytes`: its size, which never changes. `layers`: of an ∞-former that has read something, else empty.
+    `tokens`: how many were read into it. `segments`: how many full segments these were. `open`: tokens of the open
+    segment, which are not in the memory yet. `bytes`: its size, which never changes. `layers`: the signals of an
+    ∞-former that has read something, else empty.
     """
 
     tokens: int
     segments: int
     open: int
     bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     layers: tuple[LayerView, ...]
 
 
 def effective_rank(matrix: Tensor) -> Tensor:
-    """How many independent directions hold the content of `matrix` (…, n, d): (…), from 1 to min(n, d), 0 for none.
+    """Return the effective rank (…) of `matrix` (…, n, d): from 1 to min(n, d), and 0 for a zero matrix.
 
-    The participation ratio of the squared singular values, (Σ s²)² / Σ s⁴ = ‖X‖⁴ / ‖XᵀX‖²: k equal ones give k.
+    It is the participation ratio of the squared singular values, (Σ s²)² / Σ s⁴ = ‖X‖⁴ / ‖XᵀX‖²: k equal singular
+    values give k.
     """
     x = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
@@ -88,6 +90,6 @@ def effective_rank(matrix: Tensor) -> Tensor:
 
 
 def relative_change(old: Tensor, new: Tensor) -> list[float | None]:
-    """‖new − old‖ / ‖old‖ of each of n pairs (n, …); None where the old one is zero."""
+    """Return ‖new − old‖ / ‖old‖ for each of n pairs (n, …); None where the old tensor is zero."""
     before, moved = old.flatten(1).float().norm(dim=1), (new - old).flatten(1).float().norm(dim=1)
     return [m / b if b else None for m, b in zip(moved.tolist(), before.tolist(), strict=True)]

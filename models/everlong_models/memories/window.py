@@ -1,10 +1,10 @@
-"""`window`: no long-term memory. The first tokens (attention sinks) and the last tokens, as plain token ids.
+"""`window`: no long-term memory. It keeps the first tokens (attention sinks) and the last tokens, as plain token ids.
 
-The papers' "no memory" row, and the honest default while no memory weights are trained. Like StreamingLLM (Xiao et al.
-2023) it keeps `sinks` first tokens and a window of the newest; unlike it, the window is encoded anew when an answer
-begins, so that what the model sees is exactly the backbone's own attention over [sinks ; window ; open segment], and
-the state is a few kilobytes of token ids instead of megabytes of keys and values. Reading costs nothing. An answer that
-goes on over a segment's border does so in its cache, as StreamingLLM's do: with the keys and values that it has.
+This is the "no memory" baseline of the papers, and the default while no memory weights are trained. Like StreamingLLM
+(Xiao et al. 2023) it keeps the first `sinks` tokens and a window of the newest. Unlike StreamingLLM it re-encodes the
+window when an answer begins: the model computes exactly the backbone's attention over [sinks ; window ; open segment],
+and the state is a few kilobytes of token ids instead of megabytes of keys and values. Reading costs nothing. An answer
+that crosses a segment border continues in its cache, as in StreamingLLM, with the keys and values it already has.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part
+from everlong_models.memories.view import MemoryPart
 
 
 class WindowConfig(MemoryConfig):
-    """`sinks`: first tokens kept for good. `window`: how many of the newest tokens before the open segment are kept."""
+    """`sinks`: how many first tokens are kept for ever. `window`: how many tokens before the open segment are kept."""
 
     segment_length: int = Field(256, ge=2)
     sinks: int = Field(32, ge=0)
@@ -30,7 +30,10 @@ class WindowConfig(MemoryConfig):
 
 
 class Window(SegmentReader):
-    """Sinks and the last tokens. State: `sinks` (rows, n), `window` (rows, W) token ids, `seen` (rows,) tokens read."""
+    """Memory of the first and the last tokens.
+
+    State: token ids `sinks` (rows, n) and `window` (rows, W), and `seen` (rows,), the number of tokens read.
+    """
 
     def __init__(self, config: WindowConfig, backbone: Backbone) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class Window(SegmentReader):
         self.vocab_size = backbone.vocab_size
 
     def initial_state(self, rows: int = 1) -> MemoryState:
-        """Nothing seen."""
+        """Return the state before any token was read."""
         device = self.backbone.device
         return MemoryState(
             {
@@ -59,29 +62,33 @@ class Window(SegmentReader):
         )
 
     @property
-    def sight(self) -> int:
-        """The window and a segment."""
+    def visible_tokens(self) -> int:
+        """The window and one segment."""
         return self.config.window + self.segment_length
 
-    def kept(self, state: MemoryState) -> list[int]:
-        """The window."""
+    def kept_tokens(self, state: MemoryState) -> list[int]:
+        """Return the tokens of the window."""
         seen = min(max(0, int(state["seen"]) - self.config.sinks), self.config.window)
         return list(map(int, state["window"][0, self.config.window - seen :]))
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
-        """Sinks and window, as far as there are any."""
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
+        """Return the sinks (if configured) and the window."""
         config, age = self.config, tokens.shape[1]
         first, last = min(read, config.sinks), min(max(0, read - config.sinks), config.window)
-        window = Part("window", read - last, read, config.window, last, age)
-        return [Part("sinks", 0, first, config.sinks, first, read - first + age), window] if config.sinks else [window]
+        window = MemoryPart("window", read - last, read, config.window, last, age)
+        return (
+            [MemoryPart("sinks", 0, first, config.sinks, first, read - first + age), window]
+            if config.sinks
+            else [window]
+        )
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         return self._shift(tokens, state)
 
     def _shift(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        """The state after `tokens` (B, T): ids move from the right into the window; the very first become sinks."""
+        """Return the state after `tokens` (B, T). New ids enter the window on the right; the very first also become sinks."""
         n, seen, T = self.config.sinks, state["seen"], tokens.shape[1]
-        # What the row has held so far behind its sinks is right-aligned in `window`; sinks fill up from the left.
+        # Sinks fill up from the left; the window is right-aligned.
         position = torch.arange(n, device=tokens.device) - seen[:, None]
         fresh = torch.gather(tokens, 1, position.clamp(0, T - 1)) if n else tokens[:, :0]
         sinks = torch.where((position >= 0) & (position < T), fresh, state["sinks"])
@@ -89,8 +96,7 @@ class Window(SegmentReader):
         return MemoryState({"sinks": sinks, "window": window, "seen": seen + T})
 
     def _context(self, state: MemoryState, newest: int, *, sinks: bool = True) -> list[Tensor]:
-        """Each row's sinks and at most so many of its `newest` tokens, without those that were never seen; a list, as
-        rows differ in length."""
+        """Return for each row (1, n) its sinks and at most `newest` tokens of its window. Rows differ in length."""
         rows = []
         for row in state.split():
             seen = int(row["seen"])
@@ -101,7 +107,7 @@ class Window(SegmentReader):
         return rows
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
-        """Logits (B, T, V): the backbone over [kept tokens ; tokens]."""
+        """Return logits (B, T, V) of the backbone over [kept tokens ; tokens]."""
         self.check_segment(tokens, state)
         rows = []
         for context, row in zip(self._context(state, self.config.window), tokens.split(1), strict=True):
@@ -110,24 +116,25 @@ class Window(SegmentReader):
         return self.backbone.logits(torch.cat(rows))
 
     @property
-    def one_pass(self) -> int:
-        """All segments before which nothing has been let go."""
+    def one_pass_tokens(self) -> int:
+        """All segments up to the first eviction."""
         return ((self.config.sinks + self.config.window) // self.segment_length + 1) * self.segment_length
 
     def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """The backbone's own, where nothing was encoded anew, and no head where nothing is asked for."""
+        """Run the backbone once over the whole document, and the output head only at the given positions."""
         self.check(tokens, self.initial_state(len(tokens)))
-        if not 1 <= tokens.shape[1] <= self.one_pass:
-            raise TokenError(f"1 to {self.one_pass} tokens of a document are seen whole, got {tokens.shape[1]}")
+        if not 1 <= tokens.shape[1] <= self.one_pass_tokens:
+            raise TokenError(f"one pass takes 1 to {self.one_pass_tokens} tokens of a document, got {tokens.shape[1]}")
         return self.backbone.logits(self.backbone.hidden(self.backbone.embed(tokens))[rows, positions])
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Encodes [kept tokens ; tokens]."""
-        return self.open_near(state, tokens, self.config.window)
+        """Encode [kept tokens ; tokens]."""
+        return self.open_recent(state, tokens, self.config.window)
 
-    def open_near(self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True) -> tuple[Cache, Tensor]:
-        """Encodes [sinks ; `newest` tokens of the window ; tokens]. Rows are prefilled one by one, as their contexts may
-        differ in length."""
+    def open_recent(
+        self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True
+    ) -> tuple[Cache, Tensor]:
+        """Encode [sinks ; `newest` tokens of the window ; tokens]. Prefills row by row: their contexts differ in length."""
         self.check_segment(tokens, state)
         kv = self.backbone.new_kv(state.rows, self.capacity)
         held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
@@ -143,15 +150,17 @@ class Window(SegmentReader):
         )
         return cache, self.backbone.logits(torch.cat(last)[:, -1])
 
-    def go_on(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
-        """As StreamingLLM does: what is too much behind the first `sinks` positions is let go, and the rest moves down. Where the
-        backbone's keys can't be moved, or there is no sink, only while there is room for another segment."""
+    def continue_in_cache(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
+        """Evict the oldest positions after the sinks from the cache, as StreamingLLM does, and move the rest down.
+
+        Returns None if positions must be evicted and the backbone's keys cannot be moved, or there are no sinks.
+        """
         before, sinks = int(cache["before"] + cache.lengths), self.config.sinks
         over = max(0, before - sinks - self.config.window)
-        if over and not (sinks and self.backbone.lets_go):
+        if over and not (sinks and self.backbone.can_evict):
             return None
         if over:
-            self.backbone.let_go(cache["kv"], sinks, over, before)
+            self.backbone.evict(cache["kv"], sinks, over, before)
         after = self._shift(segment, state)
         cache["before"].fill_(before - over)
         cache.lengths.zero_()
@@ -160,7 +169,7 @@ class Window(SegmentReader):
         return after
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """One token a row, behind its context and what its segment holds."""
+        """Decode one token per row, after its context and the tokens of its segment."""
         at = cache["before"] + cache.lengths
         hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
         cache["tokens"].scatter_(1, cache.lengths[:, None], tokens[:, None])
@@ -168,7 +177,7 @@ class Window(SegmentReader):
         return self.backbone.logits(hidden[:, -1])
 
     def close(self, cache: Cache) -> MemoryState:
-        """The state after each row's open segment."""
+        """Return the state after each row's open segment."""
         rows = []
         for row in range(cache.rows):
             before = MemoryState({name: cache[name][row : row + 1] for name in ("sinks", "window", "seen")})

@@ -63,15 +63,15 @@ def answer_recall(
 
     Raises `InvalidRequest` for more tokens than the model's context, and for passages on a server with recall off.
     """
-    sight = services.shared.model.memory.sight
+    visible_tokens = services.shared.model.memory.visible_tokens
     if requested and requested.passages and not services.recall.passages:
         raise InvalidRequest(
             f"recall.passages: {requested.passages} passages, but recall is off on this server (EVERLONG_RECALL_PASSAGES=0)",
             param="recall.passages",
         )
-    if requested and requested.tokens is not None and requested.tokens > sight:
+    if requested and requested.tokens is not None and requested.tokens > visible_tokens:
         raise InvalidRequest(
-            f"recall.tokens: {requested.tokens} tokens are more than the model's context of {sight}",
+            f"recall.tokens: {requested.tokens} tokens are more than the model's context of {visible_tokens}",
             param="recall.tokens",
         )
     return _override(default or services.recall, stored_recall(requested))

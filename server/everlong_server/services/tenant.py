@@ -44,8 +44,8 @@ class Services:
     @property
     def recall(self) -> Recall:
         """The server's default recall. Leaves part of the model's context free for the question and the answer."""
-        settings, sight = self.shared.settings, self.shared.model.memory.sight
-        tokens = min(settings.recall_tokens, max(sight // 2, sight - _QUESTION_TOKENS))
+        settings, visible_tokens = self.shared.settings, self.shared.model.memory.visible_tokens
+        tokens = min(settings.recall_tokens, max(visible_tokens // 2, visible_tokens - _QUESTION_TOKENS))
         return Recall(settings.recall_passages, tokens)
 
 

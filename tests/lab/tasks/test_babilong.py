@@ -18,7 +18,7 @@ from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import ConfigError, DataError, TokenError
 from everlong_models.text.tokenizer import Tokenizer
 from tests.lab.tasks.oracle import Oracle
-from tests.models import folders
+from tests.models import model_folders
 from tests.tinymodel import NOVEL, STORY
 
 S = 64
@@ -275,7 +275,7 @@ def test_a_stream_is_read_in_blocks_and_answered_across_segments(task, tokenizer
 
 def test_greedy_answers_are_those_of_whole_passes(data):
     """Generate with `forward` over all previous tokens, in the backbone's own window."""
-    backbone, tokenizer = load_backbone(str(folders.backbone()), models_dir=data)
+    backbone, tokenizer = load_backbone(str(model_folders.backbone()), models_dir=data)
     window = in_window(backbone, 40)
     tokens = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
     state, rest = greedy.read_stream(window, [[row.numpy()] for row in tokens])

@@ -16,7 +16,7 @@ from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.text.tokenizer import Tokenizer
 from tests.lab.tasks.oracle import Oracle
-from tests.models import folders
+from tests.models import model_folders
 from tests.tinymodel import make_tokenizer
 
 FILM = {
@@ -120,13 +120,13 @@ def test_training_dialogues_fit_and_know_their_sections(data, tokenizer):
     assert "They mend it" in line
     assert torch.equal(task.batch(3, 4, 2).tokens, task.batch(3, 4, 2).tokens)
     assert not torch.equal(task.batch(3, 4, 8).tokens, task.batch(4, 4, 8).tokens)
-    window = in_window(load_backbone(str(folders.backbone()), models_dir=data)[0], 64)
+    window = in_window(load_backbone(str(model_folders.backbone()), models_dir=data)[0], 64)
     with pytest.raises(Exception, match="token ids must be in"):  # a tokenizer of 400 for a model of 300
         task.evaluate(window, samples=2, segments=2)
 
 
 def test_perplexity_is_of_the_targets_alone(tokenizer, data):
-    backbone, small = load_backbone(str(folders.backbone()), models_dir=data)
+    backbone, small = load_backbone(str(model_folders.backbone()), models_dir=data)
     window = in_window(backbone, 60)
     encoder = ChatEncoder(small)
     lines = [
@@ -198,7 +198,7 @@ def oracle_with_scores(oracle):
         after = oracle.read(tokens, state) if tokens.shape[1] == oracle.segment_length else state
         return forward(tokens, state), after, torch.zeros(len(tokens))
 
-    oracle.learns_everywhere, oracle.one_pass = False, oracle.segment_length
+    oracle.learns_without_targets, oracle.one_pass_tokens = False, oracle.segment_length
     oracle.forward = forward
     oracle.training_segment = training_segment
 

@@ -21,7 +21,7 @@ from everlong_lab.train.recipe import load_recipe, recipe_names
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import DataError, RecipeError, TokenError
 from everlong_models.text.tokenizer import Tokenizer
-from tests.models import folders
+from tests.models import model_folders
 from tests.tinymodel import NOVEL, STORY, make_tokenizer
 
 S = 64
@@ -93,7 +93,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer(make_tokenizer(folders.VOCAB))
+    return Tokenizer(make_tokenizer(model_folders.VOCAB))
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ def test_a_mixture_has_its_weights_and_no_answer_outweighs_others(mixture, token
 
 
 def test_a_mixtures_scores_are_those_of_its_parts(mixture, data, tokenizer):
-    backbone, _ = load_backbone(str(folders.backbone()), models_dir=data)
+    backbone, _ = load_backbone(str(model_folders.backbone()), models_dir=data)
     task = mixture(1, 1)
     window = in_window(backbone, 64)  # segments of 63 for documents of 64: it must not matter
     scores = task.evaluate(window, samples=8, segments=3)

@@ -15,7 +15,7 @@ from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteS
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState
 from tests.lab.tasks.losses import document_loss
-from tests.models.laws import CLOSE, assert_same_state, tokens
+from tests.models.memory_contract import CLOSE, assert_same_state, tokens
 from tests.models.tiny import gpt2, llama
 
 S = 8

@@ -10,7 +10,7 @@ import torch
 
 from everlong_lab.train.run import Run
 from tests.lab.train.conftest import DROPPING, LASTING, recipe, take
-from tests.models.pretended import DEVICE, REAL, gpu
+from tests.models.fake_gpu import DEVICE, REAL, gpu
 
 
 @pytest.mark.filterwarnings("ignore:.*Disabling autocast")

@@ -13,7 +13,7 @@ from everlong_lab.train.run import MODEL
 from everlong_models.errors import ConfigError, EverlongModelError
 from everlong_models.model import load_model
 from tests.lab.train.conftest import DROPPING, assert_same, made_once, recipe, take, weights
-from tests.models import folders
+from tests.models import model_folders
 
 INFINITE = {"segment_length": 16, "width": 16, "layers": 1, "heads": 2, "short_term": 8, "basis": 8, "samples": 8}
 
@@ -42,7 +42,7 @@ def test_a_seed_draws_all_weights(data, tmp_path):
 
 def test_adapters_of_a_backbone_with_transposed_weights(tmp_path):
     learner = {
-        "memory": "rmt", "options": {"segment_length": 24, "memory_tokens": 2}, "backbone": str(folders.backbone("gpt2")),
+        "memory": "rmt", "options": {"segment_length": 24, "memory_tokens": 2}, "backbone": str(model_folders.backbone("gpt2")),
         "adapters": {"rank": 2, "alpha": 8},
     }  # fmt: skip
     found = make_learner(
@@ -53,7 +53,9 @@ def test_adapters_of_a_backbone_with_transposed_weights(tmp_path):
         torch.nn.init.normal_(parameter, std=0.1)
     found.save(tmp_path / MODEL, "")
     loaded = load_model(str(tmp_path / MODEL), models_dir=tmp_path)
-    plain = load_model(str(folders.backbone("gpt2")), models_dir=tmp_path, memory="rmt", options=learner["options"])
+    plain = load_model(
+        str(model_folders.backbone("gpt2")), models_dir=tmp_path, memory="rmt", options=learner["options"]
+    )
     text, memory = torch.arange(20)[None] + 5, found.memory.eval()
     with torch.no_grad():
         expected, got, without = (m.forward(text, m.initial_state(1)) for m in (memory, loaded.memory, plain.memory))

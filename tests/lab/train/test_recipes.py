@@ -16,7 +16,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.model import load_model
 from tests.lab.tasks.test_dialogue import CHAT, store
-from tests.models import folders
+from tests.models import model_folders
 
 SMALL = [name for name in recipe_names() if name.startswith("dialogue-small-")]
 AROUND = [name for name in recipe_names() if name.startswith("dialogue-") and name not in SMALL]
@@ -66,7 +66,7 @@ def test_dialogue_from_scratch_is_trained_and_measured(name: str, films: Path, s
 
 @pytest.mark.parametrize("name", AROUND)
 def test_dialogue_around_a_backbone_is_trained(name: str, films: Path, start) -> None:
-    small = [f"learner.backbone={folders.backbone()}", "learner.adapters.rank=2", "rows_at_once=1"]
+    small = [f"learner.backbone={model_folders.backbone()}", "learner.adapters.rank=2", "rows_at_once=1"]
     run = start(load_recipe(name, [*changes(name), *small]), data=films)
     before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
     assert len(list(run.steps())) == 2
@@ -119,7 +119,7 @@ def test_the_papers_models_on_dialogue_are_all_there() -> None:
     sizes = set()
     for name in SMALL:
         recipe = load_recipe(name)
-        made = load_backbone(str(folders.backbone()), models_dir=Path())[1].hf
+        made = load_backbone(str(model_folders.backbone()), models_dir=Path())[1].hf
         learner = make_learner(
             recipe.learner.model_copy(
                 update={"options": recipe.learner.options | ({} if recipe.learner.backbone else {"vocab_size": 1024})}

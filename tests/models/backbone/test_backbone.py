@@ -50,7 +50,7 @@ def test_a_causal_decoder_of_any_family_is_taken(kind, config, more, dtype):
     model = kind(config(**SMALL, **more)).to(dtype)
     random = torch.get_rng_state()
     assert Backbone(model).layers == 3
-    # Looked at as it is served, left as it was: what is drawn behind it does not change.
+    # The probe leaves the mode and the random numbers as they were.
     assert torch.equal(torch.get_rng_state(), random)
     assert model.training
 
@@ -67,7 +67,7 @@ def test_a_causal_decoder_of_any_family_is_taken(kind, config, more, dtype):
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_no_causal_decoder_is_refused(kind, config, reason, dtype):
+def test_a_model_that_is_not_a_causal_decoder_is_refused(kind, config, reason, dtype):
     sizes = SMALL if kind is not MambaForCausalLM else {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}
     with pytest.raises(BackboneError, match=f"{reason}.*needs a decoder with causal attention in every layer"):
         Backbone(kind(config(**sizes)).to(dtype))
@@ -108,12 +108,14 @@ def test_steps_and_logits_are_those_of_the_models_own_forward(config: transforme
             torch.testing.assert_close(backbone.logits(last), whole[:, at : at + 1], rtol=1e-6, atol=1e-6)
 
 
-def test_layers_that_look_back_less_far_than_is_needed_are_refused() -> None:
+def test_a_cache_longer_than_the_sliding_window_is_refused() -> None:
     config = transformers.MistralConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, sliding_window=16,
     )  # fmt: skip
     backbone = Backbone(transformers.AutoModelForCausalLM.from_config(config))
     assert backbone.new_kv(1, 16).shape[4] == 16
-    with pytest.raises(BackboneError, match="look back 16 positions, and 17 are needed"):
+    with pytest.raises(
+        BackboneError, match="needs 17 positions of attention, but its layers have a sliding window of 16"
+    ):
         backbone.new_kv(1, 17)

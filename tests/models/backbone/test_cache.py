@@ -1,4 +1,4 @@
-"""CacheSlots: rows come and go without the others being moved."""
+"""CacheSlots: adding and removing rows does not move the others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def row(number: int) -> Cache:
 
 
 @given(st.lists(st.integers(-4, 1), max_size=60))
-def test_rows_are_those_that_came_and_did_not_leave(moves: list[int]) -> None:
-    """Below 0: that row leaves, from the end; otherwise one comes."""
+def test_rows_are_those_that_were_added_and_not_removed(moves: list[int]) -> None:
+    """A move below 0 removes that row, counted from the end; others add one."""
     slots, expected = CacheSlots(), []
     for number, move in enumerate(moves):
         if move >= 0:
@@ -41,7 +41,7 @@ def test_rows_are_those_that_came_and_did_not_leave(moves: list[int]) -> None:
         rows.lengths += 0  # in place, as `step` does
 
 
-def test_what_is_written_stays_and_who_comes_is_a_copy() -> None:
+def test_writes_persist_and_added_rows_are_copies() -> None:
     slots, came = CacheSlots(), row(7)
     slots.add(came)
     slots.rows["kv"].fill_(8)
@@ -52,7 +52,7 @@ def test_what_is_written_stays_and_who_comes_is_a_copy() -> None:
     assert slots.rows.lengths.tolist() == [8, 9]
 
 
-def test_others_stay_where_they_are() -> None:
+def test_adding_and_removing_moves_no_other_row() -> None:
     slots = CacheSlots()
     for number in range(4):
         slots.add(row(number))
@@ -65,7 +65,7 @@ def test_others_stay_where_they_are() -> None:
         slots.remove(4)
 
 
-def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = CacheSlots()
     slots.add(row(1))
 
@@ -81,26 +81,26 @@ def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatc
     assert slots.rows.lengths.tolist() == [1, 2]
 
 
-def test_places_that_are_kept_stay_without_rows() -> None:
-    slots = CacheSlots(kept=True)
+def test_slots_stay_allocated_without_rows() -> None:
+    slots = CacheSlots(keep_allocated=True)
     with pytest.raises(IndexError, match="ever taken"):
-        slots.places  # noqa: B018
+        slots.allocated  # noqa: B018
     slots.add(row(1))
     slots.add(row(2))
-    places = slots.places
+    places = slots.allocated
     slots.remove(0)
     slots.remove(0)
     with pytest.raises(IndexError, match="no slot is taken"):
         slots.rows  # noqa: B018
     slots.add(row(3))
-    assert slots.places is places
+    assert slots.allocated is places
     slots.add(row(4))
     slots.add(row(5))
-    assert (slots.places.rows, slots.rows.lengths.tolist()) == (4, [3, 4, 5])
-    assert slots.places.lengths.tolist() == [3, 4, 5, 0]
+    assert (slots.allocated.rows, slots.rows.lengths.tolist()) == (4, [3, 4, 5])
+    assert slots.allocated.lengths.tolist() == [3, 4, 5, 0]
 
 
-def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
+def test_only_a_rows_filled_positions_are_copied() -> None:
     def opened(before: int, length: int) -> Cache:
         """Positions that nothing was written to hold what no row may get."""
         kv = torch.full((1, 1, 2, 1, 8, 2), torch.nan)
@@ -112,7 +112,7 @@ def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
         slots.add(cache)
     slots.remove(0)
     came[0] = came.pop()
-    assert not slots.places["kv"].isnan().any()
+    assert not slots.allocated["kv"].isnan().any()
     slots.rows["kv"][2].fill_(torch.nan)  # a row goes wrong, up to where it is
     slots.rows["kv"][2, ..., 8:, :] = 0
     slots.remove(2)
@@ -140,6 +140,6 @@ def test_large_zeros_take_memory_where_they_are_written(dtype: torch.dtype) -> N
     assert not large[-1, 8:].any()
 
 
-def test_zeros_for_which_there_is_no_room() -> None:
+def test_zeros_larger_than_the_memory_raise() -> None:
     with pytest.raises((MemoryError, RuntimeError)):
         zeros((1 << 62,), torch.empty(0, dtype=torch.uint8))

@@ -1,23 +1,20 @@
-"""Driving a backbone's layers one by one is the backbone's own forward; other architectures are refused."""
+"""Running a backbone layer by layer is transformers' own forward; unsupported architectures are refused."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
+from torch import Tensor
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.layers import Layers
+from everlong_models.backbone.layers import FAMILIES as SUPPORTED
+from everlong_models.backbone.layers import Layers, SplitLayers, layers_of, split_layers_of
 from everlong_models.errors import BackboneError
+from everlong_models.memories.armt import ARMT, ARMTConfig
+from everlong_models.memories.base import SegmentReader
+from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from tests.models.tiny import FAMILIES, VOCAB, llama
 
 SMALL = {
@@ -26,30 +23,68 @@ SMALL = {
     "intermediate_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+    "pad_token_id": 0,
 }
-COUSINS = {
-    "mistral": (MistralForCausalLM, MistralConfig, {"num_key_value_heads": 2, "sliding_window": None}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 2}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 8}),
+OTHERS = {
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    },
+    "arcee": {},
+    "starcoder2": {},
+    "seed_oss": {"head_dim": 8},
+    "gemma": {"head_dim": 8},
+    "phi3": {},
+    "olmo": {"clip_qkv": 0.5},
+    "olmo2": {},
+    "stablelm": {},
+    "cohere": {"logit_scale": 0.25},
+    "glm": {"head_dim": 8},
+    "glm4": {"head_dim": 8},
+    "ernie4_5": {},
+    "helium": {"head_dim": 8},
+    "apertus": {},
+    "nemotron": {},
 }
+"""Settings of the architectures that tests/models/tiny.py does not build."""
+NAMES = [*FAMILIES, *OTHERS]
+SPLIT = [name for name in NAMES if issubclass(SUPPORTED[name], SplitLayers)]
 
 
-def cousin(name: str, **changes: object) -> Backbone:
-    kind, config, more = COUSINS[name]
+def make(name: str, **changes: object) -> Backbone:
+    if name in FAMILIES:
+        return FAMILIES[name](**changes)
     torch.manual_seed(0)
-    return Backbone(kind(config(**SMALL, **(more | changes))).double().eval())
+    config = transformers.AutoConfig.for_model(name, **(SMALL | OTHERS[name] | changes))
+    model = transformers.AutoModelForCausalLM.from_config(config).double().eval()
+    for parameter in model.parameters():  # large enough that every part of a layer changes the result
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return Backbone(model)
 
 
-def make(name: str) -> Backbone:
-    return FAMILIES[name]() if name in FAMILIES else cousin(name)
-
-
-def drive(layers: Layers, x: torch.Tensor, **where: torch.Tensor | None) -> torch.Tensor:
+def run_whole(layers: Layers, x: Tensor, **where: Tensor | None) -> Tensor:
     h, shared = layers.begin(x, **where)
     for layer in range(len(layers)):
         h = layers(layer, h, shared)
     return layers.end(h)
+
+
+def run_halves(layers: SplitLayers, x: Tensor, **where: Tensor | None) -> Tensor:
+    h, shared = layers.begin(x, **where)
+    for layer in range(len(layers)):
+        h = layers.feed_forward(layer, h + layers.attend(layer, layers.norm(layer, h), shared).context)
+    return layers.end(h)
+
+
+RUNS = [*((name, run_whole) for name in NAMES), *((name, run_halves) for name in SPLIT)]
 
 
 @pytest.fixture(autouse=True)
@@ -62,40 +97,63 @@ CLOSE = {"sdpa": {"rtol": 1e-9, "atol": 1e-9}, "eager": {"rtol": 1e-6, "atol": 1
 """Transformers' eager attention has its softmax in float32, whatever the weights: sums of another order differ by 6e-8."""
 
 
+def test_every_supported_architecture_is_tested() -> None:
+    assert set(NAMES) == set(SUPPORTED)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", [*FAMILIES, *COUSINS])
-def test_the_loop_is_the_backbones_forward(name, attention):
+@pytest.mark.parametrize(("name", "run"), RUNS)
+def test_the_loop_is_the_models_own_forward(name, run, attention):
     backbone = make(name)
     backbone.model.set_attn_implementation(attention)
     x = torch.randn(2, 9, 48, dtype=torch.float64)
     expected = backbone.model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
-    layers = Layers(backbone)
+    layers = layers_of(backbone)
     assert len(layers) == backbone.layers
-    torch.testing.assert_close(drive(layers, x), expected, **CLOSE[attention])
+    torch.testing.assert_close(run(layers, x), expected, **CLOSE[attention])
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", [*FAMILIES, *COUSINS])
-def test_rows_continue_at_their_own_positions(name, attention):
+@pytest.mark.parametrize(("name", "run"), RUNS)
+def test_rows_continue_at_their_own_positions(name, run, attention):
     backbone = make(name)
     backbone.model.set_attn_implementation(attention)
-    layers = Layers(backbone)
+    layers = layers_of(backbone)
     x = torch.randn(2, 9, 48, dtype=torch.float64)
-    whole = drive(layers, x)
+    whole = backbone.model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
     starts = (3, 6)
     kv = torch.cat([backbone.new_kv(1, 12), backbone.new_kv(1, 12)])
     for row, n in enumerate(starts):
-        drive(layers, x[row : row + 1, :n], kv=kv[row : row + 1])
+        run(layers, x[row : row + 1, :n], kv=kv[row : row + 1])
     rest = torch.stack([x[row, n : n + 3] for row, n in enumerate(starts)])
-    out = drive(layers, rest, kv=kv, at=torch.tensor(starts))
+    out = run(layers, rest, kv=kv, at=torch.tensor(starts))
     for row, n in enumerate(starts):
         torch.testing.assert_close(out[row], whole[row, n : n + 3], **CLOSE[attention])
 
 
+@pytest.mark.parametrize("run", [run_whole, run_halves])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layers_input_is_that_of_the_models_own_forward(family, run):
+    backbone = FAMILIES[family]()
+    layers, tokens = layers_of(backbone), torch.randint(0, VOCAB, (2, 9))
+    expected = backbone.model(tokens, output_hidden_states=True).hidden_states
+    h, shared = layers.begin(backbone.embed(tokens))
+    for layer in range(len(layers)):
+        torch.testing.assert_close(h, expected[layer])
+        if run is run_whole:
+            h = layers(layer, h, shared)
+        else:
+            h = layers.feed_forward(layer, h + layers.attend(layer, layers.norm(layer, h), shared).context)
+    torch.testing.assert_close(layers.end(h), expected[-1])
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("name", [*FAMILIES, *COUSINS])
+@pytest.mark.parametrize("name", NAMES)
 def test_stacked_weights_run_every_layer_at_once(name):
-    layers = Layers(make(name))
+    layers = layers_of(make(name))
+    if not layers.alike:
+        assert name == "smollm3"
+        return
     h = torch.randn(len(layers), 2, 9, 48, dtype=torch.float64)
     _, shared = layers.begin(h[0])
     together = torch.vmap(lambda weights, x: layers.call_with(weights, x, shared))(layers.stacked(), h)
@@ -103,19 +161,44 @@ def test_stacked_weights_run_every_layer_at_once(name):
         torch.testing.assert_close(together[layer], layers(layer, h[layer], shared), rtol=1e-9, atol=1e-9)
 
 
-def test_what_would_run_wrongly_is_refused():
-    neox = Backbone(GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)))
-    with pytest.raises(BackboneError, match=r"'gpt_neox'.*known: gpt2, llama"):
-        Layers(neox)
+@pytest.mark.parametrize(
+    ("name", "memory"), [*((name, "armt") for name in NAMES), *((name, "infinite") for name in SPLIT)]
+)
+def test_an_untrained_memory_in_the_layers_leaves_the_models_logits_as_they_were(name, memory):
+    backbone = make(name)
+    model: SegmentReader
+    if memory == "armt":
+        model = ARMT(ARMTConfig(segment_length=12, memory_tokens=3, memory_width=4), backbone)
+    else:
+        config = InfiniteConfig(segment_length=12, basis=10, widths=(0.05, 0.1), samples=9)
+        model = InfiniteFormer(config, backbone).eval()
+    tokens = torch.randint(0, VOCAB, (2, 36))
+    expected = backbone.model(tokens[:, 24:]).logits
+    state = model.read(tokens[:, :24], model.initial_state(2))
+    torch.testing.assert_close(model.forward(tokens[:, 24:], state), expected, rtol=1e-6, atol=1e-6)
+    cache, logits = model.open(state, tokens[:, 24:29])
+    for at in range(29, 36):
+        torch.testing.assert_close(logits, expected[:, at - 25], rtol=1e-6, atol=1e-6)
+        logits = model.step(cache, tokens[:, at])
+
+
+def test_unsupported_backbones_are_refused():
+    neox = Backbone(GPTNeoXForCausalLM(GPTNeoXConfig(**(SMALL | {"num_key_value_heads": 6}))))
+    with pytest.raises(
+        BackboneError, match=r"GPTNeoXForCausalLM \(gpt_neox\).*supported for apertus, arcee, cohere, ernie4_5, gemma, "
+    ):
+        layers_of(neox)
+    with pytest.raises(BackboneError, match=r"Olmo2ForCausalLM \(olmo2\).*supported for arcee, gemma, gpt2, granite"):
+        split_layers_of(make("olmo2"))
     with pytest.raises(BackboneError, match="sliding_window=7"):
-        Layers(cousin("mistral", sliding_window=7))
+        layers_of(make("mistral", sliding_window=7))
     backbone = llama()
     del backbone.model.model.rotary_emb
     with pytest.raises(BackboneError, match="LlamaModel has no rotary_emb"):
-        Layers(backbone)
+        layers_of(backbone)
     backbone = llama()
     backbone.model.config._attn_implementation = "flex_attention"
     with pytest.raises(BackboneError, match="attn_implementation='flex_attention' takes no explicit mask"):
-        Layers(backbone)
+        layers_of(backbone).require_masks()
     with pytest.raises(BackboneError, match="needs the keys and values"):
-        Layers(llama()).begin(torch.zeros(1, 1, 48, dtype=torch.float64), at=torch.zeros(1, dtype=torch.int64))
+        layers_of(llama()).begin(torch.zeros(1, 1, 48, dtype=torch.float64), at=torch.zeros(1, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""The lean forward equals transformers' forward, its naive twin; and an optimized backbone refuses what it cannot do."""
+"""The optimised forward equals transformers' own, and an optimised backbone refuses what it cannot do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.linear import has_bfloat16
 from everlong_models.memories.rmt import RMT, RMTConfig
-from tests.models.laws import Laws
+from tests.models.memory_contract import MemoryContract
 from tests.models.tiny import gpt2, llama
 
 SIZES = {
@@ -86,11 +86,13 @@ def embeddings(backbone: Backbone, rows: int, length: int, seed: int = 1) -> tor
     return torch.randn(rows, length, backbone.width, dtype=backbone.dtype)
 
 
-def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(twins):
-    """Of a text that begins at position 7, by transformers' own account, seven are taken out before it: then it begins at 0,
-    in all layers. What lies before and behind stays."""
+def test_evicting_positions_equals_never_having_counted_them(twins):
+    """A text computed from position 7 on, with seven positions removed before it, equals the text from position 0 on.
+
+    The positions before and after it do not change.
+    """
     naive, fast, _ = twins
-    assert naive.lets_go
+    assert naive.can_evict
     x = embeddings(naive, 1, 20)
     late = DynamicCache()
     naive.model.base_model(inputs_embeds=x, position_ids=torch.arange(7, 27)[None], past_key_values=late)
@@ -102,7 +104,7 @@ def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(tw
     naive.hidden(x, kv=early)
     for backbone in (naive, fast):
         slid = kv.clone()
-        backbone.let_go(slid, 2, 7, 29)
+        backbone.evict(slid, 2, 7, 29)
         # transformers computes angles in float32 whatever the model's type.
         torch.testing.assert_close(
             slid[..., 2:22, :], early, rtol=1e-5, atol=1e-4 if x.dtype == torch.float32 else 1e-5
@@ -165,7 +167,7 @@ def test_bfloat16():
             assert torch.equal(fast.hidden(x[row : row + 1]), found[row : row + 1])
 
 
-def test_what_comes_in_is_not_changed(twins):
+def test_inputs_are_not_changed(twins):
     _, fast, _ = twins
     x = embeddings(fast, 2, 20)
     before = x.clone()
@@ -174,7 +176,7 @@ def test_what_comes_in_is_not_changed(twins):
     assert torch.equal(x, before)
 
 
-class TestLaws(Laws):
+class TestLaws(MemoryContract):
     autocast = False
 
     @pytest.fixture
@@ -217,7 +219,7 @@ def with_adapter() -> Backbone:
     ],
     ids=["architecture", "activation", "rope", "sliding-window", "adapter"],
 )
-def test_what_is_not_understood_stays_as_it_is(backbone, reason):
+def test_an_unsupported_model_is_left_unchanged(backbone, reason):
     import re
 
     backbone = backbone()

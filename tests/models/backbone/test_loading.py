@@ -24,7 +24,7 @@ from everlong_models.backbone.loading import (
     pull,
 )
 from everlong_models.errors import BackboneError
-from tests.models.folders import backbone
+from tests.models.model_folders import backbone
 
 CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes a minute, once a machine
 
@@ -98,7 +98,7 @@ class TestNames:
         assert (model.vocab_size, tokenizer.vocab_size) == (300, 300)
         assert not (tmp_path / "models").exists()
 
-    def test_weights_that_the_device_has_no_room_for(self, tmp_path, monkeypatch):
+    def test_weights_larger_than_the_devices_memory(self, tmp_path, monkeypatch):
         numbers = sum(weight.numel() for weight in load_file(backbone() / "model.safetensors").values())
         free = SimpleNamespace(available=4 * numbers - 1)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
@@ -108,7 +108,7 @@ class TestNames:
         assert load(backbone(), tmp_path)[0].dtype == torch.float32
 
     @pytest.mark.parametrize("parts", [False, True])
-    def test_weights_that_are_there_twice_are_loaded_once(self, folder, tmp_path, monkeypatch, parts):
+    def test_duplicate_weight_files_are_loaded_once(self, folder, tmp_path, monkeypatch, parts):
         """Under their authors' name, too, as Mistral's are."""
         tensors = load_file(folder / "model.safetensors")
         if parts:
@@ -126,7 +126,7 @@ class TestNames:
         with pytest.raises(BackboneError, match="GB free"):
             load(folder, tmp_path)
 
-    def test_the_type_is_what_was_asked_for(self, tmp_path):
+    def test_the_dtype_is_the_requested_one(self, tmp_path):
         model, _ = load_backbone(str(backbone()), models_dir=tmp_path, dtype=torch.bfloat16)
         assert model.dtype == torch.bfloat16
 
@@ -140,7 +140,7 @@ class TestNames:
 
     @pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "a b c", "../up", "no-such-model"])
     @pytest.mark.usefixtures("offline")
-    def test_a_name_that_nothing_has(self, tmp_path, name):
+    def test_an_unknown_name(self, tmp_path, name):
         with pytest.raises(BackboneError, match=f"no backbone '{name}': not a folder, not a GGUF file, not pulled"):
             load(name, tmp_path)
 
@@ -218,7 +218,7 @@ def test_special_tokens_are_those_of_the_file():
     right = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     assert (right["bos_token"], right["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
-    loading._mend_tokenizer(tokenizer, find_packaged())
+    loading._repair_tokenizer(tokenizer, find_packaged())
     assert {name: getattr(tokenizer, name) for name in right} == right
     assert tokenizer.tokenize("a 1991") == ["a", "Ġ", "1", "9", "9", "1"]
 
@@ -253,7 +253,7 @@ class TestGGUF:
 
         monkeypatch.setattr(loading, "AutoModelForCausalLM", Fake)
         monkeypatch.setattr(loading, "AutoTokenizer", Fake)
-        monkeypatch.setattr(loading, "_mend_tokenizer", lambda *_: None)
+        monkeypatch.setattr(loading, "_repair_tokenizer", lambda *_: None)
         file = tmp_path / "model.gguf"
         file.write_bytes(b"first")
 
@@ -271,7 +271,7 @@ class TestGGUF:
         assert convert() != target
         assert not list(convert.models.glob(".*"))
 
-    def test_other_weights_behind_the_same_metadata_are_another_model(self, convert):
+    def test_other_weights_with_the_same_metadata_are_another_model(self, convert):
         """Of a file that was replaced by one of the same name and size."""
         metadata, tensors = bytes(1 << 20), bytes(1 << 20)
         convert.file.write_bytes(metadata + tensors)
@@ -279,7 +279,7 @@ class TestGGUF:
         convert.file.write_bytes(metadata + tensors[:-1] + b"!")
         assert convert() != target
 
-    def test_a_conversion_beside_it_may_be_quicker(self, convert, monkeypatch):
+    def test_a_concurrent_conversion_may_finish_first(self, convert, monkeypatch):
         save = convert.fake.save_pretrained
         target = convert()
         shutil.rmtree(target)
@@ -304,7 +304,7 @@ class TestGGUF:
             convert()
         assert list(convert.models.iterdir()) == []
 
-    def test_a_place_that_cannot_be_taken_is_an_error(self, convert):
+    def test_a_folder_that_cannot_be_renamed_is_an_error(self, convert):
         target = convert()
         (target / "config.json").rename(target / "something else")
         with pytest.raises(OSError, match="not empty"):
@@ -332,13 +332,13 @@ class TestPull:
         monkeypatch.setattr("huggingface_hub.snapshot_download", hub.download)
         return hub
 
-    def test_what_was_pulled_is_found_again(self, hub, tmp_path):
+    def test_a_pulled_model_is_found_again(self, hub, tmp_path):
         target = find_backbone("some/model", models_dir=tmp_path)
         assert target == tmp_path / "some--model"
         hub.fails = True
         assert find_backbone("some/model", models_dir=tmp_path) == target
 
-    def test_a_pull_that_was_cut_off_is_no_model(self, hub, tmp_path):
+    def test_an_interrupted_pull_is_not_taken_for_a_model(self, hub, tmp_path):
         hub.fails = True
         for _ in range(2):
             with pytest.raises(BackboneError, match="the line is dead"):

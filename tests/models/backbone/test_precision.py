@@ -35,7 +35,7 @@ def made(name: str, options: dict[str, Any], dtype: torch.dtype) -> SegmentReade
 
 
 @pytest.mark.parametrize(("name", "options"), AROUND)
-def test_what_learns_has_gradients_and_what_is_asked_is_answered(name: str, options: dict[str, Any]) -> None:
+def test_training_and_answering_work_under_autocast(name: str, options: dict[str, Any]) -> None:
     memory = made(name, options, torch.bfloat16)
     text = torch.randint(0, VOCAB, (2, 36), generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
@@ -53,8 +53,8 @@ def test_what_learns_has_gradients_and_what_is_asked_is_answered(name: str, opti
     assert any(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in learning)
 
 
-def test_what_adds_up_keeps_its_bits() -> None:
-    """ARMT's associative memory under autocast is that without it, where what is projected has few bits anyhow."""
+def test_sums_keep_their_precision_under_autocast() -> None:
+    """ARMT's associative memory is the same with and without autocast if the projections are rounded either way."""
     generator = torch.Generator().manual_seed(0)
 
     def few(*shape: int, most: int = 1) -> Tensor:
@@ -74,7 +74,7 @@ def test_what_adds_up_keeps_its_bits() -> None:
     assert not torch.equal(exact[0].bfloat16().float(), exact[0]), "bits there are to lose"
 
 
-def test_autocast_is_left_and_found_again() -> None:
+def test_autocast_is_disabled_inside_and_restored_after() -> None:
     assert not under_autocast(CPU)
     with torch.autocast("cpu", torch.bfloat16):
         assert under_autocast(CPU)

@@ -25,8 +25,8 @@ from everlong_models.memories.relative.transformer_xl import TransformerXL, Tran
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.window import Window, WindowConfig
-from tests.models.laws import assert_same_state, tokens
-from tests.models.tape import record
+from tests.models.fake_cuda_graph import record
+from tests.models.memory_contract import assert_same_state, tokens
 from tests.models.tiny import llama
 
 S = 12
@@ -64,7 +64,7 @@ def written(cache: Cache, name: str) -> list[torch.Tensor]:
 def test_a_captured_step_equals_a_step(memory, moves: list[int]) -> None:
     """Above 0: a row with so many tokens comes; below: that one leaves, from the end; 0, and whenever one is full: a step."""
     with torch.no_grad():
-        recorded, plain = CacheSlots(kept=True), CacheSlots()
+        recorded, plain = CacheSlots(keep_allocated=True), CacheSlots()
         step, texts = StepGraphs(memory.step, record), iter(range(10**6))
         for move in [*moves, 0, 0]:
             if move > 0:
@@ -94,7 +94,7 @@ def add(memory, slots: CacheSlots, length: int = 2) -> None:
 
 
 def test_a_step_is_captured_once_for_each_size_and_again_after_rows_have_moved(memory) -> None:
-    slots, sizes = CacheSlots(kept=True), []
+    slots, sizes = CacheSlots(keep_allocated=True), []
 
     def counted(run):
         replay, logits = record(run)
@@ -125,7 +125,7 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph_and_is_logged_once(
     def refuses(run):
         raise torch.OutOfMemoryError("no room for a graph")
 
-    slots, plain = CacheSlots(kept=True), CacheSlots()
+    slots, plain = CacheSlots(keep_allocated=True), CacheSlots()
     step = StepGraphs(memory.step, refuses)
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         for each in (slots, plain):
@@ -140,7 +140,7 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph_and_is_logged_once(
 
 def test_a_former_row_does_not_write_beyond_its_segment(memory) -> None:
     """A place that was left with a full segment is stepped again, beside others, many times."""
-    slots = CacheSlots(kept=True)
+    slots = CacheSlots(keep_allocated=True)
     step = StepGraphs(memory.step, record)
     with torch.no_grad():
         for length in (2, 2, 2, S):
@@ -148,7 +148,7 @@ def test_a_former_row_does_not_write_beyond_its_segment(memory) -> None:
         slots.remove(3)
         for _ in range(S - 2):
             step(slots, torch.zeros(3, dtype=torch.int64))
-        places: Cache = slots.places
+        places: Cache = slots.allocated
         assert places.lengths.tolist() == [S, S, S, 1]
 
 
@@ -169,7 +169,7 @@ class TestReadGraphs:
     def reader(self, request):
         torch.manual_seed(0)
         memory = READERS[request.param]().eval()
-        assert memory.recordable
+        assert memory.graph_capturable
         return memory
 
     def test_a_captured_segment_equals_a_read(self, reader) -> None:
@@ -245,10 +245,10 @@ class TestReadGraphs:
 
 
 def test_memories_that_wait_for_the_device_are_not_recordable() -> None:
-    assert not RMT(RMTConfig(segment_length=S, memory_tokens=3), llama()).recordable, (
+    assert not RMT(RMTConfig(segment_length=S, memory_tokens=3), llama()).graph_capturable, (
         "transformers' forward looks at positions"
     )
-    assert not MEMORIES["sticky"]().recordable, "how many segments a row has read decides what is computed"
+    assert not MEMORIES["sticky"]().graph_capturable, "how many segments a row has read decides what is computed"
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -263,7 +263,7 @@ def test_garbage_collection_is_off_during_a_capture(collecting: bool) -> None:
     was = gc.isenabled()
     (gc.enable if collecting else gc.disable)()
     try:
-        slots = CacheSlots(kept=True)
+        slots = CacheSlots(keep_allocated=True)
         with torch.inference_mode():
             slots.add(memory.open(memory.initial_state(1), tokens(memory, 1, 3))[0])
             StepGraphs(memory.step, fails)(slots, torch.tensor([1]))

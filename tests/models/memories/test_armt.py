@@ -1,4 +1,4 @@
-"""ARMT obeys the laws, equals its equations written out in loops, and refuses what cannot work."""
+"""ARMT passes the memory contract, equals its equations written out in loops, and refuses what cannot work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.memories.armt import ARMT, ARMTConfig, Projections, dpfp, memorise, recall
 from everlong_models.memories.state import MemoryState
-from tests.models.laws import CLOSE, Laws, assert_same_state, tokens
+from tests.models.memory_contract import CLOSE, MemoryContract, assert_same_state, tokens
 from tests.models.tiny import FAMILIES, gpt2, llama
 
 # On the CPU, vmap has no batched attention and says so; the results are what is tested here.
@@ -30,7 +30,7 @@ def armt(backbone: Backbone, trained: bool = True, **changes: object) -> ARMT:
     return model
 
 
-class TestARMT(Laws):
+class TestARMT(MemoryContract):
     @pytest.fixture(
         params=[*((family, way) for family in FAMILIES for way in ("in-order", "diagonals")), ("llama", "thin")],
         ids="-".join,
@@ -282,7 +282,7 @@ def test_a_state_has_the_promised_size():
     assert state.nbytes == 2 * 2 * (48 * 48 + 48) * 4  # rows · layers · (D·K + K) · bytes
 
 
-def test_what_cannot_work_is_refused_at_construction():
+def test_invalid_settings_are_refused_at_construction():
     with pytest.raises(ConfigError, match=r"memory_tokens=12: must be smaller than segment_length=12"):
         armt(llama(), memory_tokens=12)
     with pytest.raises(ConfigError, match=r"segment_length \+ memory_tokens = 129 exceeds .* 128 positions"):

@@ -1,4 +1,4 @@
-"""RMT obeys the laws, equals the paper's equations, and refuses what cannot work."""
+"""RMT passes the memory contract, equals the paper's equations, and refuses what cannot work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from everlong_models.errors import ConfigError
 from everlong_models.memories.rmt import RMT, RMTConfig
-from tests.models.laws import Laws, tokens
+from tests.models.memory_contract import MemoryContract, tokens
 from tests.models.tiny import FAMILIES, llama
 
 
-class TestRMT(Laws):
+class TestRMT(MemoryContract):
     pauses = 0  # transformers' own forward, which nothing gets into
 
     @pytest.fixture(params=[(family, form) for family in FAMILIES for form in ("raw", "norm", "zero")], ids="-".join)
@@ -53,7 +53,7 @@ def test_an_untrained_zero_form_keeps_its_first_memory():
     assert torch.equal(state["memory"], model.initial_state()["memory"])
 
 
-def test_what_cannot_work_is_refused_at_construction():
+def test_invalid_settings_are_refused_at_construction():
     with pytest.raises(ConfigError, match=r"memory_tokens=8: must be smaller than segment_length=8"):
         RMT(RMTConfig(segment_length=8, memory_tokens=8), llama())
     with pytest.raises(ConfigError, match=r"exceeds the backbone's 128 positions"):

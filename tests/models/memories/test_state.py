@@ -80,12 +80,12 @@ class TestMemoryState:
         ],
         ids=["name", "shape", "dtype", "more"],
     )
-    def test_unlike_states_do_not_stack(self, other):
+    def test_stacking_different_states_is_refused(self, other):
         with pytest.raises(StateShape, match="the model needs"):
             MemoryState.stack([MemoryState({"a": torch.zeros(1, 2)}), MemoryState(other)])
 
-    def test_no_states_do_not_stack(self):
-        with pytest.raises(StateShape, match="no states"):
+    def test_stacking_no_states_is_refused(self):
+        with pytest.raises(StateShape, match="at least one state"):
             MemoryState.stack([])
 
     @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ class TestMemoryState:
         [{}, {"a": torch.tensor(1.0)}, {"a": torch.zeros(2), "b": torch.zeros(3)}],
         ids=["none", "scalar", "rows differ"],
     )
-    def test_what_is_no_batch_is_refused(self, tensors):
+    def test_tensors_without_a_batch_dimension_are_refused(self, tensors):
         with pytest.raises(StateShape):
             MemoryState(tensors)
 
@@ -164,7 +164,7 @@ class TestCodec:
         s = MemoryState(tensors)
         assert decode_state(encode_state(s, fingerprint), fingerprint).digest() == s.digest()
 
-    def test_tensors_that_share_memory_or_are_no_block(self):
+    def test_tensors_that_share_memory_or_are_not_contiguous(self):
         a = torch.randn(2, 4, 3)
         s = MemoryState({"a": a, "b": a, "row": a[:, 1:], "turned": a.transpose(1, 2)})
         assert same(decode_state(encode_state(s, "m"), "m"), s)
@@ -188,7 +188,7 @@ class TestCodec:
     @pytest.mark.parametrize("extra", [1, 8, 1000])
     def test_extended(self, extra):
         blob = encode_state(state(), "m")
-        with pytest.raises(StateTruncated, match=f"promises {len(blob) - HEADER} bytes of payload, found"):
+        with pytest.raises(StateTruncated, match=f"announces {len(blob) - HEADER} bytes of payload, found"):
             decode_state(blob + bytes(extra), "m")
 
     def test_every_flipped_bit_is_found(self):
@@ -222,7 +222,7 @@ class TestCodec:
             decode_state(frame(garbage), "m")
 
     def test_other_model(self):
-        with pytest.raises(StateOfOtherModel, match="state of model mine, this model is yours"):
+        with pytest.raises(StateOfOtherModel, match="the state belongs to model mine, this model is yours"):
             decode_state(encode_state(state(), "mine"), "yours")
         with pytest.raises(StateOfOtherModel, match="None"):
             decode_state(frame(save({"a": torch.ones(1)})), "m")
@@ -251,7 +251,7 @@ class TestCodec:
             decode_state(frame(struct.pack("<Q", len(header)) + header.encode() + bytes(4)), "m")
 
     @pytest.mark.parametrize("tensors", [{}, {"a": torch.tensor(1.0)}, {"a": torch.ones(1), "b": torch.ones(2)}])
-    def test_a_payload_that_is_no_batch(self, tensors):
+    def test_a_payload_without_a_batch_dimension(self, tensors):
         with pytest.raises(StateShape):
             decode_state(frame(save(tensors, metadata={"model": "m"})), "m")
 

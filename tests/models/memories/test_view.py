@@ -14,11 +14,11 @@ from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part, effective_rank, relative_change
+from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 from everlong_models.memories.window import Window, WindowConfig
-from tests.models.laws import tokens
+from tests.models.memory_contract import tokens
+from tests.models.naive_relative import SMALL, random_weights
 from tests.models.tiny import llama
-from tests.models.twins import SMALL, random_weights
 
 INFINITE = {"segment_length": 12, "basis": 10, "widths": (0.05, 0.1), "samples": 9, "output": "random"}
 
@@ -30,7 +30,7 @@ def _no_grad():
 
 
 def viewed(model, read: int, open: int):
-    """The view behind `read` tokens, with `open` more in the open segment; the state; all tokens."""
+    """Return the view after `read` tokens, with `open` more in the open segment; the state; all tokens."""
     text = tokens(model, 1, read + open)
     state = model.read(text[:, :read], model.initial_state())
     return model.view(state, text[:, read:], read), state, text
@@ -60,18 +60,18 @@ def test_relative_change():
 def test_window_tells_which_tokens_it_holds():
     model = Window(WindowConfig(segment_length=12, sinks=5, window=17), llama())
     view, state, text = viewed(model, 36, 7)
-    assert view.parts == (Part("sinks", 0, 5, 5, 5, 31 + 7), Part("window", 19, 36, 17, 17, 7))
+    assert view.parts == (MemoryPart("sinks", 0, 5, 5, 5, 31 + 7), MemoryPart("window", 19, 36, 17, 17, 7))
     assert torch.equal(state["window"][0], text[0, 19:36])
     assert torch.equal(state["sinks"][0], text[0, :5])
-    assert viewed(model, 12, 0)[0].parts == (Part("sinks", 0, 5, 5, 5, 7), Part("window", 5, 12, 17, 7, 0))
+    assert viewed(model, 12, 0)[0].parts == (MemoryPart("sinks", 0, 5, 5, 5, 7), MemoryPart("window", 5, 12, 17, 7, 0))
     alone = Window(WindowConfig(segment_length=12, sinks=0, window=17), llama())
-    assert viewed(alone, 12, 3)[0].parts == (Part("window", 0, 12, 17, 12, 3),)
+    assert viewed(alone, 12, 3)[0].parts == (MemoryPart("window", 0, 12, 17, 12, 3),)
 
 
 @pytest.mark.parametrize("read", [8, 24])
 def test_models_from_scratch_tell_which_positions_they_hold(read: int):
     held = min(read, 13)
-    expected = (Part("memory", read - held, read, 13, held, 3),)
+    expected = (MemoryPart("memory", read - held, read, 13, held, 3),)
     lamemo = random_weights(LaMemo(LaMemoConfig(**SMALL, memory_length=13)))
     view, state, text = viewed(lamemo, read, 3)
     assert view.parts == expected
@@ -82,12 +82,18 @@ def test_models_from_scratch_tell_which_positions_they_hold(read: int):
     assert viewed(none, read, 3)[0].parts == ()
 
 
-def test_compressive_tells_what_was_squeezed():
+def test_compressive_reports_compressed_positions():
     config = CompressiveConfig(**SMALL, memory_length=6, compressed_length=4, compression_rate=3)
     model = random_weights(Compressive(config))
     # After 8 tokens one group of 3 has left; after 32 nine groups, of which the last four are kept.
-    assert viewed(model, 8, 2)[0].parts == (Part("compressed", 0, 3, 4, 1, 2), Part("memory", 3, 8, 6, 5, 2))
-    assert viewed(model, 32, 0)[0].parts == (Part("compressed", 15, 27, 4, 4, 0), Part("memory", 27, 32, 6, 5, 0))
+    assert viewed(model, 8, 2)[0].parts == (
+        MemoryPart("compressed", 0, 3, 4, 1, 2),
+        MemoryPart("memory", 3, 8, 6, 5, 2),
+    )
+    assert viewed(model, 32, 0)[0].parts == (
+        MemoryPart("compressed", 15, 27, 4, 4, 0),
+        MemoryPart("memory", 27, 32, 6, 5, 0),
+    )
 
 
 def test_rmt_tells_what_the_open_segment_would_change():
@@ -100,7 +106,7 @@ def test_rmt_tells_what_the_open_segment_would_change():
     assert part.used == pytest.approx(float(effective_rank(state["memory"][0])))
     assert 1 <= part.used <= 4
     assert viewed(model, 24, 0)[0].parts[0].change is None
-    assert viewed(model, 0, 5)[0].parts == (Part("memory", 0, 0, 4, 0.0, 5),)
+    assert viewed(model, 0, 5)[0].parts == (MemoryPart("memory", 0, 0, 4, 0.0, 5),)
 
 
 def test_armt_tells_how_full_each_layers_matrix_is():
@@ -126,9 +132,9 @@ def test_armt_tells_how_full_each_layers_matrix_is():
 def test_infinite_tells_what_the_open_segments_queries_attend_to(changes):
     model = InfiniteFormer(InfiniteConfig(**INFINITE, **changes), llama()).eval()
     view, state, text = viewed(model, 36, 5)
-    assert view.parts == (Part("signal", 0, 36, 10, 10, 5),)
-    densities = model._pass_from(text[:, 36:], state).densities
-    spaces = model.memory.spaces(state.tensors, 36)
+    assert view.parts == (MemoryPart("signal", 0, 36, 10, 10, 5),)
+    densities = model._run_segment(text[:, 36:], state).densities
+    spaces = model.memory.voronoi_cells(state.tensors, 36)
     for layer, density, space in zip(view.layers, densities, spaces, strict=True):
         mass = sticky.histogram(density.mean, density.variance, 128)[0]
         torch.testing.assert_close(doubles(*layer.attention), mass / mass.sum())
@@ -153,13 +159,13 @@ def test_plain_infinite_gives_the_newest_segment_the_most_space_and_sticky_what_
     assert past[0].end <= 12
 
 
-def test_infinite_from_scratch_counts_what_is_still_on_its_way():
+def test_infinite_from_scratch_counts_the_short_term_memory():
     config = {"segment_length": 12, "vocab_size": 40, "layers": 2, "heads": 2, "width": 16, "samples": 9, "basis": 10}
     for stick in ("off", "independent"):
         model = InfiniteScratch(InfiniteScratchConfig(**config, short_term=20, sticky=stick), torch.float64)
         assert viewed(model, 12, 3)[0].layers == ()
         view, state, _ = viewed(model, 48, 3)
-        assert view.parts == (Part("signal", 0, 28, 10, 10, 3), Part("short_term", 28, 48, 20, 20, 3))
+        assert view.parts == (MemoryPart("signal", 0, 28, 10, 10, 3), MemoryPart("short_term", 28, 48, 20, 20, 3))
         assert int(state["segments"]) == 3  # of 4, 12 and 12 tokens
         for layer in view.layers:
             assert layer.edges[-1] == 28

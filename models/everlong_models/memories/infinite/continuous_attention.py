@@ -9,8 +9,8 @@ A Gaussian density over [0, 1] attends to it in closed form, since the product o
 
     E_p[ψ_j] = ∫ N(t; μ, σ²) N(t; μ_j, σ_j²) dt = N(μ; μ_j, σ² + σ_j²)                            (for Eq. 6, 11)
 
-The signal takes in T new vectors by contraction to [0, τ], reading M samples of it, and regressing samples and new
-vectors together (Eq. 13-15). With evenly spaced samples all of that is linear in B and X, with constant operators:
+An update adds T new vectors: it contracts the signal to [0, τ], reads M samples of it, and regresses samples and new
+vectors together (Eq. 13-15). With evenly spaced samples the update is linear in B and X, with constant operators:
 
     B' = G_pastᵀ Ψ B + G_newᵀ X,   Ψ = [ψ(t_1/τ) … ψ(t_M/τ)]ᵀ
 """
@@ -27,15 +27,15 @@ from torch import Tensor
 
 
 def spread(count: int, low: float, high: float) -> Tensor:
-    """`count` positions in ]low, high], linearly spaced: t_i = i / L of section 2.2, moved. float64."""
+    """Return `count` linearly spaced positions in ]low, high], float64: t_i = i / L of section 2.2, rescaled."""
     return low + (high - low) * torch.arange(1, count + 1, dtype=torch.float64) / max(count, 1)
 
 
 def expectation(mean: Tensor, variance: Tensor, centres: Tensor, widths: Tensor) -> Tensor:
-    """E_p[ψ] (…, N) of p = N(`mean`, `variance`) (…), for a basis of `widths` (W,) at each of `centres` (n,), N = W·n.
+    """Return E_p[ψ] (…, N) of p = N(`mean`, `variance`) (…), for a basis of `widths` (W,) at each of `centres` (n,), N = W·n.
 
-    A `variance` of zero gives ψ(mean) itself. The large tensors are touched as seldom as can be, for they are queries
-    times N: distances are shared by the widths, and the normalisation goes into the exponent.
+    A `variance` of zero gives ψ(mean) itself. To touch the large tensors (queries × N) as little as possible, all widths
+    share the distances, and the normalisation is added to the exponent.
     """
     variance = variance[..., None] + widths.square()  # (…, W)
     distance = (mean[..., None] - centres).square()  # (…, n)
@@ -52,21 +52,21 @@ class Basis:
     widths: tuple[float, ...]
 
     def centres(self) -> Tensor:
-        """The n = N / len(widths) centres (n,), float64. ψ_j has the centre j mod n and the width j div n."""
+        """Return the n = N / len(widths) centres (n,), float64. ψ_j has the centre j mod n and the width j div n."""
         return torch.linspace(0, 1, self.functions // len(self.widths), dtype=torch.float64)
 
     def deviations(self) -> Tensor:
-        """`widths` (W,), float64."""
+        """Return `widths` as a tensor (W,), float64."""
         return torch.tensor(self.widths, dtype=torch.float64)
 
     def at(self, t: Tensor) -> Tensor:
-        """ψ(t), (…, N) float64, of positions `t` (…) on the CPU."""
+        """Return ψ(t), (…, N) float64, of positions `t` (…) on the CPU."""
         return expectation(t.double(), torch.zeros_like(t), self.centres(), self.deviations())
 
 
 @dataclass(frozen=True)
 class Regression:
-    """How a signal takes in new vectors: the basis, M = `samples` of its past, and λ = `penalty` of the ridge."""
+    """The settings of an update: the basis, M = `samples` of the past, and the ridge penalty λ = `penalty`."""
 
     basis: Basis
     samples: int
@@ -74,7 +74,7 @@ class Regression:
 
 
 class Operators(NamedTuple):
-    """One update: B' = `past` · X_past + `new` · X_new; with even samples the first term is `contract` · B."""
+    """The matrices of one update: B' = `past` · X_past + `new` · X_new; with even samples the first term is `contract` · B."""
 
     past: Tensor  # (N, M) = G_pastᵀ
     new: Tensor  # (N, T) = G_newᵀ
@@ -82,9 +82,9 @@ class Operators(NamedTuple):
 
 
 def ridge(design: Tensor, penalty: float) -> Tensor:
-    """G (T, N) of Eq. 5 from `design` = Fᵀ (T, N): the solution of the normal equations, by Cholesky in float64.
+    """Return G (T, N) of Eq. 5 for `design` = Fᵀ (T, N): solves the normal equations by Cholesky in float64.
 
-    The condition number reaches 10⁶ with the paper's bases, which float32 would not survive.
+    The condition number reaches 10⁶ with the paper's bases: too much for float32.
     """
     design = design.double()
     normal = design.T @ design
@@ -93,10 +93,10 @@ def ridge(design: Tensor, penalty: float) -> Tensor:
 
 
 def operators(regression: Regression, length: int, tau: float) -> Operators:
-    """The update for `length` new vectors and a contraction by `tau`, in float64.
+    """Return the matrices of an update by `length` new vectors with a contraction by `tau`, in float64.
 
-    The past's samples lie on ]0, τ] and the new vectors on ]τ, 1]. `tau` = 0 is the first update: there is no past, and
-    the new vectors have all of [0, 1].
+    The past's samples are placed on ]0, τ] and the new vectors on ]τ, 1]. `tau` = 0 is the first update: there is no
+    past, and the new vectors get all of [0, 1].
     """
     basis, samples = regression.basis, regression.samples if tau else 0
     positions = torch.cat([spread(samples, 0, tau), spread(length, tau, 1)])
@@ -109,16 +109,16 @@ def operators(regression: Regression, length: int, tau: float) -> Operators:
 def stored_operators(
     regression: Regression, length: int, tau: float, device: torch.device, dtype: torch.dtype
 ) -> Operators:
-    """`operators`, rounded to `dtype` and moved to `device`: they depend on positions only, so they are kept."""
-    # Made as ordinary tensors even when asked for in inference mode: the next caller may be training.
+    """Return cached `operators`, rounded to `dtype`, on `device`. They depend on positions only."""
+    # Ordinary tensors even if the caller is in inference mode: the next caller may be training.
     with torch.inference_mode(False), torch.no_grad():
         return Operators(*(matrix.to(device, dtype) for matrix in operators(regression, length, tau)))
 
 
 def divergence(variance: Tensor, prior: float) -> Tensor:
-    """KL of N(μ, `variance`) from N(μ, `prior`²): ½ (σ²/σ0² − log(σ²/σ0²) − 1).
+    """Return the KL divergence of N(μ, `variance`) from N(μ, `prior`²): ½ (σ²/σ0² − log(σ²/σ0²) − 1).
 
-    Eq. 21 with its logarithm corrected: the paper prints log(σ/σ0).
+    This is Eq. 21 with its logarithm corrected: the paper prints log(σ/σ0).
     """
     ratio = variance / prior**2
     return 0.5 * (ratio - ratio.log() - 1)

@@ -1,14 +1,14 @@
-"""∞-former as a small transformer from scratch, with a short-term memory beside the long-term one (section 4.1).
+"""∞-former as a small transformer trained from scratch, with a short-term and a long-term memory (section 4.1).
 
-The model of the sorting task. Each layer attends to a short-term memory of its last m inputs and to the segment,
-and to its long-term memory (Eq. 12); what leaves the short-term memory enters the long-term one (section 3.2). Blocks
-are pre-norm:
+This is the paper's model of the sorting task. Each layer attends to a short-term memory of its last m inputs, to the
+segment, and to its long-term memory (Eq. 12). Inputs that leave the short-term memory enter the long-term one (section
+3.2). Layers are pre-norm:
 
     C = norm([STM ; X]),  q = W_q (norm(X) + P_X),  k = W_k (C + P),  v = W_v C
     X' = X + Attention(q, k, v) W_o + Z_LTM(q),    X'' = X' + FFN(norm(X'))
 
-Positions P are sinusoidal, counted within [STM ; segment] and added to queries and keys only, so that a cached input is
-the same at whatever distance it is met (Transformer-XL's relative positions serve the same end).
+Positions P are sinusoidal, counted within [STM ; segment], and added to queries and keys only. So a cached input does
+not depend on the distance at which it is read (Transformer-XL's relative positions serve the same purpose).
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everlong_models.backbone.kv_cursor import KVCursor, causal_mask
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.yield_point import yield_point
-from everlong_models.memories.infinite.long_term import Contraction, LongTermConfig, LongTermMemory, Look
-from everlong_models.memories.infinite.pretrained import LongTermReader, Trace
+from everlong_models.memories.infinite.long_term import Contraction, LongTermConfig, LongTermMemory, ProjectedMemory
+from everlong_models.memories.infinite.pretrained import LayerTrace, LongTermReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part
+from everlong_models.memories.view import MemoryPart
 
 
 class InfiniteScratchConfig(LongTermConfig):
-    """The paper's settings for sorting are the defaults (section 4.1, appendix C.1); it does not tell the width.
+    """The defaults are the paper's settings for sorting (section 4.1, appendix C.1); it does not give the width.
 
     `vocab_size`: 20 symbols and a separator. `short_term`: m, positions of the short-term memory.
     """
@@ -49,8 +50,8 @@ class InfiniteScratchConfig(LongTermConfig):
     tau: Contraction = 0.75
     output: Literal["zero", "random", "none"] = "random"
 
-    def require_workable(self) -> None:
-        super().require_workable()
+    def check(self) -> None:
+        super().check()
         for field in ("vocab_size", "layers", "heads"):
             if getattr(self, field) < 1:
                 raise ConfigError(field, getattr(self, field), "must be at least 1")
@@ -60,8 +61,8 @@ class InfiniteScratchConfig(LongTermConfig):
             raise ConfigError("width", self.width, f"must be a positive multiple of 2·heads = {2 * self.heads}")
 
 
-class Block(nn.Module):
-    """One layer: the projections of its attention, and its feed-forward half."""
+class PreNormLayer(nn.Module):
+    """One pre-norm layer: the projections of its attention, and its feed-forward half."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -73,27 +74,27 @@ class Block(nn.Module):
         )
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, D) as heads (B, H, T, d)."""
+        """Split into heads: (B, T, D) → (B, H, T, d)."""
         B, T, D = x.shape
         return x.view(B, T, self.heads, D // self.heads).transpose(1, 2)
 
-    def attended(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, T, d) of normed inputs (B, T, D) at encoded `positions` (…, T, D)."""
+    def keys_values(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H, T, d) of normed inputs (B, T, D) at encoded `positions` (…, T, D)."""
         return self.split(self.key(normed + positions)), self.split(self.value(normed))
 
 
 class InfiniteScratch(LongTermReader):
-    """∞-former from scratch.
+    """∞-former trained from scratch.
 
-    State: that of `LongTermMemory`; `short_term` (rows, layers, m, D), the last layer inputs, right-aligned; `held`
-    (rows,), how many of them there are. Raises `ConfigError` for settings that cannot work.
+    State: that of `LongTermMemory`, plus `short_term` (rows, layers, m, D), the last layer inputs, right-aligned, and
+    `held` (rows,), how many of them are filled. Raises `ConfigError` for invalid settings.
     """
 
     positions: Tensor
 
     def __init__(self, config: InfiniteScratchConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        config.require_workable()
+        config.check()
         D, H = config.width, config.heads
         self.config = config
         self.segment_length = config.segment_length
@@ -101,7 +102,7 @@ class InfiniteScratch(LongTermReader):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.embedding = nn.Embedding(config.vocab_size, D)
-            self.blocks = nn.ModuleList(Block(D, H) for _ in range(config.layers))
+            self.blocks = nn.ModuleList(PreNormLayer(D, H) for _ in range(config.layers))
             self.norm = nn.LayerNorm(D)
             self.head = nn.Linear(D, config.vocab_size)
         self.register_buffer("positions", _sinusoids(config.short_term + config.segment_length, D), persistent=False)
@@ -109,7 +110,7 @@ class InfiniteScratch(LongTermReader):
         self.memory = LongTermMemory(config, layers=config.layers, width=D, heads=H, head_dim=D // H, dtype=dtype)
 
     def initial_state(self, rows: int = 1) -> MemoryState:
-        """Empty memories."""
+        """Return empty memories."""
         like, config = self.head.weight, self.config
         return MemoryState(
             {
@@ -119,33 +120,34 @@ class InfiniteScratch(LongTermReader):
             }
         )
 
-    def _taken(self, state: MemoryState, read: int) -> int:
+    def _signal_tokens(self, state: MemoryState, read: int) -> int:
         return read - int(state["held"])
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
-        """The signals, and what is on its way there."""
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
+        """Return the signals and the short-term memory, whose inputs enter the signals later."""
         held, short_term = int(state["held"]), self.config.short_term
         signal = super()._parts(state, tokens, read)
         return (
-            [*signal, Part("short_term", read - held, read, short_term, held, tokens.shape[1])]
+            [*signal, MemoryPart("short_term", read - held, read, short_term, held, tokens.shape[1])]
             if short_term
             else signal
         )
 
-    def _pass(
+    def _run_layers(
         self,
         tokens: Tensor,
         state: Mapping[str, Tensor],
-        look: Callable[[int], Look],
+        project: Callable[[int], ProjectedMemory],
         kv: Tensor | None = None,
         at: Tensor | None = None,
-    ) -> Trace:
+    ) -> LayerTrace:
         m, T = self.config.short_term, tokens.shape[1]
-        start = torch.zeros_like(state["held"]) if at is None else at
-        places = m + start[:, None] + torch.arange(T, device=tokens.device)  # (B, T), within [STM ; segment]
-        columns = torch.arange(m + (T if at is None else self.segment_length), device=tokens.device)
-        held = columns >= m - state["held"][:, None, None]
-        visible = (held & (columns <= places[:, :, None]))[:, None]  # (B, 1, T, C)
+        # Positions count within [STM ; segment]. A pass at the start stores the short-term memory's keys, too.
+        cursor = KVCursor(m + T, tokens.device, kv) if at is None else KVCursor(T, tokens.device, kv, m + at)
+        positions = cursor.positions[:, -T:]  # (1 or B, T)
+        capacity = m + (T if at is None else self.segment_length)
+        filled = torch.arange(capacity, device=tokens.device) >= m - state["held"][:, None, None]
+        visible = (filled & causal_mask(positions, capacity))[:, None]  # (B, 1, T, C)
         x = self.embedding(tokens)
         entering, densities = [], []
         for layer in range(len(self.memory)):
@@ -153,24 +155,21 @@ class InfiniteScratch(LongTermReader):
             block = self._block(layer)
             entering.append(x)
             normed = block.norm(x)
-            queries = block.split(block.query(normed + self.positions[places]))
-            if at is None:  # the segment starts: behind the short-term memory
-                before = block.norm(state["short_term"][:, layer])
-                keys, values = block.attended(torch.cat([before, normed], dim=1), self.positions[: m + T])
-                if kv is not None:
-                    kv[:, layer, 0, :, : m + T], kv[:, layer, 1, :, : m + T] = keys, values
-            else:
-                keys, values = _append(kv, layer, places, block.attended(normed, self.positions[places]))
+            queries = block.split(block.query(normed + self.positions[positions]))
+            attended = normed
+            if at is None:  # the segment starts, right after the short-term memory
+                attended = torch.cat([block.norm(state["short_term"][:, layer]), normed], dim=1)
+            keys, values = cursor.store(layer, *block.keys_values(attended, self.positions[cursor.positions]))
             context = F.scaled_dot_product_attention(queries, keys, values, visible).transpose(1, 2).flatten(2)
-            recalled, density = self.memory[layer].attend(look(layer), queries)
+            recalled, density = self.memory[layer].attend(project(layer), queries)
             densities.append(density)
             x = x + block.output(context) + recalled
             x = x + block.feed_forward(x)
-        return Trace(self.norm(x), torch.stack(entering, dim=1), densities)
+        return LayerTrace(self.norm(x), torch.stack(entering, dim=1), densities)
 
     def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
         counts = set(state["held"].tolist())
-        if len(counts) > 1:  # rows of which different numbers leave
+        if len(counts) > 1:  # different numbers of inputs leave the short-term memory
             rows = range(entering.shape[0])
             return MemoryState.stack([self._update(*_row(row, state, entering, attention)) for row in rows])
         m, T = self.config.short_term, entering.shape[2]
@@ -194,25 +193,14 @@ class InfiniteScratch(LongTermReader):
         capacity = config.short_term + config.segment_length
         return self.head.weight.new_zeros(rows, config.layers, 2, config.heads, capacity, config.width // config.heads)
 
-    def _block(self, layer: int) -> Block:
-        return cast(Block, self.blocks[layer])
-
-
-def _append(kv: Tensor | None, layer: int, places: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Stores `new` keys and values (B, H, T, d) at `places` (B, T) of `kv`; all that `layer` holds (B, H, C, d)."""
-    if kv is None:
-        raise ValueError("continuing a segment needs the keys and values before it")
-    rows = torch.arange(places.shape[0], device=places.device)[:, None]
-    keys, values = kv[:, layer].unbind(1)
-    for stored, added in zip((keys, values), new, strict=True):
-        stored[rows, :, places] = added.transpose(1, 2).type_as(kv)  # autocast's are of its type
-    return keys, values
+    def _block(self, layer: int) -> PreNormLayer:
+        return cast(PreNormLayer, self.blocks[layer])
 
 
 def _row(
     row: int, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-    """What `_update` takes, of one row."""
+    """Return the arguments of `_update` for one row."""
     one = slice(row, row + 1)
     return (
         {name: tensor[one] for name, tensor in state.items()},
@@ -222,7 +210,7 @@ def _row(
 
 
 def _sinusoids(positions: int, width: int) -> Tensor:
-    """Vaswani et al. 2017: sines and cosines (positions, width) of wavelengths from 2π to 20000π."""
+    """Return the sines and cosines (positions, width) of Vaswani et al. 2017, of wavelengths from 2π to 20000π."""
     frequency = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
     angle = torch.arange(positions)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=1)

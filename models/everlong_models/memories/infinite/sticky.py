@@ -1,12 +1,12 @@
-"""Sticky memories (∞-former, section 3.3): the past is sampled where it was attended to.
+"""Sticky memories (∞-former, section 3.3): sample the past where the segment attended to it.
 
 The attention of a segment over the signal becomes a histogram of D bins,
 
     p(d_j) ∝ Σ_h Σ_i ∫_{d_j} N(t; μ_hi, σ_hi²) dt                                                      (Eq. 16)
     ∫_a^b N(t; μ, σ²) dt = ½ (erf((b−μ)/(σ√2)) − erf((a−μ)/(σ√2)))          (Eq. 17, with its normalisation)
 
-from which M positions are drawn. Draws are made by counters, not by a generator: the numbers of a row are a function
-of its seed, its segment and the layer, so a replay is exact and no row depends on the rows beside it.
+from which M positions are sampled. The random numbers come from a counter-based generator: they are a function of the
+row's seed, its segment and the layer. So a replay is exact, and no row depends on other rows of the batch.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as signed 64-bit integers, which is what torch has
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer: torch has no unsigned arithmetic
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def histogram(mean: Tensor, variance: Tensor, bins: int) -> Tensor:
-    """Eq. 16 before normalisation: the mass (B, bins) that densities (B, H, T) give to equal intervals of [0, 1]."""
+    """Return Eq. 16 before normalisation: the mass (B, bins) that densities (B, H, T) give to equal bins of [0, 1]."""
     edges = torch.linspace(0, 1, bins + 1, dtype=mean.dtype, device=mean.device)
     below = 0.5 * torch.erf((edges - mean[..., None]) / (variance[..., None] * 2).sqrt())  # (B, H, T, bins + 1)
     return below.diff(dim=-1).sum(dim=(1, 2))
 
 
-def draw(histogram: Tensor, uniform: Tensor) -> Tensor:
-    """Positions in [0, 1] (B, M), ascending: the distribution of `histogram` (B, bins), inverted at `uniform` (B, M).
+def sample_positions(histogram: Tensor, uniform: Tensor) -> Tensor:
+    """Return positions in [0, 1] (B, M), ascending, float64: the inverse CDF of `histogram` (B, bins) at `uniform` (B, M).
 
-    Inside its bin a position is uniform: drawing bins alone would leave no more than `bins` distinct points. An
-    all-zero histogram counts as a uniform one. float64.
+    Inside its bin a position is uniform; sampling bins alone would give at most `bins` distinct points. An all-zero
+    histogram counts as a uniform one.
     """
     mass = histogram.double().clamp_min(0)
     mass = torch.where(mass.sum(-1, keepdim=True) > 0, mass, 1.0)
@@ -44,13 +44,13 @@ def draw(histogram: Tensor, uniform: Tensor) -> Tensor:
 
 
 def stratify(uniform: Tensor) -> Tensor:
-    """One number from each of M equal strata of [0, 1] instead of M independent ones (B, M)."""
+    """Turn M independent uniform numbers (B, M) into one number from each of M equal strata of [0, 1]."""
     M = uniform.shape[-1]
     return (torch.arange(M, dtype=uniform.dtype, device=uniform.device) + uniform) / M
 
 
 def uniforms(seed: Tensor, segment: Tensor, layer: int, count: int) -> Tensor:
-    """Numbers in [0, 1[ (B, count), float64: a function of a row's `seed` and `segment` (B,) int64, and of `layer`."""
+    """Return numbers in [0, 1[ (B, count), float64: a function of a row's `seed` and `segment` (B,) int64, and of `layer`."""
     key = _mix(_mix(_mix(seed) + segment * _GOLDEN) + torch.full_like(seed, layer) * _GOLDEN)
     index = torch.arange(1, count + 1, device=seed.device)
     bits = _mix(key[:, None] + index * _GOLDEN)  # splitmix64, started at `key`
@@ -58,12 +58,12 @@ def uniforms(seed: Tensor, segment: Tensor, layer: int, count: int) -> Tensor:
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
-    """A logical shift to the right, which torch's int64 does not have."""
+    """Shift right logically; torch's int64 shifts arithmetically."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """The finaliser of splitmix64; products wrap around."""
+    """Apply the finaliser of splitmix64; products wrap around."""
     bits = (bits ^ _shift(bits, 30)) * _MIX_1
     bits = (bits ^ _shift(bits, 27)) * _MIX_2
     return bits ^ _shift(bits, 31)

@@ -5,7 +5,7 @@ Ji et al. 2022, eqs. 6 and 12):
 
     A_ij = q_iᵀk_j + q_iᵀr_Δ + uᵀk_j + vᵀr_Δ,    q = W_q x,  k = W_k x,  r_Δ = W_r R_Δ,
 
-with R the sinusoids and u, v biases that all layers share. The two *forms* differ only for keys ahead of their query:
+with R the sinusoids and u, v biases that all layers share. The two *forms* differ only for keys after their query:
 "signed" is Transformer-XL's R_Δ with one v; "disentangled" is LaMemo's R_|Δ| with v₊ for i ≥ j and v₋ for i < j.
 
 Shapes: B rows, T queries, K keys, N distances, H heads, d head dimension, D width.
@@ -27,11 +27,11 @@ INITIAL_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Relative:
-    """How T queries stand to K keys on one side of them: behind, at Δ ≥ 0, or ahead. What is on the other is to be hidden.
+class RelativeTerms:
+    """The position terms of T queries and K keys, for keys on one side: before the query (Δ ≥ 0) or after it.
 
-    `encoding` (N, D): R of N falling distances. `u`, `v` (H, 1, d): the biases of this side. `align` turns scores per
-    distance (B, H, T, N) into scores per key (B, H, T, K).
+    The caller must mask keys on the other side. `encoding` (N, D): R of N falling distances. `u`, `v` (H, 1, d): the
+    biases of this side. `align` turns scores per distance (B, H, T, N) into scores per key (B, H, T, K).
     """
 
     encoding: Tensor
@@ -41,10 +41,10 @@ class Relative:
 
 
 def shift(scores: Tensor, start: int, keys: int) -> Tensor:
-    """Scores (…, T, N) per falling distance → scores per key (…, T, K). A view: nothing is copied.
+    """Return scores per key (…, T, K) of scores per falling distance (…, T, N), as a view.
 
-    The first query's first key stands in column `start`, and every query's one column further left than that of the
-    query before it: a row stride that is shorter by one. Needs `start` < N and K < N.
+    The first query's first key is in column `start`; the first key of each next query is one column further left. So
+    the view has a row stride that is shorter by one. Needs `start` < N and K < N.
     """
     T, N = scores.shape[-2:]
     flat = scores.flatten(-2)[..., start : start + T * (N - 1)]
@@ -52,10 +52,11 @@ def shift(scores: Tensor, start: int, keys: int) -> Tensor:
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """`x` (B, H, T, n) times `y` (B, H, n, m).
+    """Return `x` (B, H, T, n) times `y` (B, H, n, m).
 
-    On a CPU the keys and values of a cache, whose rows lie apart, would be copied for one query a row, in more time than the product
-    takes. By itself each row is multiplied where it is; and to the bit as if it were alone.
+    For one query per row on a CPU, a batched product would first copy the cache's keys or values, whose rows are not
+    contiguous; the copy takes longer than the product. So each row is multiplied by itself, in place. Its result is
+    then bit-identical to that of the row alone.
     """
     if x.device.type != "cpu" or len(x) < 2 or x.shape[2] > 1:
         return x @ y
@@ -63,7 +64,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 
 class RelativePositions(nn.Module):
-    """R and the biases u, v₊, v₋ (one v in the signed form), which all layers share."""
+    """R and the biases u (`content`), v₊ (`behind`) and v₋ (`ahead`, absent in the signed form), which all layers share."""
 
     def __init__(self, width: int, heads: int, dim: int, form: PositionForm) -> None:
         super().__init__()
@@ -74,29 +75,31 @@ class RelativePositions(nn.Module):
         self.behind = nn.Parameter(torch.randn(shape) * INITIAL_STD)
         self.ahead = nn.Parameter(torch.randn(shape) * INITIAL_STD) if form == "disentangled" else None
 
-    def to_behind(self, queries: int, keys: int) -> Relative:
-        """The queries are at the last positions of the keys, and look at their own and those before it."""
+    def keys_behind(self, queries: int, keys: int) -> RelativeTerms:
+        """Return the terms for queries at the last positions of the keys, which attend to themselves and what precedes."""
         distances = torch.arange(keys - 1, -2, -1, device=self.content.device)
         align = partial(shift, start=queries - 1, keys=keys)
-        return Relative(self.encode(distances), self.content, self.behind, align)
+        return RelativeTerms(self.encode(distances), self.content, self.behind, align)
 
-    def to_ahead(self, queries: int, keys: int) -> Relative:
-        """The queries are at positions 0 … T−1, the keys at the last of positions 0 … T; a query looks behind itself."""
+    def keys_ahead(self, queries: int, keys: int) -> RelativeTerms:
+        """Return the terms for queries at positions 0 … T−1 that attend to later keys, the last ones of positions 0 … T."""
         distances = torch.arange(0, -queries - 1, -1, device=self.content.device)
         align = partial(shift, start=queries + 1 - keys, keys=keys)
-        return Relative(self.encode(distances), self.content, self.behind if self.ahead is None else self.ahead, align)
+        return RelativeTerms(
+            self.encode(distances), self.content, self.behind if self.ahead is None else self.ahead, align
+        )
 
-    def to_behind_each(self, at: Tensor, keys: int) -> Relative:
-        """One query in each row, at position `at` (B,) of its `keys` keys."""
+    def keys_behind_each_row(self, at: Tensor, keys: int) -> RelativeTerms:
+        """Return the terms for one query per row, at position `at` (B,) of its `keys` keys, attending to what precedes."""
         position = torch.arange(keys, device=at.device)
         index = (keys - 1 - at[:, None] + position).clamp(max=keys - 1)[:, None, None]
         align = partial(torch.take_along_dim, indices=index, dim=-1)
-        return Relative(self.encode(position.flip(0)), self.content, self.behind, align)
+        return RelativeTerms(self.encode(position.flip(0)), self.content, self.behind, align)
 
     def encode(self, distance: Tensor) -> Tensor:
-        """R_Δ, or R_|Δ| in the disentangled form, (N, D), of integer distances (N,): first the sines, then the cosines."""
+        """Return R_Δ, or R_|Δ| in the disentangled form, (N, D), of integer distances (N,): sines first, then cosines."""
         distance = distance if self.form == "signed" else distance.abs()
-        # Angles in half precision would merge distances beyond a few hundred.
+        # Half precision could not tell distances beyond a few hundred apart.
         accurate = torch.promote_types(self.content.dtype, torch.float32)
         step = torch.arange(0, self.width, 2, device=distance.device, dtype=accurate)
         angle = distance.to(accurate)[:, None] * (10000.0 ** (-step / self.width))
@@ -104,7 +107,7 @@ class RelativePositions(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """Projections, scores and contexts of one layer's attention."""
+    """One layer's attention: projections, scores and contexts."""
 
     def __init__(self, width: int, heads: int, dim: int) -> None:
         super().__init__()
@@ -117,41 +120,41 @@ class RelativeAttention(nn.Module):
         self.output = nn.Linear(heads * dim, width, bias=False)
 
     def queries(self, x: Tensor) -> Tensor:
-        """q (B, H, T, d) of a layer's inputs (B, T, D)."""
+        """Return the queries (B, H, T, d) of a layer's inputs (B, T, D)."""
         return self.split(self.query(x))
 
     def keys(self, x: Tensor) -> Tensor:
-        """k (B, H, T, d)."""
+        """Return the keys (B, H, T, d) of a layer's inputs (B, T, D)."""
         return self.split(self.key(x))
 
     def values(self, x: Tensor) -> Tensor:
-        """The values (B, H, T, d)."""
+        """Return the values (B, H, T, d) of a layer's inputs (B, T, D)."""
         return self.split(self.value(x))
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, H·d) → (B, H, T, d)."""
+        """Split into heads: (B, T, H·d) → (B, H, T, d)."""
         return x.view(*x.shape[:-1], self.heads, self.dim).transpose(1, 2)
 
-    def scores(self, q: Tensor, k: Tensor, relative: Relative, visible: Tensor) -> Tensor:
-        """A/√d (B, H, T, K) of queries (B, H, T, d) and keys (B, H, K, d), −∞ where `visible` (B, T, K) is false.
+    def scores(self, q: Tensor, k: Tensor, relative: RelativeTerms, visible: Tensor) -> Tensor:
+        """Return A/√d (B, H, T, K) of queries (B, H, T, d) and keys (B, H, K, d), −∞ where `visible` (B, T, K) is false.
 
-        In float32 or better, whatever the weights' type.
+        At least float32, whatever the weights' dtype.
         """
         scale = self.dim**-0.5
         scores: Tensor = product((q + relative.u) * scale, k.mT).to(torch.promote_types(q.dtype, torch.float32))
-        scores += relative.align(self.along((q + relative.v) * scale, relative.encoding))
+        scores += relative.align(self.distance_scores((q + relative.v) * scale, relative.encoding))
         return scores.masked_fill_(~visible[:, None], -torch.inf)
 
-    def along(self, x: Tensor, encoding: Tensor) -> Tensor:
-        """xᵀ W_r R for every distance: (B, H, T, d) → (B, H, T, N)."""
+    def distance_scores(self, x: Tensor, encoding: Tensor) -> Tensor:
+        """Return xᵀ W_r R for every distance: (B, H, T, d) → (B, H, T, N)."""
         weight = self.position.weight.view(self.heads, self.dim, -1)  # (H, d, D)
         if x.shape[-2] < self.dim:
-            # (xᵀ W_r) R is less work than xᵀ (W_r R) for few queries: decoding projects no distances anew. The choice
-            # rests on T alone, so that a row's answer does not depend on how many rows are beside it.
+            # For few queries (xᵀ W_r) R is less work than xᵀ (W_r R): decoding then projects no distances. The choice
+            # depends on T alone, so that a row's result does not depend on the batch size.
             return torch.einsum("bhtd,hde->bhte", x, weight) @ encoding.mT
         return torch.einsum("bhtd,hdn->bhtn", x, weight @ encoding.mT)
 
     @staticmethod
     def mix(scores: Tensor, v: Tensor) -> Tensor:
-        """Contexts C (B, T, H, d): the values (B, H, K, d) by the softmax of scores (B, H, T, K)."""
+        """Return the contexts C (B, T, H, d): values (B, H, K, d), weighted by the softmax of scores (B, H, T, K)."""
         return product(scores.softmax(-1).to(v.dtype), v).transpose(1, 2)

@@ -65,9 +65,9 @@ class PromptBuilder:
         model = self._engine.model
         tokenizer, memory = model.tokenizer, model.memory
         # Not without kept tokens: a text that fits into the open segment is seen whole.
-        prompt_only = bool(memory.kept(context.state)) and not context.session.messages
+        prompt_only = bool(memory.kept_tokens(context.state)) and not context.session.messages
         question = [*tokenizer.encode(content), *model.chat.ask]
-        budget, window = recall.tokens, memory.sight - memory.segment_length
+        budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
         if window:
             budget = min(budget, window - len(question))
         evidence, text = self._select(context, found, budget, len(question), prompt_only=prompt_only)
@@ -83,8 +83,8 @@ class PromptBuilder:
     ) -> tuple[list[Passage], str]:
         """Return the evidence and its text, for the kind of memory. `after`: number of tokens after the text."""
         memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
-        open, window = context.session.open, memory.sight - memory.segment_length
-        recent = [*memory.kept(context.state)[-RECENT_TOKENS:], *open]
+        open, window = context.session.open, memory.visible_tokens - memory.segment_length
+        recent = [*memory.kept_tokens(context.state)[-RECENT_TOKENS:], *open]
         between = len(self._lead(context, from_start=prompt_only))
         if window:
             return select_passages_in_window(

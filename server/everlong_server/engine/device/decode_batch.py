@@ -19,7 +19,7 @@ class DecodeBatch:
         self._memory = memory
         self._device = device
         self._graphs = graphs
-        self._slots = CacheSlots(kept=graphs is not None)
+        self._slots = CacheSlots(keep_allocated=graphs is not None)
         self.rows: list[AnswerRequest] = []
 
     def add(self, request: AnswerRequest) -> None:
@@ -28,7 +28,7 @@ class DecodeBatch:
         if request.visible_kept is None:
             cache, logits = self._memory.open(request.state, tokens)
         else:
-            cache, logits = self._memory.open_near(
+            cache, logits = self._memory.open_recent(
                 request.state, tokens, request.visible_kept, sinks=not request.prompt_only
             )
         request.logits = logits[0]
@@ -41,7 +41,7 @@ class DecodeBatch:
         Returns False, having changed nothing, if the memory cannot do that. Then remove the row and add it again.
         """
         row, segment = self.rows.index(request), torch.tensor([request.open], device=self._device)
-        state = self._memory.go_on(self._slots.rows.slots(row, row + 1), segment, request.state)
+        state = self._memory.continue_in_cache(self._slots.rows.slots(row, row + 1), segment, request.state)
         if state is not None:
             request.commit_segment(state, len(request.open))
         return state is not None
@@ -68,4 +68,4 @@ class DecodeBatch:
 
     def clear(self) -> None:
         """Remove all rows."""
-        self.rows, self._slots = [], CacheSlots(kept=self._graphs is not None)
+        self.rows, self._slots = [], CacheSlots(keep_allocated=self._graphs is not None)

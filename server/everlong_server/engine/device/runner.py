@@ -159,7 +159,7 @@ class Runner:
         else:
             self._scheduler.add_prompt(request.id, request.owner)
         if request.params.repetition_penalty != 1:
-            self._try(lambda answer: answer.collect_context(self._memory.kept(answer.state)), request)
+            self._try(lambda answer: answer.collect_context(self._memory.kept_tokens(answer.state)), request)
 
     def _end_cancelled(self) -> None:
         """Finish the cancelled answers of the batch."""

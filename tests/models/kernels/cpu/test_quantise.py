@@ -8,7 +8,7 @@ import torch
 from everlong_models.kernels.cpu import thread_pool
 from everlong_models.kernels.cpu.quantised_matrix import can_quantise
 from everlong_models.kernels.cpu.simd import GROUP, PANEL
-from tests.models.stored import stored
+from tests.models.q4_weights import q4_weights
 
 pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
@@ -32,7 +32,7 @@ def naive_grids(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Te
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
-    "weight", [stored(160, 96), torch.randn(48, 64), torch.ones(16, 32), torch.randn(96, 64).T[:64, :32]]
+    "weight", [q4_weights(160, 96), torch.randn(48, 64), torch.ones(16, 32), torch.randn(96, 64).T[:64, :32]]
 )
 def test_codes_and_scales_equal_pytorchs(threads, bits, weight):
     before = torch.get_num_threads()
@@ -55,6 +55,6 @@ def test_weights_that_cannot_be_quantised_are_refused(weight):
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 13, 31])
 def test_nan_is_off_its_grid(number, place):
-    weight = stored(48, 96)
+    weight = q4_weights(48, 96)
     weight[17, 32 + place] = number
     assert not thread_pool.quantise(weight, 4, 0.02)[2]

@@ -21,13 +21,13 @@ from everlong_models.kernels.cpu import matrix_product, thread_pool
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, QuantisedMatrix, can_quantise
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
-from tests.models.stored import stored
+from tests.models.q4_weights import q4_weights
 
 pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
 def test_one_input_by_itself():
-    weight, x = stored(47, 96), torch.randn(96)
+    weight, x = q4_weights(47, 96), torch.randn(96)
     assert torch.equal(QuantisedMatrix(weight)(x), QuantisedMatrix(weight)(x[None])[0])
 
 
@@ -35,7 +35,7 @@ def test_one_input_by_itself():
 @pytest.mark.parametrize("columns", [96, 1536])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_formula(columns, bits, error, biased):
-    weight = stored(47, columns) if bits == 4 else torch.randn(47, columns)
+    weight = q4_weights(47, columns) if bits == 4 else torch.randn(47, columns)
     bias = torch.randn(47) if biased else None
     x = torch.randn(2, 3, columns)
     layer, y = QuantisedMatrix(weight, bias), F.linear(x, weight, bias)
@@ -52,7 +52,7 @@ def test_activations_of_sixteen_bits_lose_nothing(columns):
     x[:, ::GROUP] = 32767
     x[0] /= 1024
     x[1, GROUP:] = 0
-    weight = stored(47, columns)
+    weight = q4_weights(47, columns)
     exact = x.double() @ weight.double().T
     assert float((QuantisedMatrix(weight)(x) - exact).abs().max() / exact.abs().max()) < 1e-6
     groups = (
@@ -63,7 +63,7 @@ def test_activations_of_sixteen_bits_lose_nothing(columns):
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("weight", [stored(48, 96), torch.randn(48, 96), torch.zeros(48, 96)])
+@pytest.mark.parametrize("weight", [q4_weights(48, 96), torch.randn(48, 96), torch.zeros(48, 96)])
 def test_nan_stays_nan(number, weight):
     """And other rows do not change; magnitudes too small for a scale become 0."""
     x = torch.randn(3, 96)
@@ -76,19 +76,19 @@ def test_nan_stays_nan(number, weight):
 
 
 def test_four_bits_are_taken_only_where_they_lose_nothing():
-    weight = stored(16, 64)
+    weight = q4_weights(16, 64)
     assert QuantisedMatrix(weight).bits == 4
     weight[5, 7] += 0.2 * weight.unflatten(1, (-1, GROUP)).diff(dim=-1).abs().max() / 15
     assert QuantisedMatrix(weight).bits == 8
     assert QuantisedMatrix(torch.ones(16, 64)).bits == 4, "a group without a step"
     for row in (0, 15, 300):
-        weight = stored(301, 64)
+        weight = q4_weights(301, 64)
         weight[row, 9] = torch.nan
         assert QuantisedMatrix(weight).bits == 8
 
 
 def test_a_low_rank_update_stays_separate_from_four_bits():
-    weight, bias, (a, b) = stored(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
+    weight, bias, (a, b) = q4_weights(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
     x = torch.randn(2, 3, 96)
     layer, plain, y = (
         QuantisedMatrix(weight, bias, (a, b)),
@@ -110,9 +110,9 @@ def test_a_group_of_one_value_and_zeros():
 
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(1)
-    wide = QuantisedMatrix(stored(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
+    wide = QuantisedMatrix(q4_weights(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
     for layer, columns in (
-        (QuantisedMatrix(stored(160, 96)), 96),
+        (QuantisedMatrix(q4_weights(160, 96)), 96),
         (QuantisedMatrix(torch.randn(160, 96)), 96),
         (wide, 1536),
     ):
@@ -200,7 +200,7 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
         layers = dict(backbone.model.named_modules())
         for layer in layers.values():
             if isinstance(layer, nn.Linear):
-                layer.weight.copy_(stored(*layer.weight.shape))
+                layer.weight.copy_(q4_weights(*layer.weight.shape))
         torch.manual_seed(2)
         lora = {}
         for name in (
@@ -223,7 +223,7 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
     exact, quantized = adapted(), adapted()
     exact.optimize()
     quantized.optimize(quantize=True)
-    assert {matrix.bits for layer in quantized._lean._decoding.layers for matrix in layer.values()} == {4}
+    assert {matrix.bits for layer in quantized._optimised._decoding.layers for matrix in layer.values()} == {4}
     kv, x, at = torch.randn(2, 3, 2, 2, 40, 16).half(), torch.randn(2, 1, 64), torch.tensor([20, 11])
     expected, found = exact.hidden(x, kv=kv.float(), at=at), quantized.hidden(x, kv=kv, at=at)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # the rounding to 16 bits
@@ -263,7 +263,7 @@ def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads):
     for backbone in (exact, quantized):
         for module in backbone.model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.copy_(stored(*module.weight.shape, 0.25))
+                module.weight.copy_(q4_weights(*module.weight.shape, 0.25))
         backbone.optimize(quantize=backbone is quantized)
     x, kv, _ = decoded(quantized, 5, 400)
     kv /= 4
@@ -339,7 +339,7 @@ def test_wrong_types_and_shapes_of_a_step_are_refused(name, change):
     """The kernel only receives addresses, so types and shapes are checked before."""
     backbone = build()
     backbone.optimize(quantize=True)
-    decoding = backbone._lean._decoding
+    decoding = backbone._optimised._decoding
     x, kv, at = decoded(backbone, 2, 40)
     given = {"x": x, "kv": kv, "at": at, "cos": torch.ones(40, 16), "sin": torch.zeros(41, 16)}
     assert decoding(**given).shape == (2, 1, 64)
@@ -348,7 +348,7 @@ def test_wrong_types_and_shapes_of_a_step_are_refused(name, change):
 
 
 def test_a_product_with_another_type_or_width():
-    layer = QuantisedMatrix(stored(48, 96))
+    layer = QuantisedMatrix(q4_weights(48, 96))
     for x in (torch.zeros(2, 96, dtype=torch.float64), torch.zeros(2, 64)):
         with pytest.raises(ValueError, match="x must be float32"):
             layer(x)
@@ -466,8 +466,8 @@ def test_without_a_writable_folder_each_process_compiles(monkeypatch):
 
     monkeypatch.setattr(thread_pool, "cfunc", refuse)
     monkeypatch.setattr(thread_pool, "compiled", lru_cache(thread_pool.compiled.__wrapped__))
-    layer, x = QuantisedMatrix(stored(48, 96)), torch.randn(5, 96)
-    torch.testing.assert_close(layer(x), x @ stored(48, 96).T, rtol=1e-3, atol=2e-4)
+    layer, x = QuantisedMatrix(q4_weights(48, 96)), torch.randn(5, 96)
+    torch.testing.assert_close(layer(x), x @ q4_weights(48, 96).T, rtol=1e-3, atol=2e-4)
 
 
 @torch.no_grad()
@@ -480,5 +480,5 @@ def test_matrices_that_cannot_be_quantised_stay_float():
 
 
 def test_rows_that_are_not_contiguous():
-    layer, x = QuantisedMatrix(stored(48, 96)), torch.randn(5, 3, 96)
+    layer, x = QuantisedMatrix(q4_weights(48, 96)), torch.randn(5, 3, 96)
     assert torch.equal(layer(x[:, -1]), layer(x[:, -1].contiguous()))

@@ -16,19 +16,19 @@ from everlong_models.generate.cuda_graphs import CUDAGraphs, StepGraphs
 from everlong_models.kernels.gpu import attention_kernel as kernels
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.gpu.attention_kernel import decode_attention
-from everlong_models.memories.relative import scratch
+from everlong_models.memories.relative import decoder
 from everlong_models.memories.relative.attention import RelativeAttention, RelativePositions
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
+from everlong_models.memories.relative.decoder import RelativeDecoder
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
-from everlong_models.memories.relative.scratch import ScratchReader
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.model import load_model
 from everlong_models.weights import Manifest, save_weights
-from tests.models.folders import VOCAB
+from tests.models.fake_gpu import DEVICE, REAL
 from tests.models.kernels.gpu.test_layer_kernels import There, compiled_by
-from tests.models.laws import tokens
-from tests.models.pretended import DEVICE, REAL
-from tests.models.twins import SMALL, random_weights
+from tests.models.memory_contract import tokens
+from tests.models.model_folders import VOCAB
+from tests.models.naive_relative import SMALL, random_weights
 from tests.tinymodel import make_tokenizer
 
 pytest.importorskip("triton")
@@ -86,7 +86,7 @@ def test_a_step_is_what_pytorch_computes(compiles: None, monkeypatch: pytest.Mon
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """A list that gets one entry for each call of the kernels by a step."""
     calls: list[None] = []
-    monkeypatch.setattr(scratch, "decode_attention", lambda *given: calls.append(None) or decode_attention(*given))
+    monkeypatch.setattr(decoder, "decode_attention", lambda *given: calls.append(None) or decode_attention(*given))
     return calls
 
 
@@ -115,12 +115,12 @@ def computed(keys: int, dim: int, dtype: torch.dtype) -> list[tuple[Tensor, Tens
     visible[0, 0, : keys // 2] = False  # of a part, and more, nothing
     results = []
     for exact in (torch.float64, dtype):
-        behind = positions.to(exact).to_behind_each(at, keys)
+        behind = positions.to(exact).keys_behind_each_row(at, keys)
         scores = attention.to(exact).scores(q.to(exact), k.to(exact), behind, visible)
         results.append((attention.mix(scores, v.to(exact)), scores.logsumexp(-1, keepdim=True)))
     for tensor in (k, v):
         tensor.masked_fill_(~visible.mT[:, None], torch.nan)
-    along = attention.along(q + behind.v, behind.encoding)
+    along = attention.distance_scores(q + behind.v, behind.encoding)
     return [*results, decode_attention(q, k, v, behind.u, along, at, visible)]
 
 
@@ -195,7 +195,7 @@ def test_without_a_working_triton_a_warning_is_logged_and_pytorch_used(monkeypat
     compiles = layer_kernels.compiles
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(layer_kernels, "compiles", lambda _, run: compiles(There(), run))
-    monkeypatch.setattr(scratch, "decode_attention", refuses)
+    monkeypatch.setattr(decoder, "decode_attention", refuses)
     memory = random_weights(MEMORIES["compressive"]())
     with caplog.at_level(logging.WARNING):
         memory.optimize()
@@ -208,7 +208,7 @@ def test_models_are_optimised_at_load(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """With its weights, and where they stay."""
     seen: list[float] = []
     monkeypatch.setattr(
-        ScratchReader, "optimize", lambda memory: seen.append(float(memory.embedding.weight.detach().sum()))
+        RelativeDecoder, "optimize", lambda memory: seen.append(float(memory.embedding.weight.detach().sum()))
     )
     config = TransformerXLConfig(**(SMALL | {"vocab_size": VOCAB}))
     memory = random_weights(TransformerXL(config)).float()
@@ -229,7 +229,7 @@ def test_results_with_cuda_graphs_equal_those_without(monkeypatch: pytest.Monkey
     compiled = [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._attend_part, kernels._merge_parts)]
     calls, step = counted(monkeypatch), StepGraphs(fast.step, CUDAGraphs(DEVICE))
     text = tokens(plain, 3, 2 * plain.segment_length).to(WHERE)
-    slots, twins = CacheSlots(kept=True), CacheSlots()
+    slots, twins = CacheSlots(keep_allocated=True), CacheSlots()
     for row in range(3):
         state = plain.read(text[row : row + 1, : plain.segment_length], plain.initial_state(1))
         for rows in (slots, twins):

@@ -17,7 +17,7 @@ from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, StepGra
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.memories.rmt import RMT, RMTConfig
 from tests.models.backbone.test_llama import build, embeddings
-from tests.models.pretended import DEVICE, REAL
+from tests.models.fake_gpu import DEVICE, REAL
 from tests.models.tiny import llama
 
 pytest.importorskip("triton")
@@ -37,7 +37,7 @@ def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Back
     naive, fast = build(name, dtype), build(name, dtype)
     naive.model.to(WHERE), fast.model.to(WHERE)
     assert fast.optimize() is None
-    assert {type(layer).__name__ for layer in fast._lean.layers} == {"FusedLayer"}
+    assert {type(layer).__name__ for layer in fast._optimised.layers} == {"FusedLayer"}
     return naive, fast
 
 
@@ -160,7 +160,7 @@ def test_results_with_cuda_graphs_equal_those_without() -> None:
     """Three rows, so that a place behind them is computed as well."""
     backbone = Backbone(llama().model.float().to(WHERE))
     assert backbone.optimize() is None
-    assert backbone._lean._fused
+    assert backbone._optimised._fused
     memory = RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone).eval()
     tokens = torch.randint(0, 60, (3, 24), generator=torch.Generator().manual_seed(0)).to(WHERE)
     read, state = ReadGraphs(memory, CUDAGraphs(DEVICE)), memory.initial_state(3)
@@ -169,7 +169,7 @@ def test_results_with_cuda_graphs_equal_those_without() -> None:
         state = read(segment, state)
         torch.testing.assert_close(state["memory"], expected["memory"], **CLOSE)
     assert all(read._read._calls.values())
-    slots, step = CacheSlots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
+    slots, step = CacheSlots(keep_allocated=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
     twins = CacheSlots()
     for row, one in enumerate(state.split()):
         slots.add(memory.open(one, tokens[row : row + 1, :4])[0])

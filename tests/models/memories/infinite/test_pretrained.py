@@ -1,4 +1,4 @@
-"""∞-former obeys the laws, is the paper's equations inside transformers' own forward, refuses what cannot work."""
+"""∞-former passes the memory contract, is the paper's equations inside transformers' own forward, refuses what cannot work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everlong_models.memories.infinite.long_term import LayerMemory
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from everlong_models.memories.state import MemoryState
 from tests.models import naive_infinite as naive
-from tests.models.laws import Laws, assert_same_state, tokens
+from tests.models.memory_contract import MemoryContract, assert_same_state, tokens
 from tests.models.tiny import FAMILIES, gpt2, llama
 
 SMALL = {"segment_length": 12, "basis": 10, "widths": (0.05, 0.1), "samples": 9, "bins": 7, "output": "random"}
@@ -22,7 +22,7 @@ def build(family="llama", **changes) -> InfiniteFormer:
     return InfiniteFormer(InfiniteConfig(**(SMALL | changes)), FAMILIES[family]()).eval()
 
 
-class TestInfinite(Laws):
+class TestInfinite(MemoryContract):
     @pytest.fixture(
         params=[
             ("llama", {}),
@@ -132,10 +132,10 @@ def test_reading_in_parallel_is_reading_one_by_one(family, tau):
 
 @torch.no_grad()
 def test_reading_in_parallel_passes_each_layer_once(monkeypatch):
-    """And the last layer not at all, as nobody needs what it says."""
+    """And the last layer not at all: nothing uses its output."""
     model = build(segment_length=8, parallel_tokens=80)
-    attend, passes = model.decoder.attend, []
-    monkeypatch.setattr(model.decoder, "attend", lambda layer, *rest: passes.append(layer) or attend(layer, *rest))
+    attend, passes = model.layers.attend, []
+    monkeypatch.setattr(model.layers, "attend", lambda layer, *rest: passes.append(layer) or attend(layer, *rest))
     model.read(tokens(model, 1, 160), model.initial_state())
     assert passes == [0, 0]  # 20 segments, 10 at a time, 2 layers
 
@@ -192,7 +192,7 @@ def test_densities_are_never_narrower_than_the_least_variance():
     memory = build(min_variance=1e-4).memory[0]
     memory.bias[:, 1] = -1e4
     signal = torch.zeros(1, 10, 48).double()
-    assert memory.density(memory.look(signal), torch.zeros(1, 6, 3, 8).double()).variance.unique().tolist() == [1e-4]
+    assert memory.density(memory.project(signal), torch.zeros(1, 6, 3, 8).double()).variance.unique().tolist() == [1e-4]
 
 
 @torch.no_grad()
@@ -224,7 +224,7 @@ def test_segments_of_any_length_close_side_by_side():
 
 
 def shares(tau) -> Tensor:
-    """What 8 segments, each of ones in a dimension of its own, are read as in the middle of their equal shares."""
+    """Return how well each of 8 segments (ones in a dimension of their own) is read in the middle of its equal share."""
     changes = {"tau": tau, "basis": 128, "widths": (0.005, 0.01), "samples": 128, "ridge": 0.01}
     config = InfiniteConfig(**(SMALL | changes))
     memory = LayerMemory(config, 8, 1, 8).double()
@@ -313,6 +313,6 @@ def test_a_memory_of_a_half_precision_backbone_is_kept_in_float32():
         ({"parallel_tokens": 0}, r"parallel_tokens=0: must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused_at_construction(changes, complaint):
+def test_invalid_settings_are_refused_at_construction(changes, complaint):
     with pytest.raises(ConfigError, match=complaint):
         InfiniteFormer(InfiniteConfig(**(SMALL | changes)), gpt2())

@@ -1,4 +1,4 @@
-"""The from-scratch ∞-former obeys the laws and is its equations, written as loops."""
+"""The from-scratch ∞-former passes the memory contract and is its equations, written as loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.state import MemoryState
 from tests.models import naive_infinite as naive
-from tests.models.laws import Laws, assert_same_state, tokens
+from tests.models.memory_contract import MemoryContract, assert_same_state, tokens
 
 SMALL = {"segment_length": 12, "vocab_size": 40, "layers": 2, "heads": 2, "width": 16, "bins": 7}
 SMALL |= {"basis": 10, "widths": (0.05, 0.1), "samples": 9}
@@ -20,7 +20,7 @@ def build(**changes) -> InfiniteScratch:
     return InfiniteScratch(InfiniteScratchConfig(**(SMALL | changes)), torch.float64)
 
 
-class TestInfiniteScratch(Laws):
+class TestInfiniteScratch(MemoryContract):
     @pytest.fixture(params=[("off", 12), ("stratified", 30), ("independent", 5), ("off", 0)], ids=str)
     def model(self, request):
         sticky, short_term = request.param
@@ -138,6 +138,6 @@ def test_every_weight_is_trained():
         ({"basis": 7}, r"basis=7: must be a positive multiple of the number of widths, 2"),
     ],
 )
-def test_what_cannot_work_is_refused_at_construction(changes, complaint):
+def test_invalid_settings_are_refused_at_construction(changes, complaint):
     with pytest.raises(ConfigError, match=complaint):
         build(**changes)

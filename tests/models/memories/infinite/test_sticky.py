@@ -27,7 +27,7 @@ def test_the_histogram_is_the_mass_of_every_bin():
 def test_draws_invert_the_distribution():
     mass, uniform = random(3, 7), random(3, 50, seed=1)
     mass[1, 2:5] = 0
-    found = sticky.draw(mass, uniform)
+    found = sticky.sample_positions(mass, uniform)
     for row in range(3):
         expected = torch.tensor(naive.draw(mass[row], uniform[row].tolist()), dtype=torch.float64)
         torch.testing.assert_close(found[row], expected)
@@ -37,7 +37,7 @@ def test_draws_invert_the_distribution():
 
 def test_an_empty_histogram_counts_as_uniform():
     uniform = random(1, 20)
-    torch.testing.assert_close(sticky.draw(torch.zeros(1, 7), uniform), uniform.sort().values)
+    torch.testing.assert_close(sticky.sample_positions(torch.zeros(1, 7), uniform), uniform.sort().values)
 
 
 def test_strata_hold_one_number_each():

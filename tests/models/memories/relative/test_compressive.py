@@ -1,4 +1,4 @@
-"""The Compressive Transformer obeys the laws, equals its naive twin, and trains its compression by itself."""
+"""The Compressive Transformer passes the memory contract, equals its naive reference, and trains its compression by itself."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
 from everlong_models.memories.state import MemoryState
-from tests.models import twins
-from tests.models.laws import CLOSE, Laws, tokens
-from tests.models.twins import SMALL
+from tests.models import naive_relative as naive
+from tests.models.memory_contract import CLOSE, MemoryContract, tokens
+from tests.models.naive_relative import SMALL
 
 
 def build(**changes):
     torch.manual_seed(0)
     config = SMALL | {"memory_length": 8, "compressed_length": 4, "compression_rate": 2} | changes
-    return twins.random_weights(Compressive(CompressiveConfig(**config)))
+    return naive.random_weights(Compressive(CompressiveConfig(**config)))
 
 
-class TestCompressive(Laws):
+class TestCompressive(MemoryContract):
     """Once as in the paper, all lengths multiples of c; once with lengths that are not."""
 
     @pytest.fixture(params=[(8, 6, 2), (10, 3, 3)], ids=str)
@@ -42,28 +42,28 @@ class TestCompressive(Laws):
 def test_it_is_its_naive_twin(lengths, M, C, c):
     """Logits, reconstruction losses, and the gradients of both."""
     model = build(segment_length=4, memory_length=M, compressed_length=C, compression_rate=c)
-    twin, state = twins.CompressiveTwin(model, [], []), model.initial_state()
+    reference, state = naive.NaiveCompressive(model, [], []), model.initial_state()
     fast, slow, lost, missed = [], [], [], []
     for length in lengths:
         text = tokens(model, 1, length, length)
         logits, state, loss = model.training_segment(text, state)
         fast.append(logits[0])
-        slow.append(twin.segment(text[0].tolist()))
+        slow.append(reference.segment(text[0].tolist()))
         torch.testing.assert_close(fast[-1], slow[-1], **CLOSE)
-        torch.testing.assert_close(loss[0], twin.loss, **CLOSE)
+        torch.testing.assert_close(loss[0], reference.loss, **CLOSE)
         lost.append(loss[0])
-        missed.append(twin.loss)
+        missed.append(reference.loss)
     assert lost[0].item() == 0.0 < lost[-1].item()
     probe = torch.randn(sum(lengths), model.vocab_size, dtype=torch.float64)
-    ours = twins.gradients(model, (torch.cat(fast) * probe).sum() + sum(lost))
-    theirs = twins.gradients(model, (torch.cat(slow) * probe).sum() + sum(missed))
+    ours = naive.gradients(model, (torch.cat(fast) * probe).sum() + sum(lost))
+    theirs = naive.gradients(model, (torch.cat(slow) * probe).sum() + sum(missed))
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 def trained(model, loss):
     """The parameters that a loss moves."""
-    return {name for name, gradient in twins.gradients(model, loss).items() if gradient.abs().max() > 0}
+    return {name for name, gradient in naive.gradients(model, loss).items() if gradient.abs().max() > 0}
 
 
 def test_each_loss_trains_its_own_part():
@@ -93,7 +93,7 @@ def test_the_loss_goes_down_when_only_the_compression_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_row_of_which_nothing_left_has_no_loss():
+def test_a_row_without_leaving_positions_has_no_loss():
     model = build()
     full, text = model.read(tokens(model, 1, 24, 1), model.initial_state()), tokens(model, 1, 8, 2)
     _, _, alone = model.training_segment(text, full)
@@ -101,7 +101,7 @@ def test_a_row_of_which_nothing_left_has_no_loss():
     torch.testing.assert_close(loss, torch.cat([alone, torch.zeros(1, dtype=alone.dtype)]))
     _, _, nothing = model.training_segment(text, model.initial_state())
     assert nothing.item() == 0.0
-    assert torch.isfinite(torch.stack([g.abs().max() for g in twins.gradients(model, nothing.sum()).values()])).all()
+    assert torch.isfinite(torch.stack([g.abs().max() for g in naive.gradients(model, nothing.sum()).values()])).all()
 
 
 def test_compression_reaches_further_back_than_the_memory_alone():
@@ -134,6 +134,6 @@ def test_training_segment_is_segment():
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_at_construction(changes, message):
+def test_invalid_settings_are_refused_at_construction(changes, message):
     with pytest.raises(ConfigError, match=message):
         build(**changes)

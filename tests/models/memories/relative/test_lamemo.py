@@ -1,4 +1,4 @@
-"""LaMemo obeys the laws, equals its naive twin, and its interpolation is bidirectional attention (Appendix A)."""
+"""LaMemo passes the memory contract, equals its naive reference, and its interpolation is bidirectional attention (Appendix A)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig, interpolate
 from everlong_models.memories.state import MemoryState
-from tests.models import twins
-from tests.models.laws import CLOSE, Laws, tokens
-from tests.models.twins import SMALL
+from tests.models import naive_relative as naive
+from tests.models.memory_contract import CLOSE, MemoryContract, tokens
+from tests.models.naive_relative import SMALL
 
 
 def build(**changes):
     torch.manual_seed(0)
-    return twins.random_weights(LaMemo(LaMemoConfig(**(SMALL | {"memory_length": 8} | changes))))
+    return naive.random_weights(LaMemo(LaMemoConfig(**(SMALL | {"memory_length": 8} | changes))))
 
 
-class TestLaMemo(Laws):
+class TestLaMemo(MemoryContract):
     @pytest.fixture(params=[5, 8, 13])
     def model(self, request):
         return build(memory_length=request.param)
@@ -31,23 +31,23 @@ class TestLaMemo(Laws):
 def test_it_is_its_naive_twin(lengths, M, positions):
     """Logits, contexts, masses, and gradients, over segments of equal and unequal lengths."""
     model = build(segment_length=4, memory_length=M, positions=positions)
-    twin, state = twins.LaMemoTwin(model, []), model.initial_state()
+    reference, state = naive.NaiveLaMemo(model, []), model.initial_state()
     fast, slow = [], []
     for length in lengths:
         text = tokens(model, 1, length, length)
         logits, state = model.segment(text, state)
         fast.append(logits[0])
-        slow.append(twin.segment(text[0].tolist()))
+        slow.append(reference.segment(text[0].tolist()))
         torch.testing.assert_close(fast[-1], slow[-1], **CLOSE)
-        held = len(twin.memory)
-        contexts = torch.stack([torch.stack([torch.stack(layer) for layer in at.C]) for at in twin.memory])
-        sums = torch.stack([torch.stack([torch.stack(layer) for layer in at.s]) for at in twin.memory])
+        held = len(reference.memory)
+        contexts = torch.stack([torch.stack([torch.stack(layer) for layer in at.C]) for at in reference.memory])
+        sums = torch.stack([torch.stack([torch.stack(layer) for layer in at.s]) for at in reference.memory])
         torch.testing.assert_close(state["contexts"][0, M - held :], contexts.detach(), **CLOSE)
         torch.testing.assert_close(state["mass"][0, M - held :], sums.log().detach(), **CLOSE)
-        assert state["tokens"][0, M - held :].tolist() == [at.token for at in twin.memory]
+        assert state["tokens"][0, M - held :].tolist() == [at.token for at in reference.memory]
     probe = torch.randn(sum(lengths), model.vocab_size, dtype=torch.float64)
-    ours = twins.gradients(model, (torch.cat(fast) * probe).sum())
-    theirs = twins.gradients(model, (torch.cat(slow) * probe).sum())
+    ours = naive.gradients(model, (torch.cat(fast) * probe).sum())
+    theirs = naive.gradients(model, (torch.cat(slow) * probe).sum())
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}")
 
@@ -73,10 +73,10 @@ def test_the_memorys_contexts_are_bidirectional_attention(lengths):
         starts += [start] * length
         start += length
     newest_refresh = start - lengths[-1]
-    xs = [twins.embed(model, token) for token in text[0].tolist()]
+    xs = [naive.embed(model, token) for token in text[0].tolist()]
     for slot, i in enumerate(range(start - 12, start)):
         first, last = max(0, starts[i] - 12), max(i, newest_refresh)
-        C, s = twins.attend(model, 0, xs[i], i, [(j, xs[j]) for j in range(first, last + 1)])
+        C, s = naive.attend(model, 0, xs[i], i, [(j, xs[j]) for j in range(first, last + 1)])
         torch.testing.assert_close(state["contexts"][0, slot, 0], torch.stack(C), **CLOSE)
         torch.testing.assert_close(state["mass"][0, slot, 0], torch.stack(s).log(), **CLOSE)
 
@@ -93,7 +93,7 @@ def test_the_refresh_depends_on_the_segments_first_token_only():
     assert not torch.equal(refreshed[0], state["contexts"])
 
 
-def test_the_window_is_the_tokens_since_the_last_refresh_however_they_came():
+def test_the_window_is_the_tokens_since_the_last_refresh_prefilled_or_decoded():
     """A segment that was opened with one token and stepped to three refreshes as one that was read at once."""
     model = build()
     state = model.read(tokens(model, 2, 8, 1), model.initial_state(2))
@@ -111,7 +111,7 @@ def test_the_window_is_the_tokens_since_the_last_refresh_however_they_came():
         torch.testing.assert_close(together[row : row + 1], model(segment[row : row + 1], after), **CLOSE)
 
 
-def test_gradients_stop_at_what_is_remembered_and_flow_through_the_refresh():
+def test_gradients_stop_at_the_memory_and_flow_through_the_refresh():
     model = build(layers=1)
     state = model.read(tokens(model, 1, 16, 1), model.initial_state())
     assert not any(state[name].requires_grad for name in state)
@@ -119,14 +119,14 @@ def test_gradients_stop_at_what_is_remembered_and_flow_through_the_refresh():
     logits = model(tokens(model, 1, 8, 2), MemoryState({**state.tensors, **asked}))
     assert torch.autograd.grad(logits.sum(), list(asked.values()), allow_unused=True) == (None, None)
     # v₋ is used by the look-ahead alone, whose effect on the logits needs a second layer to be seen.
-    assert float(twins.gradients(model, model(tokens(model, 1, 8, 2), state).sum())["positions.ahead"].abs().max()) == 0
+    assert float(naive.gradients(model, model(tokens(model, 1, 8, 2), state).sum())["positions.ahead"].abs().max()) == 0
     model = build(layers=2)
     state = model.read(tokens(model, 1, 16, 1), model.initial_state())
     loss = model(tokens(model, 1, 8, 2), state).logsumexp(-1).sum()
-    assert float(twins.gradients(model, loss)["positions.ahead"].abs().min()) > 0
+    assert float(naive.gradients(model, loss)["positions.ahead"].abs().min()) > 0
 
 
-def test_interpolation_stops_the_old():
+def test_interpolation_detaches_the_old_context():
     old, old_mass, new, new_mass = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in ((3, 4), 3) * 2)
     context, mass = interpolate(old, old_mass, new, new_mass)
     gradients = torch.autograd.grad(context.sum() + mass.sum(), (old, old_mass, new, new_mass), allow_unused=True)

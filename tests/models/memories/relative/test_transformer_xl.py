@@ -1,4 +1,4 @@
-"""Transformer-XL obeys the laws and equals its naive twin, gradients included."""
+"""Transformer-XL passes the memory contract and equals its naive reference, gradients included."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import torch
 from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
-from tests.models import twins
-from tests.models.laws import CLOSE, Laws, tokens
-from tests.models.twins import SMALL
+from tests.models import naive_relative as naive
+from tests.models.memory_contract import CLOSE, MemoryContract, tokens
+from tests.models.naive_relative import SMALL
 
 
 def build(**changes):
     torch.manual_seed(0)
-    return twins.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | changes))))
+    return naive.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | changes))))
 
 
-class TestTransformerXL(Laws):
+class TestTransformerXL(MemoryContract):
     @pytest.fixture(params=[5, 13])
     def model(self, request):
         return build(memory_length=request.param)
 
 
-class TestNoMemory(Laws):
+class TestNoMemory(MemoryContract):
     @pytest.fixture
     def model(self):
         return build(memory_length=0)
@@ -40,17 +40,17 @@ class TestNoMemory(Laws):
 def test_it_is_its_naive_twin(memory_length):
     """Over segments of unequal lengths, with memories shorter, as long as, and longer than a segment."""
     model = build(segment_length=4, memory_length=memory_length)
-    twin, state = twins.TransformerXLTwin(model, []), model.initial_state()
+    reference, state = naive.NaiveTransformerXL(model, []), model.initial_state()
     fast, slow = [], []
     for length in (4, 4, 2, 4):
         text = tokens(model, 1, length, length)
         logits, state = model.segment(text, state)
         fast.append(logits[0])
-        slow.append(twin.segment(text[0].tolist()))
+        slow.append(reference.segment(text[0].tolist()))
         torch.testing.assert_close(fast[-1], slow[-1], **CLOSE)
     probe = torch.randn(14, model.vocab_size, dtype=torch.float64)
-    ours = twins.gradients(model, (torch.cat(fast) * probe).sum())
-    theirs = twins.gradients(model, (torch.cat(slow) * probe).sum())
+    ours = naive.gradients(model, (torch.cat(fast) * probe).sum())
+    theirs = naive.gradients(model, (torch.cat(slow) * probe).sum())
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}")
 
@@ -61,7 +61,7 @@ def test_no_gradient_leaves_a_segment_for_the_one_before_it():
     second, _ = model.segment(tokens(model, 1, 8, 2), state)
     assert first.requires_grad
     assert not any(state[name].requires_grad for name in state)
-    # Not even if the state comes with a history of its own.
+    # Not even if the input state requires gradients.
     asked = {**state.tensors, "memory": state["memory"].clone().requires_grad_()}
     again, _ = model.segment(tokens(model, 1, 8, 2), type(state)(asked))
     assert torch.equal(again, second)
@@ -93,7 +93,7 @@ def test_segment_is_forward_and_read_in_one_pass():
 
 
 @pytest.mark.parametrize("kind", ["transformer_xl", "lamemo"])
-def test_reading_computes_only_what_the_memory_is_made_of(kind, monkeypatch):
+def test_reading_skips_what_the_memory_does_not_need(kind, monkeypatch):
     """No logits, no output of the last layer, and no graph for gradients that nothing will ask for."""
     model = build() if kind == "transformer_xl" else LaMemo(LaMemoConfig(**SMALL))
     monkeypatch.setattr(model, "_logits", lambda hidden: pytest.fail("logits were computed"))

@@ -8,7 +8,7 @@ from everlong_models import SamplingParams, StepGraphs
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_server.engine.device.decode_batch import DecodeBatch
 from everlong_server.engine.device.requests import AnswerRequest
-from tests.models.tape import record
+from tests.models.fake_cuda_graph import record
 from tests.models.tiny import llama
 
 

@@ -23,7 +23,7 @@ from everlong_server.engine.device.requests import (
     TokenDelta,
 )
 from everlong_server.engine.device.runner import Runner
-from tests.models.pretended import DEVICE, GPU, REAL, Graphs, gpu
+from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, gpu
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=True, top_logprobs=3),

@@ -231,7 +231,7 @@ def test_an_answer_that_attends_to_few_kept_tokens_leaves_the_whole_state(tiny_m
             for _ in range(4):
                 drawn.append(int(model.memory.backbone.logits(memory.backbone.hidden(
                     memory.backbone.embed(torch.tensor([context + drawn])), keep=1))[0, -1].argmax()))  # fmt: skip
-            kept = [*memory.kept(end.state), *end.open]
+            kept = [*memory.kept_tokens(end.state), *end.open]
             assert kept[-12:-8] == drawn
             behind = [*text[0].tolist(), 9, 9, *prompt]
             assert kept[:-12] == behind[-len(kept[:-12]) :], (
@@ -273,7 +273,7 @@ def test_nothing_is_prefilled_again_at_the_end_of_a_segment(
                 hidden = memory.backbone.hidden(memory.backbone.embed(torch.tensor([read])), keep=1)
                 read.append(int(memory.backbone.logits(hidden)[0, -1].argmax()))
             seen = int(end.state["seen"])
-            assert [*end.state["sinks"][0].tolist(), *memory.kept(end.state), *end.open] == read
+            assert [*end.state["sinks"][0].tolist(), *memory.kept_tokens(end.state), *end.open] == read
             assert seen == len(read) // 16 * 16
         assert sorted(opened) == [*lengths]
         opened.clear()
@@ -294,14 +294,14 @@ def test_an_error_at_the_end_of_a_segment_fails_its_own_answer_only(
     options = {"segment_length": 16, "sinks": 4, "window": 32}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     memory, runner = model.memory, Runner(model, max_streams=3, reading_share=0.3, max_stall=0.1)
-    real = memory.go_on
+    real = memory.continue_in_cache
 
-    def go_on(cache: Cache, segment: torch.Tensor, state: MemoryState) -> MemoryState | None:
+    def continue_in_cache(cache: Cache, segment: torch.Tensor, state: MemoryState) -> MemoryState | None:
         if int(segment[0, 0]) == 20:
             raise RuntimeError("no room")
         return real(cache, segment, state)
 
-    monkeypatch.setattr(memory, "go_on", go_on)
+    monkeypatch.setattr(memory, "continue_in_cache", continue_in_cache)
     waiting: list[queue.Queue] = []
     runner.start()
     try:
@@ -340,7 +340,7 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
     end = last(events)
     runner.stop()
     assert isinstance(end, AnswerFinished)
-    drawn = [*model.memory.kept(end.state), *end.open][-1]
+    drawn = [*model.memory.kept_tokens(end.state), *end.open][-1]
     seen = [] if alone else [*text[-min(newest, 32) :], 9, 8] if newest else [9, 8] if newest == 0 else [*text, 9, 8]
     assert item.sampler is not None
     assert set(item.sampler._seen.nonzero()[:, 0].tolist()) == {*seen, *prompt, drawn}

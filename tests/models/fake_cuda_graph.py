@@ -1,4 +1,4 @@
-"""`Tape`: on a CPU, what a CUDA graph is on a GPU. The same operations on the same tensors again, their results where they were."""
+"""`FakeCUDAGraph`: a CUDA graph on a CPU. It records operations and replays them on the same tensors, at the same addresses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 T = TypeVar("T")
 
 
-class Tape(TorchDispatchMode):
-    """Records the operations within it, which have done nothing in the end: what they write is put back."""
+class FakeCUDAGraph(TorchDispatchMode):
+    """Records the operations within its context. Restores what they wrote, as capturing a graph executes nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Tape(TorchDispatchMode):
             tensor.copy_(before)
 
     def replay(self) -> None:
-        """A view is where it was, and what is changed in place is its own result."""
+        """Run the operations again, with the results at the same addresses. Views and in-place results need no copy."""
         for operation, args, kwargs, result in self.operations:
             again = operation(*args, **kwargs)
             for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
@@ -45,9 +45,9 @@ class Tape(TorchDispatchMode):
 
 
 def record(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-    """As `CUDAGraphs`, of what gives tensors."""
-    with Tape() as tape:
+    """Like `CUDAGraphs.__call__`: capture `run`, which returns tensors. Returns the replay function and the result."""
+    with FakeCUDAGraph() as graph:
         result = run()
     for tensor in tree_leaves(result):
-        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)  # until it is replayed
-    return tape.replay, result
+        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)  # undefined until the first replay
+    return graph.replay, result

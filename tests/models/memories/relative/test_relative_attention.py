@@ -1,4 +1,4 @@
-"""Relative-position attention equals the papers' equations, term by term, and so do its gradients."""
+"""RelativeTerms-position attention equals the papers' equations, term by term, and so do its gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.attention import RelativePositions, product, shift
-from everlong_models.memories.relative.scratch import newest
+from everlong_models.memories.relative.decoder import newest
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
-from tests.models import twins
-from tests.models.laws import tokens
-from tests.models.twins import SMALL
+from tests.models import naive_relative
+from tests.models.memory_contract import tokens
+from tests.models.naive_relative import SMALL
 
 
 def build(form):
@@ -19,7 +19,7 @@ def build(form):
     torch.manual_seed(0)
     model = TransformerXL(TransformerXLConfig(**SMALL))
     model.positions = RelativePositions(width=12, heads=2, dim=6, form=form)
-    return twins.random_weights(model)
+    return naive_relative.random_weights(model)
 
 
 def equation(model, x, i, y, j):
@@ -27,7 +27,7 @@ def equation(model, x, i, y, j):
     return [
         [
             [
-                [twins.score(model, 0, head, xt, i + t, yj, j + n) for n, yj in enumerate(keys)]
+                [naive_relative.score(model, 0, head, xt, i + t, yj, j + n) for n, yj in enumerate(keys)]
                 for t, xt in enumerate(row)
             ]
             for head in range(2)
@@ -37,8 +37,8 @@ def equation(model, x, i, y, j):
 
 
 SIDES = {
-    "behind": (lambda positions, T, K: positions.to_behind(T, K), lambda T, K: (K - T, 0), lambda i, j: j <= i),
-    "ahead": (lambda positions, T, K: positions.to_ahead(T, K), lambda T, K: (0, T + 1 - K), lambda i, j: j > i),
+    "behind": (lambda positions, T, K: positions.keys_behind(T, K), lambda T, K: (K - T, 0), lambda i, j: j <= i),
+    "ahead": (lambda positions, T, K: positions.keys_ahead(T, K), lambda T, K: (0, T + 1 - K), lambda i, j: j > i),
 }
 
 
@@ -66,7 +66,9 @@ def test_scores_and_contexts_are_the_equations_and_so_are_their_gradients(form, 
     direct = torch.stack(
         [
             torch.stack(
-                twins.attend(model, 0, x[b, t], i + t, [(j + n, y[b, n]) for n in range(K) if visible[b, t, n]])[0]
+                naive_relative.attend(
+                    model, 0, x[b, t], i + t, [(j + n, y[b, n]) for n in range(K) if visible[b, t, n]]
+                )[0]
             )
             for b in range(2)
             for t in range(T)
@@ -97,12 +99,12 @@ def test_a_single_query_a_row_scores_as_it_would_in_the_parallel_pass(form):
     attention, at = model.blocks[0].attention, [0, 4, 8]
     x, y = torch.randn(3, 1, 12, dtype=torch.float64), torch.randn(3, 9, 12, dtype=torch.float64)
     visible = torch.arange(9) <= torch.tensor(at)[:, None, None]
-    behind = model.positions.to_behind_each(torch.tensor(at), 9)
+    behind = model.positions.keys_behind_each_row(torch.tensor(at), 9)
     scores = attention.scores(attention.queries(x), attention.keys(y), behind, visible)
     for row, i in enumerate(at):
         for j in range(9):
             for head in range(2):
-                expected = twins.score(model, 0, head, x[row, 0], i, y[row, j], j) if j <= i else -torch.inf
+                expected = naive_relative.score(model, 0, head, x[row, 0], i, y[row, j], j) if j <= i else -torch.inf
                 torch.testing.assert_close(scores[row, head, 0, j], torch.as_tensor(expected, dtype=torch.float64))
 
 
@@ -118,8 +120,8 @@ def test_the_forms_agree_behind_and_differ_ahead():
         q, k = attention.queries(x), attention.keys(x)
         scores.append(
             (
-                attention.scores(q, k, positions.to_behind(5, 5), behind),
-                attention.scores(q, k, positions.to_ahead(5, 5), ahead),
+                attention.scores(q, k, positions.keys_behind(5, 5), behind),
+                attention.scores(q, k, positions.keys_ahead(5, 5), ahead),
             )
         )
     torch.testing.assert_close(scores[0][0], scores[1][0])
@@ -130,7 +132,7 @@ def test_shift_moves_no_data():
     scores = torch.arange(2 * 3 * 6.0).view(2, 3, 6)  # T = 3, N = K + 1 = 6
     shifted = shift(scores, 2, 5)
     assert shifted.data_ptr() == scores[0, 0, 2:].data_ptr()
-    assert shifted[0, 0].tolist() == [2, 3, 4, 5, 6]  # the last of them is the next row's: it stands for what is hidden
+    assert shifted[0, 0].tolist() == [2, 3, 4, 5, 6]  # the last one belongs to the next row; the mask hides it
     assert shifted[0, 2].tolist() == [12, 13, 14, 15, 16]
 
 
@@ -138,12 +140,12 @@ def test_scores_of_half_precision_weights_are_kept_in_float32():
     model = build("signed").bfloat16()
     attention, x = model.blocks[0].attention, torch.randn(1, 4, 12).bfloat16()
     q, k = attention.queries(x), attention.keys(x)
-    scores = attention.scores(q, k, model.positions.to_behind(4, 4), torch.ones(1, 4, 4, dtype=torch.bool).tril())
+    scores = attention.scores(q, k, model.positions.keys_behind(4, 4), torch.ones(1, 4, 4, dtype=torch.bool).tril())
     assert scores.dtype == torch.float32
     assert attention.mix(scores, k).dtype == torch.bfloat16
 
 
-def test_distances_far_apart_are_told_apart_in_half_precision():
+def test_large_distances_differ_in_half_precision():
     """Angles in bfloat16 would make 1000 and 1001 the same distance."""
     near, far = build("signed").bfloat16().positions.encode(torch.tensor([1000, 1001])).float()
     exact, _ = build("signed").positions.encode(torch.tensor([1000, 1001])).float()
@@ -186,7 +188,7 @@ def test_the_output_layer_is_the_embedding():
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_at_construction(changes, message):
+def test_invalid_settings_are_refused_at_construction(changes, message):
     with pytest.raises(ConfigError, match=message) as caught:
         TransformerXL(TransformerXLConfig(**(SMALL | changes)))
     assert {caught.value.field: caught.value.value}.items() <= changes.items()
@@ -194,10 +196,10 @@ def test_what_cannot_work_is_refused_at_construction(changes, message):
 
 def test_heads_need_not_divide_the_width_when_their_dimension_is_given():
     """The papers' 10 heads of 41 make 410, but 5 heads of 7 on a width of 12 work as well."""
-    model = twins.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | {"heads": 5, "head_dim": 7}))))
+    model = naive_relative.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | {"heads": 5, "head_dim": 7}))))
     text = tokens(model, 1, 8)
-    twin = twins.TransformerXLTwin(model, [])
-    torch.testing.assert_close(model(text, model.initial_state())[0], twin.segment(text[0].tolist()))
+    reference = naive_relative.NaiveTransformerXL(model, [])
+    torch.testing.assert_close(model(text, model.initial_state())[0], reference.segment(text[0].tolist()))
 
 
 def test_unknown_fields_are_errors():
@@ -206,7 +208,7 @@ def test_unknown_fields_are_errors():
 
 
 @pytest.mark.parametrize("queries", [1, 2])
-def test_one_query_a_row_is_multiplied_to_the_bit_as_if_it_were_alone(queries):
+def test_one_query_per_row_is_bit_identical_to_the_row_alone(queries):
     """On a CPU, with the keys and with the values of a cache; more of them are multiplied as PyTorch does it."""
     made = torch.Generator().manual_seed(0)
     q, weights, kv = (

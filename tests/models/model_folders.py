@@ -23,7 +23,7 @@ _ROOM = tempfile.TemporaryDirectory(prefix="everlong-tests-")  # removed when th
 
 @functools.cache
 def backbone(family: str = "llama") -> Path:
-    """A folder in Hugging Face format; never written to."""
+    """Return a tiny backbone's folder in Hugging Face format. Tests must not write to it."""
     folder = Path(_ROOM.name) / family
     torch.manual_seed(3)
     if family == "llama":
@@ -42,7 +42,7 @@ def backbone(family: str = "llama") -> Path:
 
 
 def manifest(folder: Path, **changes: Any) -> Path:
-    """Writes `everlong.json` of an RMT around the tiny Llama, with `changes`; the folder."""
+    """Write the `everlong.json` of an RMT around the tiny Llama, with `changes`. Returns the folder."""
     folder.mkdir(exist_ok=True)
     fields = {"format": "everlong.model", "version": 1, "backbone": str(backbone()), "memory": RMT} | changes
     (folder / MANIFEST).write_text(json.dumps(fields))
@@ -50,7 +50,7 @@ def manifest(folder: Path, **changes: Any) -> Path:
 
 
 def change_weights(folder: Path, **changes: Tensor | None) -> None:
-    """Replaces, adds or (None) removes tensors of `memory.safetensors`; `__` in a name stands for a dot."""
+    """Replace, add or (None) remove tensors of `memory.safetensors`; `__` in a name means a dot."""
     file = folder / WEIGHTS
     tensors = load_file(file) if file.exists() else {}
     tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}

@@ -1,7 +1,7 @@
-"""Naive twins of the models from scratch: the papers' equations as loops over positions, keys and heads, one row at a time.
+"""Naive Transformer-XL, Compressive Transformer and LaMemo: the papers' equations as loops, one row at a time.
 
-A twin shares nothing with the fast models but their parameters. Memories are lists that grow as they fill: no masks,
-no right alignment, no logarithms of sums, no shifts. Everything is float64.
+They share only the parameters with the fast models. Memories are lists that grow as they fill: no masks, no right
+alignment, no logarithms of sums, no shifts. Everything is float64.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everlong_models.memories.relative.scratch import ScratchReader
+from everlong_models.memories.relative.decoder import RelativeDecoder
 
 SMALL = {"vocab_size": 41, "width": 12, "layers": 2, "heads": 2, "feed_forward": 16, "segment_length": 8}
 
 
-def random_weights(model: ScratchReader, seed: int = 0) -> ScratchReader:
-    """`model` in float64 and eval mode, with weights so large that attention is far from uniform, and biases not zero."""
+def random_weights(model: RelativeDecoder, seed: int = 0) -> RelativeDecoder:
+    """Return `model` in float64 and eval mode, with weights so large that attention is not uniform, and non-zero biases."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
     for name, parameter in model.named_parameters():
@@ -29,8 +29,8 @@ def random_weights(model: ScratchReader, seed: int = 0) -> ScratchReader:
     return model
 
 
-def gradients(model: ScratchReader, loss: Tensor) -> dict[str, Tensor]:
-    """Gradient of every parameter, zero where there is none."""
+def gradients(model: RelativeDecoder, loss: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of every parameter, zero where there is none."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {
@@ -40,13 +40,13 @@ def gradients(model: ScratchReader, loss: Tensor) -> dict[str, Tensor]:
 
 
 def sinusoid(distance: int, width: int) -> Tensor:
-    """R of one distance (D,)."""
+    """Return R of one distance (D,)."""
     rates = [10000.0 ** (-2 * k / width) for k in range(width // 2)]
     angles = [distance * rate for rate in rates]
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
 
 
-def score(model: ScratchReader, layer: int, head: int, xi: Tensor, i: int, xj: Tensor, j: int) -> Tensor:
+def score(model: RelativeDecoder, layer: int, head: int, xi: Tensor, i: int, xj: Tensor, j: int) -> Tensor:
     """A_ij/√d, term by term: xᵢᵀW_qᵀW_k xⱼ + xᵢᵀW_qᵀW_r R + uᵀW_k xⱼ + vᵀW_r R."""
     attention, positions = model.blocks[layer].attention, model.positions
     rows = slice(head * attention.dim, (head + 1) * attention.dim)
@@ -63,9 +63,9 @@ def score(model: ScratchReader, layer: int, head: int, xi: Tensor, i: int, xj: T
 
 
 def attend(
-    model: ScratchReader, layer: int, xi: Tensor, i: int, keys: list[tuple[int, Tensor]]
+    model: RelativeDecoder, layer: int, xi: Tensor, i: int, keys: list[tuple[int, Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Position i's contexts (d,) and sums of exponentials, head by head, over keys [(j, xⱼ)]."""
+    """Return position i's contexts (d,) and sums of exponentials, head by head, over keys [(j, xⱼ)]."""
     attention = model.blocks[layer].attention
     contexts, sums = [], []
     for head in range(attention.heads):
@@ -76,7 +76,7 @@ def attend(
     return contexts, sums
 
 
-def finish(model: ScratchReader, layer: int, x: Tensor, contexts: list[Tensor]) -> Tensor:
+def finish(model: RelativeDecoder, layer: int, x: Tensor, contexts: list[Tensor]) -> Tensor:
     """The rest of the layer: LN(h + FFN(h)), h = LN(x + W_o C)."""
     block = model.blocks[layer]
 
@@ -88,16 +88,16 @@ def finish(model: ScratchReader, layer: int, x: Tensor, contexts: list[Tensor]) 
     return norm(h + block.contract.weight @ inner + block.contract.bias, block.norm)
 
 
-def embed(model: ScratchReader, token: int) -> Tensor:
+def embed(model: RelativeDecoder, token: int) -> Tensor:
     """√D E(token)."""
     E = model.embedding.weight
     return E[token] * math.sqrt(E.shape[1])
 
 
 def causal_segment(
-    model: ScratchReader, tokens: list[int], past: list[list[tuple[int, Tensor]]]
+    model: RelativeDecoder, tokens: list[int], past: list[list[tuple[int, Tensor]]]
 ) -> tuple[Tensor, list[list[Tensor]]]:
-    """Logits (T, V), and every position's layer inputs; in layer l, token t stands at t and sees `past[l]`, at j < 0."""
+    """Return logits (T, V) and every position's layer inputs. In layer l, token t has position t and sees `past[l]`, at j < 0."""
     xs, inputs = [embed(model, token) for token in tokens], []
     for layer in range(len(model.blocks)):
         inputs.append(xs)
@@ -109,14 +109,14 @@ def causal_segment(
 
 
 @dataclass
-class TransformerXLTwin:
+class NaiveTransformerXL:
     """`memory`: the inputs of every layer at the last M positions, oldest first."""
 
-    model: ScratchReader
+    model: RelativeDecoder
     memory: list[list[Tensor]]
 
     def segment(self, tokens: list[int]) -> Tensor:
-        """Logits (T, V); the memory moves on."""
+        """Return logits (T, V), and update the memory."""
         m = len(self.memory)
         past = [[(j - m, at[layer].detach()) for j, at in enumerate(self.memory)] for layer in _layers(self.model)]
         logits, inputs = causal_segment(self.model, tokens, past)
@@ -126,16 +126,16 @@ class TransformerXLTwin:
 
 
 @dataclass
-class CompressiveTwin:
-    """As `TransformerXLTwin`; and `compressed`, where the c oldest go, together, while the memory holds more than M."""
+class NaiveCompressive:
+    """Like `NaiveTransformerXL`, plus `compressed`: while the memory exceeds M, its c oldest positions move there as one."""
 
-    model: ScratchReader
+    model: RelativeDecoder
     memory: list[list[Tensor]]
     compressed: list[list[Tensor]]
     loss: Tensor | None = None
 
     def segment(self, tokens: list[int]) -> Tensor:
-        """Logits (T, V); the memories move on, and `loss` is what their compression lost."""
+        """Return logits (T, V), update both memories, and set `loss` to the attention-reconstruction loss."""
         config, model = self.model.config, self.model
         M, C, c = config.memory_length, config.compressed_length, config.compression_rate
         past = []
@@ -147,26 +147,28 @@ class CompressiveTwin:
         self.memory, left = self.memory + inputs, []
         while len(self.memory) > M:
             left, self.memory = left + self.memory[:c], self.memory[c:]
-        squeezed = [self._squeeze(left[n : n + c]) for n in range(0, len(left), c)]
-        self.compressed = (self.compressed + squeezed)[-C:]
-        self.loss = self._loss(inputs, left, squeezed) if left else torch.zeros((), dtype=torch.float64)
+        compressed_groups = [self._compress(left[n : n + c]) for n in range(0, len(left), c)]
+        self.compressed = (self.compressed + compressed_groups)[-C:]
+        self.loss = self._loss(inputs, left, compressed_groups) if left else torch.zeros((), dtype=torch.float64)
         return logits
 
-    def _squeeze(self, group: list[list[Tensor]]) -> list[Tensor]:
+    def _compress(self, group: list[list[Tensor]]) -> list[Tensor]:
         """Conv over a group of c positions: bias + Σ_k W[:, :, k] x_k."""
         return [
             conv.bias + sum(conv.weight[:, :, k] @ at[layer].detach() for k, at in enumerate(group))
             for layer, conv in enumerate(self.model.compress)
         ]
 
-    def _loss(self, inputs: list[list[Tensor]], left: list[list[Tensor]], squeezed: list[list[Tensor]]) -> Tensor:
-        """Σ over layers of the mean square between content attention over `left` and over `squeezed`."""
+    def _loss(
+        self, inputs: list[list[Tensor]], left: list[list[Tensor]], compressed_groups: list[list[Tensor]]
+    ) -> Tensor:
+        """Σ over layers of the mean square between content attention over `left` and over `compressed_groups`."""
         total = torch.zeros((), dtype=torch.float64)
         for layer in _layers(self.model):
             errors = []
             for at in inputs:
                 wanted = self._recall(layer, at[layer].detach(), [m[layer].detach() for m in left])
-                found = self._recall(layer, at[layer].detach(), [m[layer] for m in squeezed])
+                found = self._recall(layer, at[layer].detach(), [m[layer] for m in compressed_groups])
                 errors += [(w - f) ** 2 for w, f in zip(wanted, found, strict=True)]
             total = total + torch.cat(errors).mean()
         return total
@@ -192,15 +194,15 @@ class Remembered:
 
 
 @dataclass
-class LaMemoTwin:
+class NaiveLaMemo:
     """`memory`: the last M positions, oldest first. `fresh`: how many tokens the last segment had."""
 
-    model: ScratchReader
+    model: RelativeDecoder
     memory: list[Remembered]
     fresh: int = 0
 
     def segment(self, tokens: list[int]) -> Tensor:
-        """Logits (T, V); the memory is refreshed and moves on."""
+        """Return logits (T, V), and refresh and update the memory."""
         model, m = self.model, len(self.memory)
         line = [embed(model, at.token).detach() for at in self.memory] + [embed(model, token) for token in tokens]
         new = [Remembered(token, [], []) for token in tokens]
@@ -227,5 +229,5 @@ class LaMemoTwin:
         return torch.stack(line[m:]) @ model.embedding.weight.T
 
 
-def _layers(model: ScratchReader) -> range:
+def _layers(model: RelativeDecoder) -> range:
     return range(len(model.blocks))

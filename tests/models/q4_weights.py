@@ -1,4 +1,4 @@
-"""Weights as a file of four bits restores them."""
+"""Weights as they are after loading a four-bit GGUF file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import torch
 from everlong_models.kernels.cpu.simd import GROUP
 
 
-def stored(rows: int, columns: int, size: float = 1.0) -> torch.Tensor:
-    """Weights as llama.cpp's Q4_1 restores them: 16 steps of d from m, both of half precision, in groups of 32; of about `size`
-    times 0.15."""
+def q4_weights(rows: int, columns: int, size: float = 1.0) -> torch.Tensor:
+    """Return weights as llama.cpp's Q4_1 dequantises them: m + d·q with q in 0 … 15, half-precision d and m per group of 32.
+
+    Their magnitude is about 0.15 · `size`.
+    """
     torch.manual_seed(0)
     q = torch.randint(0, 16, (rows, columns // GROUP, GROUP)).float()
     q[..., 3], q[..., 30] = 0, 15

@@ -1,8 +1,9 @@
-"""`gpu()`: within it there is a device "cuda:0", whose tensors are a CPU's but do not mix with these, as on a GPU.
+"""`gpu()`: a stand-in for a GPU. Within it there is a device "cuda:0" that computes on the CPU.
 
-Where there is a real one, that is it (`REAL`), and nothing is pretended or counted. Else: what is written for one can be wrong in two ways that a CPU does not show: tensors of two devices meet in an
-operation, or a CUDA graph is recorded of what waits for the device (`_WAIT`). Both raise here what they raise there; all else computes
-what it computes on a CPU. What this does not show: what CUDA's own kernels refuse, how they round, and how long they take.
+On a machine with a GPU the real one is used (`REAL`), and nothing is counted. Code for a GPU can be wrong in two ways that
+a CPU does not show: an operation mixes tensors of two devices, or a CUDA graph captures an operation that waits for the
+device (`_WAIT`). The stand-in raises the errors that a GPU raises for both. It does not show what CUDA's own kernels
+refuse, how they round, or how long they take.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from everlong_models.generate.cuda_graphs import CUDAGraphs
-from tests.models.tape import T, record
+from tests.models.fake_cuda_graph import T, record
 
 DEVICE = torch.device("cuda", 0)
 REAL = torch.cuda.is_available()
 
 aten = torch.ops.aten
 _BRING = {aten._to_copy, aten.copy_}
-"""What may take a tensor from one device to the other."""
+"""Operations that may move a tensor between devices."""
 _PLACE = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
-"""What may be told places by tensors of a CPU."""
+"""Operations that accept CPU tensors as indices."""
 _WAIT = {
     aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_consecutive, aten.unique_dim, aten.equal,
     aten.bincount,
 }  # fmt: skip
-"""What has a result, or the shape of one, when the device is done."""
+"""Operations whose result, or its shape, is known only when the device is done: they wait for it."""
 
 
 class OnGPU(Tensor):
-    """`held`: the tensor on a CPU that stands for this one."""
+    """A tensor of the stand-in device. `held`: the CPU tensor with its values."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     held: Tensor
@@ -71,7 +72,7 @@ class OnGPU(Tensor):
 
 
 class GPU(TorchDispatchMode):
-    """For one thread. `waits`: how often threads have waited for the device, or it for them. While one is `recording` it may not."""
+    """Enables the device in one thread. `waits`: how often threads waited for the device; not allowed while `recording`."""
 
     waits = 0
     recording = False
@@ -94,7 +95,7 @@ class GPU(TorchDispatchMode):
 
 
 class Graphs:
-    """In the place of `CUDAGraphs`. `made`: by all of them."""
+    """Replaces `CUDAGraphs`. `made`: how many graphs all instances have captured."""
 
     made = 0
 
@@ -115,12 +116,12 @@ class Graphs:
 
 @contextmanager
 def gpu() -> Iterator[None]:
-    """For this thread; others have to enter `GPU`."""
+    """Enable the device in this thread; other threads must enter `GPU`."""
     Graphs.made = GPU.waits = 0
     if REAL:
         yield
         return
-    # What PyTorch asks before it dispatches: a CPU's build has no guard for this device, but one of "meta" that does nothing.
+    # PyTorch calls a device guard before it dispatches. CPU builds have none for CUDA; use that of "meta", which does nothing.
     guards = (ctypes.c_void_p * 16).in_dll(ctypes.CDLL(torch._C.__file__), "_ZN3c104impl26device_guard_impl_registryE")
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
@@ -135,7 +136,7 @@ def gpu() -> Iterator[None]:
 
 
 _CUDA, _META = 1, 14
-"""Of `c10::DeviceType`."""
+"""Values of `c10::DeviceType`."""
 
 
 def _wait(what: object) -> None:

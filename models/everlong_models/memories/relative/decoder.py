@@ -1,11 +1,11 @@
-"""What the papers' own models share: a decoder trained from scratch around a memory of past positions.
+"""A decoder trained from scratch with a memory of past positions: the base of Transformer-XL, Compressive and LaMemo.
 
-One layer is post-norm, as in all three papers: y = LN(h + FFN(h)), h = LN(x + W_o C), C = softmax(A/√d) V, with the
-scores A of `relative`. The embedding, scaled by √D, is tied to the output layer; there is no adaptive softmax, so a
-large vocabulary pays for the whole (D, V) product.
+A layer is post-norm, as in all three papers: y = LN(h + FFN(h)), h = LN(x + W_o C), C = softmax(A/√d) V, with the
+scores A of `relative.attention`. The embedding, scaled by √D, is tied to the output layer. There is no adaptive
+softmax, so a large vocabulary pays for the whole (D, V) product.
 
-Shapes: B rows, T tokens, P past positions held by the memory, S segment length, K keys, L layers, H heads, d head
-dimension, D width, V vocabulary.
+Shapes: B rows, T tokens, P past positions in the memory, S segment length, K keys, L layers, H heads, d head dimension,
+D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everlong_models.backbone.cache import Cache
+from everlong_models.backbone.kv_cursor import KVCursor, causal_mask
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.gpu.attention_kernel import decode_attention
@@ -27,17 +28,18 @@ from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.relative.attention import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part
+from everlong_models.memories.view import MemoryPart
 
-_SEGMENT = "segment."  # in a cache, what the open segment has left so far stands beside the past under this prefix
+_SEGMENT = "segment."  # prefix of the open segment's trace in a cache, next to the tensors of the past
 
 
-class ScratchConfig(MemoryConfig):
-    """A decoder trained from scratch. The defaults are the papers' for WikiText-103, but for the vocabulary.
+class RelativeDecoderConfig(MemoryConfig):
+    """Settings of a decoder trained from scratch. The defaults are the papers' for WikiText-103, except the vocabulary.
 
-    `vocab_size` V, `width` D (even), `layers` L, `heads` H and `feed_forward` (the inner width) are at least 1;
-    `head_dim` d defaults to D/H; `dropout` is in [0, 1). `initial_std` > 0: of all matrices; the papers' 0.02 is for
-    their widths, narrow models want about 1/√D. What is out of its limits raises `ConfigError` when the model is built.
+    `vocab_size` V, `width` D (even), `layers` L, `heads` H and `feed_forward` (the inner width) are at least 1.
+    `head_dim` d defaults to D/H; `dropout` is in [0, 1). `initial_std` > 0: standard deviation of all initial matrices;
+    the papers' 0.02 suits their widths, narrow models want about 1/√D. Building a model with a value out of its limits
+    raises `ConfigError`.
     """
 
     segment_length: int = 150
@@ -52,20 +54,20 @@ class ScratchConfig(MemoryConfig):
 
     @property
     def dim(self) -> int:
-        """d: `head_dim`, or what it defaults to."""
+        """d: `head_dim`, or its default D/H."""
         return self.width // self.heads if self.head_dim is None else self.head_dim
 
     def at_least(self, **limits: int) -> None:
-        """Raises `ConfigError` for the first field that is below its limit."""
+        """Raise `ConfigError` for the first field that is below its limit."""
         for field, limit in limits.items():
             if (value := getattr(self, field)) < limit:
                 raise ConfigError(field, value, f"must be at least {limit}")
 
     def check(self) -> None:
-        """Raises `ConfigError` unless a decoder can be built."""
+        """Raise `ConfigError` unless a decoder can be built from these settings."""
         self.at_least(segment_length=2, vocab_size=1, width=1, layers=1, heads=1, feed_forward=1)
         if self.width % 2:
-            raise ConfigError("width", self.width, "must be even, as half of it are sines and half are cosines")
+            raise ConfigError("width", self.width, "must be even: half of it holds sines, half cosines")
         if self.head_dim is not None:
             self.at_least(head_dim=1)
         elif self.width % self.heads:
@@ -76,10 +78,10 @@ class ScratchConfig(MemoryConfig):
             raise ConfigError("initial_std", self.initial_std, "must be positive and finite")
 
 
-class Block(nn.Module):
-    """One layer: its attention, and what follows the attention's contexts."""
+class PostNormLayer(nn.Module):
+    """One post-norm layer: its attention, and the feed-forward half after it."""
 
-    def __init__(self, config: ScratchConfig) -> None:
+    def __init__(self, config: RelativeDecoderConfig) -> None:
         super().__init__()
         self.attention = RelativeAttention(config.width, config.heads, config.dim)
         self.attention_norm = nn.LayerNorm(config.width)
@@ -89,7 +91,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        """The layer's output (B, T, D) from its input `x` (B, T, D) and its contexts (B, T, H, d)."""
+        """Return the layer's output (B, T, D) from its input `x` (B, T, D) and its contexts (B, T, H, d)."""
         h = self.attention_norm(x + self.dropout(self.attention.output(context.flatten(-2))))
         inner = self.dropout(F.relu(self.expand(h)))
         y: Tensor = self.norm(h + self.dropout(self.contract(inner)))
@@ -97,11 +99,12 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A segment's pass: `hidden` (B, T, D), as far as the layers were run, and what the memory is made of.
+class SegmentPass:
+    """The result of running a segment.
 
-    `past`: the state's tensors as this segment saw them. `trace`: what the segment leaves, time first (B, T, …): its
-    `tokens`, and layer by layer (B, T, L, …) what the memory's `_keep` names.
+    `hidden` (B, T, D): the output of the last layer that was run. `past`: the state's tensors as this segment saw them.
+    `trace`: the segment's contribution to the memory, time first (B, T, …): its `tokens`, and per layer (B, T, L, …)
+    the tensors that the memory's `_keep` returns.
     """
 
     hidden: Tensor
@@ -109,14 +112,14 @@ class Run:
     trace: Mapping[str, Tensor]
 
 
-class ScratchReader(SegmentReader):
-    """A decoder from scratch with a memory of P past positions. A memory derives from it and writes five methods.
+class RelativeDecoder(SegmentReader):
+    """A decoder trained from scratch with a memory of P past positions. Memories derive from it.
 
-    States are detached: no gradient leaves a segment for the one before it. Keys are laid out [past ; segment], the
-    past right-aligned, so that a distance is the same however much of the past is filled.
+    States are detached: no gradient flows from a segment into the one before. Keys are laid out as [past ; segment],
+    with the past right-aligned, so that distances do not depend on how much of the past is filled.
     """
 
-    def __init__(self, config: ScratchConfig, past: int, form: PositionForm = "signed") -> None:
+    def __init__(self, config: RelativeDecoderConfig, past: int, form: PositionForm = "signed") -> None:
         super().__init__()
         config.check()
         self.segment_length = config.segment_length
@@ -126,59 +129,63 @@ class ScratchReader(SegmentReader):
         self.kv_shape = (config.layers, 2, config.heads, past + config.segment_length, config.dim)
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.positions = RelativePositions(config.width, config.heads, config.dim, form)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(PostNormLayer(config) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
         self._fused = False
-        """Whether a step's attention is that of `attended`, which has no gradients."""
+        """Whether a decode step uses the fused attention kernel `attended`, which has no gradients."""
         for weight in (p for p in self.parameters() if p.dim() == 2):
             nn.init.normal_(weight, std=config.initial_std)
 
     @property
-    def recordable(self) -> bool:
+    def graph_capturable(self) -> bool:
         """See `SegmentReader`."""
         return True
 
     @torch.no_grad()
     def optimize(self) -> None:
-        """See `SegmentReader`. On a GPU a step's attention is that of `attended`, where Triton can compile it."""
+        """See `SegmentReader`. Decode steps on a GPU use the fused kernel `attended` from now on, if Triton compiles it."""
 
         def run() -> None:
             token = torch.zeros(1, 1, dtype=torch.int64, device=self._weight.device)
             cache, _ = self.open(self.initial_state(), token)
-            # With all that is compiled for: sizes, strides, and how each layer's keys are aligned.
+            # A whole step, since the kernel is compiled for sizes, strides and the alignment of each layer's keys.
             self.step(cache, token[0])
 
         self._fused = True
         self._fused = layer_kernels.compiles(self._weight, run)
 
     @abstractmethod
-    def _held(self, past: Mapping[str, Tensor]) -> Tensor:
-        """Which of the P past positions (B, P) are filled."""
+    def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
+        """Return which of the P past positions are filled, (B, P)."""
 
     @abstractmethod
-    def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
-        """Reads a segment's first T `tokens` (B, T). Keys and values go to `kv` (B, L, 2, H, P+S, d), if given.
+    def _run(
+        self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None
+    ) -> SegmentPass:
+        """Run a segment's first T `tokens` (B, T). Store keys and values in `kv` (B, L, 2, H, P+S, d), if given.
 
-        Without `answer`, what only logits need is left out: the last layer's output is no part of any memory.
+        Without `answer`, leave out what only logits need: no memory uses the last layer's output.
         """
 
     @abstractmethod
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
-        """What the memory needs of a layer: of its input (B, T, D), contexts (B, T, H, d), scores (B, H, T, K), or in their place
-        their logsumexp (B, H, T, 1): one key as heavy as all of them."""
+        """Select what the memory needs of a layer's input (B, T, D), contexts (B, T, H, d) and scores (B, H, T, K).
+
+        The fused kernel gives the scores' logsumexp (B, H, T, 1) in their place: one key with the mass of all keys.
+        """
 
     @abstractmethod
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
-        """The state after the first `lengths` (B,) positions of `trace` (B, T ≥ lengths, …)."""
+        """Return the state after the first `lengths` (B,) positions of `trace` (B, T ≥ lengths, …)."""
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
-        """The last P positions."""
-        held = min(read, self.past)
-        return [Part("memory", read - held, read, self.past, held, tokens.shape[1])] if self.past else []
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
+        """Return the last P positions as one part."""
+        stored = min(read, self.past)
+        return [MemoryPart("memory", read - stored, read, self.past, stored, tokens.shape[1])] if self.past else []
 
     @property
     def _weight(self) -> Tensor:
-        """Tells where the weights are, and their type."""
+        """A weight, for its device and dtype."""
         return self.embedding.weight
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -188,41 +195,41 @@ class ScratchReader(SegmentReader):
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(self.dropout(hidden), self._weight)
 
-    def _layers(self) -> Iterator[tuple[int, Block]]:
+    def _layers(self) -> Iterator[tuple[int, PostNormLayer]]:
         for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
+            assert isinstance(block, PostNormLayer)
             yield_point()
             yield layer, block
 
     def _visible(self, past: Mapping[str, Tensor], at: Tensor, slots: int) -> Tensor:
-        """What queries at the segment's positions `at` (B or 1, T) may see of [past ; `slots`]: (B, T, P + slots)."""
-        causal = torch.arange(slots, device=at.device) <= at[:, :, None]
-        held = self._held(past)[:, None].expand(-1, at.shape[1], -1)
-        return torch.cat([held, causal.expand(held.shape[0], -1, -1)], dim=-1)
+        """Return which keys of [past ; `slots`] the queries at the segment's positions `at` (B or 1, T) see: (B, T, P + slots)."""
+        causal = causal_mask(at, slots)
+        filled_past = self._filled_past(past)[:, None].expand(-1, at.shape[1], -1)
+        return torch.cat([filled_past, causal.expand(filled_past.shape[0], -1, -1)], dim=-1)
 
     @torch.no_grad()
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         return self._after(self._run(tokens, detached(state), answer=False))
 
     @torch.no_grad()
-    def _after(self, run: Run) -> MemoryState:
-        """The state after all that was run."""
+    def _after(self, run: SegmentPass) -> MemoryState:
+        """Return the state after the whole pass."""
         B, T = run.trace["tokens"].shape
         return self._next(run.past, run.trace, torch.full((B,), T, device=self._weight.device))
 
     def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """Logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T), and the state after it."""
+        """Return logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T), and the state after it."""
         self.check_segment(tokens, state)
         run = self._run(tokens, detached(state))
         return self._logits(run.hidden), self._after(run)
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
-        """Logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T)."""
+        """Return logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T)."""
         self.check_segment(tokens, state)
         return self._logits(self._run(tokens, detached(state)).hidden)
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Starts a segment with its first 1 ≤ T ≤ S `tokens` (B, T): the cache, and the last position's logits (B, V).
+        """Start a segment with its first 1 ≤ T ≤ S `tokens` (B, T). Returns the cache and the last position's logits (B, V).
 
         The cache holds the past as the segment sees it, every layer's keys and values, and the trace so far.
         """
@@ -238,20 +245,20 @@ class ScratchReader(SegmentReader):
         return cache, self._logits(run.hidden[:, -1])
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """Appends one token a row, `tokens` (B,), to `cache` in place; logits (B, V) for the token after it."""
+        """Append one token per row, `tokens` (B,), to `cache` in place. Returns logits (B, V) for the next token."""
         kv, at, rows = cache["kv"], cache.lengths, torch.arange(cache.rows, device=tokens.device)
-        place = self.past + at
-        behind = self.positions.to_behind_each(place, self.past + self.segment_length)
+        position = self.past + at
+        cursor = KVCursor(1, tokens.device, kv, position)
+        behind = self.positions.keys_behind_each_row(position, self.past + self.segment_length)
         visible = self._visible(cache.tensors, at[:, None], self.segment_length)
         x, kept = self._embed(tokens[:, None]), []
         for layer, block in self._layers():
             attention = block.attention
-            q, k, v = attention.queries(x), kv[:, layer, 0], kv[:, layer, 1]
-            k[rows, :, place] = attention.keys(x)[:, :, 0].type_as(kv)  # autocast's are of its type
-            v[rows, :, place] = attention.values(x)[:, :, 0].type_as(kv)
+            q = attention.queries(x)
+            k, v = cursor.store(layer, attention.keys(x), attention.values(x))
             if self._fused:
-                along = attention.along(q + behind.v, behind.encoding)
-                mixed, scores = decode_attention(q, k, v, behind.u, along, place, visible)
+                distance_scores = attention.distance_scores(q + behind.v, behind.encoding)
+                mixed, scores = decode_attention(q, k, v, behind.u, distance_scores, position, visible)
             else:
                 scores = attention.scores(q, k, behind, visible)
                 mixed = attention.mix(scores, v)
@@ -264,21 +271,24 @@ class ScratchReader(SegmentReader):
 
     @torch.no_grad()
     def close(self, cache: Cache) -> MemoryState:
-        """The memory after the open segment of each row, whatever its length."""
+        """Return the memory after the open segment of each row, whatever its length."""
         trace = {name.removeprefix(_SEGMENT): cache[name] for name in cache.tensors if name.startswith(_SEGMENT)}
         return self._next(cache.tensors, trace, cache.lengths)
 
 
-class InputsReader(ScratchReader):
-    """A decoder whose memory is made of its layers' inputs, which later segments attend to as they are."""
+class LayerInputsDecoder(RelativeDecoder):
+    """A decoder whose memory holds its layers' inputs, which later segments project to keys and values."""
 
     @abstractmethod
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
-        """What layer l attends to beside its segment, at l of (B, P, L, D)."""
+        """Return the past inputs (B, P, L, D) that each layer attends to in addition to its segment."""
 
-    def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
+    def _run(
+        self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None
+    ) -> SegmentPass:
         T, memory = tokens.shape[1], self._memory(past)
-        behind = self.positions.to_behind(T, self.past + T)
+        cursor = KVCursor(self.past + T, tokens.device, kv)
+        behind = self.positions.keys_behind(T, self.past + T)
         visible = self._visible(past, torch.arange(T, device=tokens.device)[None], T)
         x, inputs = self._embed(tokens), []
         for layer, block in self._layers():
@@ -287,39 +297,31 @@ class InputsReader(ScratchReader):
                 break
             attention = block.attention
             line = torch.cat([memory[:, :, layer], x], dim=1)
-            k, v = attention.keys(line), attention.values(line)
-            if kv is not None:
-                store(kv, layer, k, v)
+            k, v = cursor.store(layer, attention.keys(line), attention.values(line))
             x = block(x, attention.mix(attention.scores(attention.queries(x), k, behind, visible), v))
-        return Run(x, past, {"tokens": tokens, "memory": torch.stack(inputs, dim=2)})
+        return SegmentPass(x, past, {"tokens": tokens, "memory": torch.stack(inputs, dim=2)})
 
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
         return {"memory": x}
 
 
 def detached(state: MemoryState) -> dict[str, Tensor]:
-    """The papers' sg(): a state's tensors, with no gradient into what made them."""
+    """Return a state's tensors, detached: sg() in the papers."""
     return {name: tensor.detach() for name, tensor in state.tensors.items()}
 
 
 def filled(count: Tensor, length: int) -> Tensor:
-    """Which of `length` right-aligned positions hold one of the last `count` (B,) positions: (B, length)."""
+    """Return which of `length` right-aligned positions hold one of the last `count` (B,) positions: (B, length)."""
     return torch.arange(length, device=count.device) >= length - count[:, None]
 
 
 def newest(past: Tensor, new: Tensor, lengths: Tensor) -> Tensor:
-    """The last P positions of [`past` ; the first `lengths` (B,) of `new`]: (B, P, …) from (B, P, …) and (B, T, …)."""
+    """Return the last P positions (B, P, …) of [`past` (B, P, …) ; the first `lengths` (B,) positions of `new` (B, T, …)]."""
     rows = torch.arange(lengths.shape[0], device=lengths.device)[:, None]
     index = lengths[:, None] + torch.arange(past.shape[1], device=lengths.device)
     return torch.cat([past, new], dim=1)[rows, index]
 
 
-def store(kv: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-    """Writes keys and values (B, H, K, d) to the first K positions of `kv` (B, L, 2, H, ≥ K, d)."""
-    kv[:, layer, 0, :, : k.shape[2]] = k
-    kv[:, layer, 1, :, : v.shape[2]] = v
-
-
 def stack_layers(kept: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """One dictionary of (B, T, …) a layer → one dictionary of (B, T, L, …)."""
+    """Stack one dictionary of (B, T, …) per layer into one dictionary of (B, T, L, …)."""
     return {name: torch.stack([layer[name] for layer in kept], dim=2) for name in kept[0]}

@@ -1,6 +1,6 @@
-"""The laws that every memory obeys. A test module of a memory says `class TestX(Laws)` and how its model is built.
+"""Tests that every memory must pass. A memory's test module derives `class TestX(MemoryContract)` and builds its model.
 
-Everything runs on tiny random models in float64, so that "equal" can be asked for to 1e-9 where the order of additions
+Everything runs on tiny random models in float64, so that results can be compared to 1e-9 where the order of additions
 may differ, and bit for bit where it may not.
 """
 
@@ -40,8 +40,8 @@ def assert_same_state(a: MemoryState, b: MemoryState, exactly: bool = False) -> 
             torch.testing.assert_close(a[name], b[name], **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
 
 
-class AllOn(TorchDispatchMode):
-    """Within it, every operation is on tensors of this device: none is brought from another."""
+class RequireDevice(TorchDispatchMode):
+    """Fails on any operation with a tensor of another device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -58,20 +58,20 @@ class AllOn(TorchDispatchMode):
         return result
 
 
-class Laws:
+class MemoryContract:
     """Override the fixture `model`: float64, in eval mode, a segment length of at least 8, a vocabulary of at least 32."""
 
     pauses: ClassVar[int] = 2
-    """How often a pass lets others have the device, at least."""
+    """How often a pass at least pauses for other work on the device."""
     autocast: ClassVar[bool] = True
-    """Whether it can be trained under autocast on a CPU."""
+    """Whether the memory can be trained under autocast on a CPU."""
 
     @pytest.fixture
     def model(self) -> MemoryModel:
         raise AssertionError("a test class of a memory builds its model")
 
     def moved(self, model: MemoryModel, device: str) -> MemoryModel:
-        """The model on another device."""
+        """Return the model on another device."""
         return model.to(device)
 
     @pytest.fixture(autouse=True)
@@ -92,9 +92,9 @@ class Laws:
         assert_same_state(state, whole)
 
     def test_under_autocast_a_state_keeps_its_types(self, model: MemoryModel) -> None:
-        """As in training on a GPU: what one segment leaves, the next one takes."""
+        """As in training on a GPU: a segment's state is the next segment's input."""
         if not self.autocast:
-            pytest.skip("not trained, or computed by what autocast leaves alone on a CPU")
+            pytest.skip("not trained, or its operations are not autocast on a CPU")
         model = model.float()
         text, state = tokens(model, 2, 3 * model.segment_length), model.initial_state(2)
         types = {name: tensor.dtype for name, tensor in state.tensors.items()}
@@ -103,13 +103,13 @@ class Laws:
                 _, state, _ = model.training_segment(segment, state)
                 assert {name: tensor.dtype for name, tensor in state.tensors.items()} == types
             state = model.read(text, state)
-            # And held-out documents are asked about, in answers that go on in the next segment.
-            (given,) = answer(model, model.initial_state(1), text[:1, :3], most=model.segment_length, ends=())
-        assert len(given) == model.segment_length
+            # Evaluation generates answers, which continue into the next segment.
+            (generated,) = answer(model, model.initial_state(1), text[:1, :3], most=model.segment_length, ends=())
+        assert len(generated) == model.segment_length
         assert {name: tensor.dtype for name, tensor in state.tensors.items()} == types
 
-    def test_another_answer_goes_on_between_the_layers_of_a_pass(self, model: MemoryModel) -> None:
-        """Neither notices: bit for bit."""
+    def test_decode_steps_between_the_layers_of_a_pass_change_nothing(self, model: MemoryModel) -> None:
+        """Bit for bit, for both."""
         S = model.segment_length
         text, other = tokens(model, 2, 2 * S, 1), tokens(model, 1, S, 2)
 
@@ -168,7 +168,7 @@ class Laws:
         copy = MemoryState({name: state[name].clone() for name in state})
         assert torch.equal(model.forward(segment, state), model.forward(segment, copy))
 
-    def test_a_row_does_not_depend_on_the_rows_beside_it(self, model: MemoryModel) -> None:
+    def test_a_row_does_not_depend_on_other_rows(self, model: MemoryModel) -> None:
         S = model.segment_length
         text = tokens(model, 3, 2 * S)
         together = model.read(text, model.initial_state(3))
@@ -194,16 +194,15 @@ class Laws:
         torch.testing.assert_close(logits[1], model.forward(segment, pasts[2])[0, -1], **CLOSE)
         assert_same_state(model.close(slots.rows.slots(1, 2)), model.read(segment, pasts[2]))
 
-    def test_a_step_asks_the_device_nothing(self, model: MemoryModel) -> None:
-        """So that it can be recorded as a CUDA graph. On the device "meta" nothing is known but shapes: reading a number
-        raises there."""
+    def test_a_step_does_not_wait_for_the_device(self, model: MemoryModel) -> None:
+        """So that it can be captured as a CUDA graph. The device "meta" has shapes without values: reading one raises."""
         S = model.segment_length
         state = model.read(tokens(model, 2, 2 * S, 1), model.initial_state(2))
         cache, logits = model.open(state, tokens(model, 2, S // 2, 2))
         model = self.moved(model, "meta")
-        there = Cache({name: tensor.to("meta") for name, tensor in cache.tensors.items()}, cache.lengths.to("meta"))
-        with AllOn("meta"):
-            stepped = model.step(there, torch.empty(2, dtype=torch.int64, device="meta"))
+        moved = Cache({name: tensor.to("meta") for name, tensor in cache.tensors.items()}, cache.lengths.to("meta"))
+        with RequireDevice("meta"):
+            stepped = model.step(moved, torch.empty(2, dtype=torch.int64, device="meta"))
         assert (stepped.shape, stepped.device.type) == (logits.shape, "meta")
 
     def test_save_load_continue_equals_never_having_stopped(self, model: MemoryModel) -> None:
@@ -223,7 +222,7 @@ class Laws:
         assert len(encode_state(end, "m")) == len(encode_state(start, "m"))
 
     @pytest.mark.parametrize("segments", [0, 1, 7])
-    def test_a_view_tells_what_was_read_and_what_there_is_room_for(self, model: MemoryModel, segments: int) -> None:
+    def test_a_view_reports_what_was_read_and_the_capacity(self, model: MemoryModel, segments: int) -> None:
         S = model.segment_length
         read = segments * S
         state = model.read(tokens(model, 1, read, 1), model.initial_state())
@@ -246,7 +245,7 @@ class Laws:
                 assert sum(phrase.space for phrase in layer.phrases) <= 1 + 1e-9
         assert state.digest() == before
 
-    def test_a_view_of_what_is_no_state_or_segment_is_refused(self, model: MemoryModel) -> None:
+    def test_a_view_refuses_a_bad_state_or_segment(self, model: MemoryModel) -> None:
         state, S = model.initial_state(2), model.segment_length
         with pytest.raises(StateShape, match="one row"):
             model.view(state, tokens(model, 2, 3), 0)
@@ -255,7 +254,7 @@ class Laws:
         with pytest.raises(TokenError, match="token ids"):
             model.view(model.initial_state(), torch.full((1, 1), model.vocab_size), 0)
 
-    def test_nothing_that_comes_in_is_changed(self, model: MemoryModel) -> None:
+    def test_inputs_are_not_changed(self, model: MemoryModel) -> None:
         S = model.segment_length
         state = model.read(tokens(model, 2, S, 1), model.initial_state(2))
         before, text = state.digest(), tokens(model, 2, S, 2)
