@@ -1,6 +1,6 @@
 """mkdocs hooks: generate reference tables from the code, and add the repository's own texts to the site.
 
-The text between `<!-- settings -->`, `<!-- metrics -->` or `<!-- api -->` and `<!-- end -->` on a page is replaced by that
+The text between `<!-- settings -->`, `<!-- metrics -->`, `<!-- redis -->` or `<!-- api -->` and `<!-- end -->` on a page is replaced by that
 reference.
 """
 
@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 
 from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import GROUPS, PREFIX, Settings
+from everlong_server.store.redis.keys import KEYS
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -100,6 +101,15 @@ def metrics() -> Iterator[str]:
             yield f"| `{name}` | {metric.type} | {labels} | {_cell(metric.documentation)} |"
 
 
+def redis() -> Iterator[str]:
+    """Every key, from `store/redis/keys.py`."""
+    yield "| key | type | holds | expires |"
+    yield "|---|---|---|---|"
+    for key in KEYS:
+        name = re.sub(r"(jobs|responses):\*", r"\1:MODEL", key.pattern).replace("*", "ID")
+        yield f"| `{name}` | {key.type} | {_cell(key.holds)}{' (encrypted)' if key.sealed else ''} | {_cell(key.ttl)} |"
+
+
 def api() -> Iterator[str]:
     """Yield the reference of every endpoint and object in `clients/openapi.json`."""
     document = json.loads((ROOT / "clients" / "openapi.json").read_text())
@@ -175,4 +185,9 @@ LIMITS = {
     "minLength": "of at least", "maxLength": "of at most",
 }  # fmt: skip
 TITLES = {"openai": "OpenAI's API"}
-REFERENCES: dict[str, Callable[[], Iterator[str]]] = {"settings": settings, "metrics": metrics, "api": api}
+REFERENCES: dict[str, Callable[[], Iterator[str]]] = {
+    "settings": settings,
+    "metrics": metrics,
+    "api": api,
+    "redis": redis,
+}

@@ -87,7 +87,43 @@ def cost() -> Iterator[str]:
         yield f'<path d="M{left} {y:g}H{right}" stroke="{DEEP}" stroke-width="3"/>' + say(right + 8, y + 5, name)
 
 
-PICTURES = {"reading": (700, 210, reading), "fork": (700, 220, fork), "cost": (700, 340, cost)}
+def folders() -> Iterator[str]:
+    """The folders of the code, grouped by distribution. An arrow points from the importing folder to the imported one."""
+
+    def group(x: float, y: float, w: float, h: float, name: str) -> str:
+        return f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="6" fill="none" stroke="{DEEP}"/>' + say(
+            x + 10, y + 20, name, size=13
+        )
+
+    yield group(10, 10, 150, 150, "clients/")
+    yield box(25, 40, 120, 30, "python, js") + box(25, 80, 120, 30, "web") + box(25, 120, 120, 30, "openapi.json", WARM)
+    yield group(210, 10, 330, 300, "server/")
+    yield box(225, 40, 140, 30, "cli, process") + box(225, 100, 140, 30, "api/") + box(225, 265, 140, 30, "store/")
+    yield f'<rect x="225" y="160" width="300" height="75" rx="4" fill="white" stroke="{INK}"/>' + say(
+        235, 178, "engine/"
+    )
+    yield box(235, 188, 90, 32, "answering") + box(340, 188, 90, 32, "documents") + box(445, 188, 70, 32, "device")
+    yield arrow(325, 204, 338, 204) + arrow(430, 204, 443, 204)
+    yield arrow(295, 70, 295, 98) + arrow(295, 130, 295, 158) + arrow(295, 235, 295, 263)
+    yield arrow(225, 125, 148, 135)
+    yield group(600, 10, 290, 300, "models/")
+    yield box(615, 40, 120, 30, "model") + box(755, 40, 120, 30, "generate/") + box(615, 100, 120, 30, "memories/")
+    yield box(615, 160, 120, 30, "backbone/") + box(615, 220, 120, 30, "kernels/") + box(755, 220, 120, 30, "text/")
+    yield arrow(675, 70, 675, 98) + arrow(675, 130, 675, 158) + arrow(675, 190, 675, 218) + arrow(735, 175, 815, 218)
+    yield arrow(755, 62, 737, 100) + arrow(815, 70, 815, 218)
+    yield arrow(525, 197, 598, 197)
+    yield group(210, 340, 680, 80, "lab/")
+    for n, name in enumerate(("train", "tasks", "corpora", "eval", "benchmarks", "chaos")):
+        yield box(225 + n * 110, 370, 100, 32, name)
+    yield arrow(375, 340, 375, 312) + arrow(745, 340, 745, 312)
+
+
+PICTURES = {
+    "reading": (700, 210, reading),
+    "fork": (700, 220, fork),
+    "cost": (700, 340, cost),
+    "folders": (900, 440, folders),
+}
 
 
 def draw(name: str) -> str:

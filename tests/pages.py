@@ -9,9 +9,11 @@ tests/test_pages.py runs blocks of `sh`, `python` and `js`. A comment on the lin
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -71,3 +73,13 @@ def blocks(page: str) -> list[Block]:
 def run_by(test: str) -> list[Block]:
     """Return the blocks of all pages that the file `test` must run."""
     return [block for page in PAGES for block in blocks(page) if block.test == test]
+
+
+def docs_module(name: str) -> ModuleType:
+    """Return the module docs/NAME.py."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

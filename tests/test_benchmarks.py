@@ -1,4 +1,4 @@
-"""docs/performance.md shows the tables of benchmarks/*.json."""
+"""docs/research/performance.md shows the tables of benchmarks/*.json."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -10,7 +9,6 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -27,7 +25,7 @@ from everlong_models.model import MEMORIES, memory_config
 from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import PREFIX, Settings, load_settings
 from tests.pages import PAGES as EVERY_PAGE
-from tests.pages import blocks, run_by
+from tests.pages import blocks, docs_module, run_by
 from tests.process import Server, everlong
 from tests.tinymodel import DATA
 
@@ -49,7 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_links_are_rewritten_for_the_site() -> None:
     pytest.importorskip("mkdocs", reason="needs everlong[docs]")
-    relinked = _module("hooks").relinked
+    relinked = docs_module("hooks").relinked
     assert relinked("[a](../SECURITY.md#what-is-not)", "docs/x.md") == "[a](security.md#what-is-not)"
     assert relinked("[a](docs/research/results.md), [b](LICENSE)", "README.md") == "[a](research/results.md), b"
     assert relinked("[a](../../SECURITY.md)", "docs/guide/x.md") == "[a](../security.md)"
@@ -86,17 +84,8 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {str(page.relative_to(DOCS)) for page in PAGES} <= named
 
 
-def _module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_pictures_are_up_to_date() -> None:
-    pictures = _module("pictures")
+    pictures = docs_module("pictures")
     assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(pictures.PICTURES)
     for name in pictures.PICTURES:
         assert (DOCS / "pictures" / f"{name}.svg").read_text() == pictures.draw(name), "run: python docs/pictures.py"
@@ -120,7 +109,7 @@ def states() -> dict[str, int]:
 
 
 def test_sizes_are_those_of_the_code(states: dict[str, int]) -> None:
-    assert states == _module("pictures").STATES
+    assert states == docs_module("pictures").STATES
     operations = (DOCS / "guide" / "operations.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \|$", operations, re.MULTILINE)
     assert [(name, _number(size), _number(sessions)) for name, size, sessions in rows] == [

@@ -5,7 +5,7 @@ forty, and no loss shows it. So the change that two segments without facts made 
 random factor, and the document continues from there. What would be lost over many segments is then lost within the
 document, where training can correct it. Two segments, not one, because a memory may alternate between two forms.
 
-This goes beyond the papers; docs/lab-notes.md has the measurements.
+This goes beyond the papers; docs/research/lab-notes.md has the measurements.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class GraphedFunction:
 
 MAX_CAPTURED_WORK = 2 * 10**12
 """Largest work of a segment that is captured, in products of a weight and a position (two operations each): about 10 ms on an H200
-(docs/lab-notes.md). A larger segment takes a device longer than Python takes to launch it. The limit also bounds how long answers wait
+(docs/research/lab-notes.md). A larger segment takes a device longer than Python takes to launch it. The limit also bounds how long answers wait
 for a captured segment."""
 
 

@@ -3,7 +3,7 @@
     y = act(x Wᵀ + b) · times + plus
 
 - On a CPU with AVX2, in float32, with N a multiple of `PANEL`: the kernels of `kernels.cpu.prefill`, a fifth faster than PyTorch
-  (docs/lab-notes.md).
+  (docs/research/lab-notes.md).
 - On other CPUs, and for other N: oneDNN with the weight in its own blocked layout. With AVX-512 on AMD processors it is more than twice
   as fast as MKL (`F.linear`), and never slower for few rows.
 - In bfloat16, if the processor has instructions for it: oneDNN, twice as fast again. Sums are float32.

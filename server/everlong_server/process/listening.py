@@ -190,4 +190,4 @@ def _limitations(model: Model) -> str:
             "[bold yellow]warning:[/] the memory has no trained weights, so its answers are nonsense. "
             "Use it for training and tests only."
         )
-    return model.description or "The memory is trained; docs/results.md lists its measured results."
+    return model.description or "The memory is trained; docs/research/results.md lists its measured results."

@@ -1,7 +1,7 @@
 """The numba kernel for a whole decode step of a Llama on a CPU.
 
 Calling PyTorch's operations takes a third of a decode step, and its four-bit products run at half the speed of these
-(docs/lab-notes.md). So `thread_pool` runs one function, `step`, on all threads from beginning to end. Threads take parts of each
+(docs/research/lab-notes.md). So `thread_pool` runs one function, `step`, on all threads from beginning to end. Threads take parts of each
 phase until none is left. Within a step no thread waits for a thread that has not started, whose core may be busy elsewhere.
 
 Activations that are multiplied by weights have 16 bits, and so do keys and values; everything else is float32. One thread computes

@@ -1,7 +1,7 @@
 """The numba kernels that prefill on a CPU in float32: products of many rows, and causal attention.
 
 On processors with AVX2, oneDNN and MKL reach three quarters of the speed of these products, and attention by products of single heads
-waits for threads longer than it computes (docs/lab-notes.md). Everything is built from one product in registers, `simd.tile_6`.
+waits for threads longer than it computes (docs/research/lab-notes.md). Everything is built from one product in registers, `simd.tile_6`.
 
 Threads take parts as in `decode_step`. One thread computes each output, in a fixed order of summation, so a result does not depend on
 other rows, nor (for finite numbers) on rows after it.

@@ -1,6 +1,6 @@
 """The numba kernel that quantises a matrix to four or eight bits.
 
-With PyTorch's operations this takes a third of the time to prepare a model (docs/lab-notes.md). Threads take panels of rows, as in
+With PyTorch's operations this takes a third of the time to prepare a model (docs/research/lab-notes.md). Threads take panels of rows, as in
 `decode_step`.
 """
 

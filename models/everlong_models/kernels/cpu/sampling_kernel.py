@@ -1,7 +1,7 @@
 """The numba kernel that samples tokens on a CPU.
 
 With PyTorch's operations, as in `generate.sampling`, sampling takes a tenth or more of a small model's decode step
-(docs/lab-notes.md), mostly for sorting probabilities. This kernel does not sort: it finds thresholds by counting, digit by digit of
+(docs/research/lab-notes.md), mostly for sorting probabilities. This kernel does not sort: it finds thresholds by counting, digit by digit of
 the probabilities' bits (a radix selection). Threads take rows, as in `decode_step`. V: the vocabulary's size.
 """
 

@@ -1,7 +1,7 @@
 """Triton kernels for the element-wise work between the matmuls of a Llama layer: two passes over memory instead of PyTorch's eleven.
 
 A GPU's element-wise work is bound by its memory. When reading a segment of 64 documents it took two thirds of an H200's time
-(docs/lab-notes.md). An RMS norm without weights is one factor r per row, and (r h) Wᵀ = r (h Wᵀ), so the normed rows are never written:
+(docs/research/lab-notes.md). An RMS norm without weights is one factor r per row, and (r h) Wᵀ = r (h Wᵀ), so the normed rows are never written:
 the kernel that reads a product computes r from `h` and applies it.
 
     norm_rotate: q, k, v ← r q, r k, r v, then rotary positions for q and k        norm_gate: silu(r g) · r u        r = (mean h² + ε)^(-1/2)

@@ -102,7 +102,7 @@ RECENT_TOKENS = 256
 """Tokens before the open segment that a later answer with evidence also attends to, if the memory keeps tokens: the conversation.
 
 The first answer attends to its evidence alone, as if the chat began there. The end of the document, which a question is
-rarely about, distracts from the passages (docs/results.md), and encoding it takes as long as encoding them.
+rarely about, distracts from the passages (docs/research/results.md), and encoding it takes as long as encoding them.
 """
 
 
@@ -129,7 +129,7 @@ class Template:
 
 
 TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
-"""The default template. docs/results.md compares it with others."""
+"""The default template. docs/research/results.md compares it with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def select_passages(
 ) -> tuple[list[Passage], str]:
     """Return the evidence for an answer, best passage first, and the text to put before the question.
 
-    The text has the best passage last: a small model answers from what it has read most recently (docs/results.md).
+    The text has the best passage last: a small model answers from what it has read most recently (docs/research/results.md).
     `found`: passages in the order in which to take them. `seen`: text that the model attends to anyway; passages in it are
     evidence, but not repeated. `budget`: maximum number of tokens of the text, by `count`. If not even one word of the best
     passage fits with the template, there is no evidence.

@@ -58,7 +58,7 @@ _NEIGHBOUR_SHARE = 0.4
 """The share of each neighbour's score that is added to a passage's score."""
 _STRETCH = 4
 """The best run of this many consecutive passages (at most a quarter of the results) is returned together. Pronouns such as "he" and
-"there" often refer to the sentence before (docs/lab-notes.md)."""
+"there" often refer to the sentence before (docs/research/lab-notes.md)."""
 _HEAVIEST = 6
 """A passage's `share` is measured against this many of the query's words, those with the largest weights."""
 
