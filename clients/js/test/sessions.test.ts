@@ -150,7 +150,9 @@ test("an answer that is cut off is requested again, once", async () => {
   expect(answer).toMatchObject({ finish_reason: "cancelled" });
   expect(textOf(rest.slice(rest.findIndex(({ type }) => type === "response.created")))).toBe(answer!.content);
   const whole = await client.sessions.send(await session(), "Who?", { ...GREEDY, max_tokens: answer!.usage!.completion_tokens });
-  expect(whole.content).toBe(answer!.content);
+  // A cancelled answer leaves out a character whose last bytes are missing; one that reached its token limit shows them as U+FFFD.
+  const complete = (text: string) => text.replace(/\ufffd+$/, "");
+  expect(complete(whole.content)).toBe(complete(answer!.content));
   expect((await client.sessions.messages(id)).map(({ content }) => content)).toEqual(["Who?", answer!.content]);
   expect(lost).toEqual(["StreamError", null]);
   // The conversation also survives a connection that is lost between two messages.

@@ -273,7 +273,7 @@ def frames(count: int) -> dict[str, int]:
     )  # fmt: skip
     services: Any = SimpleNamespace(
         shared=shared, quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
+        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, create=lambda *_, **__: SimpleNamespace(documents=())),
     )  # fmt: skip
 
     def some(seed: dict[str, Any]) -> Iterator[dict[str, Any]]:
