@@ -14,12 +14,14 @@ from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Event, TurnContext, Written, load_state
+from everlong_server.engine.answering.turn_context import TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
 from everlong_server.store.documents import Documents
-from everlong_server.store.records import Message, Session
+from everlong_server.store.messages import AnswerMessage
+from everlong_server.store.records import Message, Session, now
+from everlong_server.store.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class ChatTurns:
         recall: Recall,
         *,
         checkpoint: ChatCheckpoint | None = None,
-        on_complete: Callable[[Event, Session], Awaitable[None]] | None = None,
+        on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
     ) -> Turn:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
@@ -67,7 +69,7 @@ class ChatTurns:
         documents: Sequence[str],
         messages: Sequence[Message],
         checkpoint: ChatCheckpoint | None,
-        on_complete: Callable[[Event, Session], Awaitable[None]] | None,
+        on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None,
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint = self._engine.model.fingerprint
@@ -82,16 +84,17 @@ class ChatTurns:
             chat_ids = digests(fingerprint, documents, messages)
             session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents)
 
-        async def commit(message: Event, written: Written) -> None:
-            answered = [*messages, Message("assistant", message["content"])]
+        async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
+            answered = [*messages, Message("assistant", answer.content)]
             chat_id = digests(fingerprint, documents, answered, after)[-1]
-            next_session = session.after_answer(chat_id, session.messages + len(messages) - included + 1, **written)
+            count = session.messages + len(messages) - included + 1
+            next_session = replace(session, id=chat_id, snapshot=snapshot, messages=count, created_at=now())
             try:
                 await self._chats.keep(next_session)
             except RedisError as error:  # the answer is complete; continuing the chat will only cost more
                 log.warning("the state of a chat was not stored: %s", error)
             if on_complete is not None:
-                await on_complete(message, next_session)
+                await on_complete(answer, next_session)
 
         yield TurnContext(session, state, messages[included:-1], question, commit)
 
@@ -113,17 +116,10 @@ class ChatTurns:
     async def _fresh(self, documents: Sequence[str]) -> tuple[Session, MemoryState, int]:
         """Return a new session over `documents`, which is not stored, its state, and 0 for the number of its messages."""
         model = self._engine.model
-        fields = Session.fields("", model.fingerprint, model.name, documents)
-        session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
+        session = Session("", model.fingerprint, model.name, tuple(documents))
         if session.reading is not None:
             reading = await self._documents.readings.get(session.reading, with_state=True)
             if reading is None or reading.status != "ready":
                 raise not_ready_error(reading, "this chat", "messages")
-            session = replace(
-                session,
-                started=True,
-                state=reading.state,
-                open=reading.cursor.open,
-                position=reading.cursor.position,
-            )
+            session = replace(session, snapshot=reading.snapshot)
         return session, await asyncio.to_thread(load_state, session, model), 0
