@@ -35,7 +35,7 @@ def test_the_glossary_names_files_and_folders_that_exist() -> None:
     folders = (
         ".", "clients", "lab/everlong_lab", "models/everlong_models", "models/everlong_models/kernels",
         "models/everlong_models/memories", "server/everlong_server", "server/everlong_server/api",
-        "server/everlong_server/engine/answering", "server/everlong_server/engine/documents", "server/everlong_server/store",
+        "server/everlong_server/engine/answering", "server/everlong_server/engine/device", "server/everlong_server/engine/documents", "server/everlong_server/store",
     )  # fmt: skip
     named = re.findall(r"`((?:\w+/)*\w+(?:\.py|/))`", text)
     assert len(named) > 40
