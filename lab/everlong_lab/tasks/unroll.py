@@ -74,7 +74,7 @@ def unroll(
     `between`: called between two segments with the index of the first and the memory after it; returns the memory to
     continue from.
 
-    Documents that the model can predict in `one_pass` yield one part with the same figures. Raises `TokenError` or
+    Documents that the model can predict in `one_pass_tokens` yield one part with the same figures. Raises `TokenError` or
     `ConfigError`, at the call, for arguments that do not fit together.
     """
     if tokens.dim() != 2:

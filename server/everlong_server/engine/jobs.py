@@ -47,7 +47,7 @@ class Stopping(Exception):
 class JobWorker(ABC, Generic[C]):
     """Takes jobs from a queue until it is cancelled, and works on up to `max_jobs` of them at once.
 
-    A job is claimed with a fencing token and performed until it is over. Meanwhile the heartbeat of this replica (`Jobs.beat`)
+    A job is claimed with a fencing token and performed until it is over. Meanwhile the heartbeat of this replica (`Jobs.heartbeat`)
     keeps other replicas from taking it. What happens on the way:
 
     - Redis is unavailable: wait, and continue with the same claim; that is no try;
