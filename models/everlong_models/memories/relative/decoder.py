@@ -132,7 +132,7 @@ class RelativeDecoder(SegmentReader):
         self.blocks = nn.ModuleList(PostNormLayer(config) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
         self._fused = False
-        """Whether a decode step uses the fused attention kernel `attended`, which has no gradients."""
+        """Whether a decode step uses the fused attention kernel `decode_attention`, which has no gradients."""
         for weight in (p for p in self.parameters() if p.dim() == 2):
             nn.init.normal_(weight, std=config.initial_std)
 
@@ -143,7 +143,7 @@ class RelativeDecoder(SegmentReader):
 
     @torch.no_grad()
     def optimize(self) -> None:
-        """See `SegmentReader`. Decode steps on a GPU use the fused kernel `attended` from now on, if Triton compiles it."""
+        """See `SegmentReader`. Decode steps on a GPU use the fused kernel `decode_attention` from now on, if Triton compiles it."""
 
         def run() -> None:
             token = torch.zeros(1, 1, dtype=torch.int64, device=self._weight.device)
