@@ -49,7 +49,7 @@ async def document_view(services: Services, document: Document) -> schemas.Docum
 def _document(document: Document, reading: Reading | None, model: str) -> schemas.Document:
     cursor = reading.cursor if reading else None
     status = reading.status if reading else "queued"
-    started = cursor is not None and cursor.position > 0
+    started = reading is not None and reading.snapshot.position > 0
     read = max(0, cursor.bytes - document.text_offset) if cursor else 0
     return schemas.Document(
         id=document.id,
@@ -62,7 +62,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
         progress=1.0 if status == "ready" else read / document.bytes if started else None,
         tokens_per_second=cursor.tokens / cursor.seconds if cursor and cursor.seconds > 0 else None,
         model=model,
-        state_digest=reading.state_digest if reading else None,
+        state_digest=reading.snapshot.digest if reading else None,
         error=schemas.DocumentError(**reading.error) if reading and reading.error else None,
         created_at=document.created_at,
     )
@@ -76,11 +76,11 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         documents=list(session.documents),
         model=session.model_name,
         status=await services.session_turns.state_of(session),
-        position=session.position,
+        position=session.snapshot.position,
         messages=session.messages,
         recall=schemas.Recall(**session.recall) if session.recall else session.recall,
-        state_bytes=session.state_bytes or services.shared.model.state_bytes,
-        state_digest=session.state_digest,
+        state_bytes=session.snapshot.size or services.shared.model.state_bytes,
+        state_digest=session.snapshot.digest,
         created_at=session.created_at,
     )
 

@@ -97,7 +97,7 @@ class Chats:
         await self._scripts.run(
             _KEEP,
             [keys.chat(self._tenant, chat.id), *map(keys.document, chat.documents)],
-            [self._ms, *flat(self._vault.sealed(chat.all_fields()))],
+            [self._ms, *flat(self._vault.sealed(chat.fields()))],
         )
 
     async def drop(self, digest: str) -> None:

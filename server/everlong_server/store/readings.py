@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
-from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, pack_tokens, reading_id
+from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.snapshot import FACTS, Snapshot
 from everlong_server.store.tenants.quota import OVER_QUEUED, Quota, limit_argument, today
 from everlong_server.store.vault import Vault
 
@@ -175,22 +176,25 @@ class Readings:
         return int(fence), claim.decode().rpartition(":")[0]
 
     async def checkpoint(
-        self, reading: Reading, claim: ReadingClaim, cursor: Cursor, state: bytes | None, **more: Any
+        self,
+        reading: Reading,
+        claim: ReadingClaim,
+        cursor: Cursor,
+        snapshot: Snapshot,
+        *,
+        status: str | None = None,
+        error: dict[str, str] | None = None,
     ) -> int:
-        """Write state and cursor together, and return the new version.
+        """Write snapshot and cursor together, and return the new version.
 
-        `more`: fields that end the reading (`status`, `error`, `state_digest`, …); readings that wait for it are then queued.
+        `status`: the status that ends the reading, with its `error`; readings that wait for it are then queued.
         Raises `StaleClaim`, having written nothing, if the claim was lost or `reading.version` is no longer current. The
         version also changes when an earlier write lands late, after its caller stopped waiting.
         """
         fields: dict[str, Any] = {
-            "offset": cursor.offset, "bytes": cursor.bytes, "skip": cursor.skip, "tokens": cursor.tokens, "position": cursor.position,
-            "segments": cursor.segments, "seconds": cursor.seconds, "open": pack_tokens(cursor.open), **more,
+            **asdict(cursor), **snapshot.fields(), **({"status": status} if status is not None else {}),
+            **({"error": json.dumps(error)} if error is not None else {}),
         }  # fmt: skip
-        if state is not None:
-            fields["state"] = state
-        if isinstance(fields.get("error"), dict):
-            fields["error"] = json.dumps(fields["error"])
         version = await self._scripts.run(
             _CHECKPOINT,
             [
@@ -198,7 +202,7 @@ class Readings:
                 keys.queued(reading.tenant, reading.model), keys.tokens(reading.tenant, today()),
             ],
             [
-                claim.token, reading.version, int("status" in more),
+                claim.token, reading.version, int(status is not None),
                 "" if self._quota.limits.tokens is None else cursor.tokens, uuid.uuid4().hex,
                 *flat(self._vault.sealed(fields)),
             ],
@@ -210,10 +214,10 @@ class Readings:
         return int(version)
 
 
-_FACTS = [
-    b"id", b"model", b"documents", b"status", b"version", b"offset", b"skip", b"tokens", b"position", b"segments", b"bytes",
-    b"seconds", b"open", b"state_bytes", b"state_digest", b"error", b"tenant",
-]  # fmt: skip
+_FACTS = (
+    b"id", b"model", b"documents", b"status", b"version", b"offset", b"skip", b"tokens", b"segments", b"bytes", b"seconds",
+    *FACTS, b"error", b"tenant",
+)  # fmt: skip
 
 
 def no_document(document_id: str, param: str) -> NotFound:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import struct
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from everlong_server.store.snapshot import Snapshot
 
 Hash = Mapping[bytes, bytes]
 DEFAULT_TENANT = "default"
@@ -44,16 +45,6 @@ def is_foreign(tenant: str | None, stored: bytes | None) -> bool:
 def reading_id(model: str, documents: Sequence[str]) -> str:
     """Return the id of the reading of that sequence of documents by the model with that fingerprint."""
     return hashlib.sha256(json.dumps([model, list(documents)]).encode()).hexdigest()[:32]
-
-
-def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Encode token ids as little-endian uint32."""
-    return struct.pack(f"<{len(tokens)}I", *tokens)
-
-
-def unpack_tokens(blob: bytes) -> list[int]:
-    """The inverse of `pack_tokens`."""
-    return list(struct.unpack(f"<{len(blob) // 4}I", blob))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +90,24 @@ class Cursor:
     """The progress of a reading in its last document.
 
     `offset`: a byte of the text at which tokenising can resume. `skip`: how many tokens from there on are in the state or the
-    open segment already. `tokens`: tokens of the document that were read. `position`: tokens of all documents and of the chat
-    format that were read. `segments`: full segments that were read. `bytes`: bytes of the text that were read, approximately.
-    `seconds`: time spent reading. `open`: the tokens of the open segment.
+    open segment already. `tokens`: tokens of the document that were read. `segments`: full segments that were read. `bytes`:
+    bytes of the text that were read, approximately. `seconds`: time spent reading.
     """
 
     offset: int = 0
     skip: int = 0
     tokens: int = 0
-    position: int = 0
     segments: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    open: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The prefill of a sequence of documents by one model.
 
-    `state`: the encoded MemoryState; None before the first checkpoint, or if it was not fetched. `status`: queued, reading,
-    ready, failed. `version`: counts the checkpoints.
+    `status`: queued, reading, ready, failed. `version`: counts the checkpoints. `snapshot`: the memory at the last checkpoint;
+    its position counts the tokens of all documents and of the chat format.
     """
 
     id: str
@@ -128,9 +116,7 @@ class Reading:
     status: str
     version: int
     cursor: Cursor
-    state: bytes | None
-    state_bytes: int
-    state_digest: str | None
+    snapshot: Snapshot
     error: dict[str, str] | None
     tenant: str
     trace: str = ""
@@ -162,15 +148,11 @@ class Reading:
                 offset=int(stored.get(b"offset", 0)),
                 skip=int(stored.get(b"skip", 0)),
                 tokens=int(stored.get(b"tokens", 0)),
-                position=int(stored.get(b"position", 0)),
                 segments=int(stored.get(b"segments", 0)),
                 bytes=int(stored.get(b"bytes", 0)),
                 seconds=float(stored.get(b"seconds", 0)),
-                open=tuple(unpack_tokens(stored.get(b"open", b""))),
             ),
-            state=stored.get(b"state"),
-            state_bytes=int(stored.get(b"state_bytes", 0)),
-            state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
+            snapshot=Snapshot.of(stored),
             error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
             tenant=stored[b"tenant"].decode(),
             trace=stored.get(b"trace", b"").decode(),
@@ -203,67 +185,40 @@ RecallChoice = dict[str, int] | Literal[False] | None
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A copy of the state of its documents' reading, and the messages since.
+    """A copy of the memory of its documents' reading, and the messages since.
 
-    `started`: whether it has a state, which it gets when its documents are ready or with its first message. `state`: that
-    state, if it was fetched. `title`: the first question, or the title that a client gave it. `recall`: the setting for
-    messages that have none of their own. `position`: tokens read so far. `open`: the tokens of the open segment. `version`:
-    counts the commits.
+    `snapshot`: its memory. `title`: the first question, or the title that a client gave it. `recall`: the setting for messages
+    that have none of their own. `version`: counts the commits.
     """
 
     id: str
     model: str
     model_name: str
     documents: tuple[str, ...]
-    created_at: float
-    version: int
-    messages: int
-    position: int
-    open: tuple[int, ...]
-    started: bool
-    state: bytes | None
-    state_bytes: int
-    state_digest: str | None
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    messages: int = 0
+    created_at: float = field(default_factory=now)
+    version: int = 0
     title: str | None = None
     recall: RecallChoice = None
+
+    @property
+    def started(self) -> bool:
+        """Whether it has a state, which it gets when its documents are ready or with its first message."""
+        return self.snapshot.size is not None
 
     @property
     def reading(self) -> str | None:
         """The id of the reading that the session starts from."""
         return reading_id(self.model, self.documents) if self.documents else None
 
-    @staticmethod
-    def fields(session_id: str, model: str, model_name: str, documents: Sequence[str]) -> dict[str, str | int | float]:
-        """Return the fields of the hash that stores a new session."""
-        return {
-            "id": session_id, "model": model, "model_name": model_name, "documents": json.dumps(list(documents)),
-            "created_at": now(), "version": 0, "messages": 0, "position": 0,
-        }  # fmt: skip
-
-    def after_answer(
-        self,
-        id: str,
-        messages: int,
-        *,
-        state: bytes,
-        state_bytes: int,
-        state_digest: str,
-        open: Sequence[int],
-        position: int,
-    ) -> Session:
-        """Return the session as it is after an answer, under another `id`. `messages`: how many it has then."""
-        return Session(
-            id, self.model, self.model_name, self.documents, now(), 0, messages, position, tuple(open), True, state,
-            state_bytes, state_digest,
-        )  # fmt: skip
-
-    def all_fields(self) -> dict[str, Any]:
-        """Return the fields of the hash that stores a session which has started."""
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the hash that stores it."""
         return {
             "id": self.id, "model": self.model, "model_name": self.model_name, "documents": json.dumps(self.documents),
-            "created_at": self.created_at, "version": self.version, "messages": self.messages,
-            "position": self.position, "open": pack_tokens(self.open), "state": self.state or b"",
-            "state_bytes": self.state_bytes, "state_digest": self.state_digest or "",
+            "created_at": self.created_at, "version": self.version, "messages": self.messages, **self.snapshot.fields(),
+            **({"title": self.title} if self.title is not None else {}),
+            **({"recall": json.dumps(self.recall)} if self.recall is not None else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -274,15 +229,10 @@ class Session:
             model=stored[b"model"].decode(),
             model_name=stored[b"model_name"].decode(),
             documents=tuple(json.loads(stored[b"documents"])),
+            snapshot=Snapshot.of(stored),
+            messages=int(stored[b"messages"]),
             created_at=float(stored[b"created_at"]),
             version=int(stored[b"version"]),
-            messages=int(stored[b"messages"]),
-            position=int(stored[b"position"]),
-            open=tuple(unpack_tokens(stored.get(b"open", b""))),
-            started=b"state_bytes" in stored,
-            state=stored.get(b"state"),
-            state_bytes=int(stored.get(b"state_bytes", 0)),
-            state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             title=stored[b"title"].decode() if b"title" in stored else None,
             recall=json.loads(stored.get(b"recall", b"null")),
         )

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
+from everlong_server.store import snapshot
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -111,7 +112,7 @@ class Response:
         fields |= {
             name: json.dumps(value) for name in ("message", "error") if (value := getattr(self, name)) is not None
         }
-        return fields | (self.session.all_fields() if self.session is not None else {})
+        return fields | (self.session.fields() if self.session is not None else {})
 
     @property
     def stored_bytes(self) -> int:
@@ -241,8 +242,7 @@ class Responses:
 
 _FACTS = (
     b"response", b"status", b"tenant", b"trace", b"completed_at", b"message", b"error",
-    b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
-    b"state_bytes", b"state_digest",
+    b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", *snapshot.FACTS,
 )  # fmt: skip
 
 

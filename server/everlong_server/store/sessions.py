@@ -21,25 +21,23 @@ from everlong_server.store.records import (
     is_id,
     new_id,
     now,
-    pack_tokens,
-    reading_id,
     title_of,
 )
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.snapshot import COPY_SNAPSHOT, FACTS, Snapshot
 from everlong_server.store.tenants.quota import Quota, limit_argument
 from everlong_server.store.vault import MESSAGES, Vault
 
-_START = """
+_START = (
+    COPY_SNAPSHOT
+    + """
 local function start(reading, session)
-  local from = redis.call('HMGET', reading, 'status', 'state', 'open', 'position', 'state_bytes', 'state_digest')
-  if from[1] == 'ready' then
-    redis.call('HSET', session, 'state', from[2], 'open', from[3], 'position', from[4],
-               'state_bytes', from[5], 'state_digest', from[6])
-  end
+  if redis.call('HGET', reading, 'status') == 'ready' then copy_snapshot(reading, session) end
 end
 """
+)
 
 # KEYS: session, sessions, and its reading if it has documents
 # ARGV: session id, creation time, limit of sessions or '', fields and values
@@ -192,21 +190,19 @@ class Sessions:
         `id`: the id to use; a session that has it already is returned unchanged. `remember`: False starts with an empty
         memory even if the documents were read, so that they are only searched.
         """
-        session_id = id or new_id("ses")
-        reading = [keys.reading(reading_id(model, documents))] if documents and remember else []
-        fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
-        if not remember:
-            fields |= {"state_bytes": 0}  # marks the session as started
-        if recall is not None:
-            fields |= {"recall": json.dumps(recall)}
+        # A size marks the session as started.
+        snapshot = Snapshot() if remember else Snapshot(size=0)
+        session = Session(id or new_id("ses"), model, model_name, tuple(documents), snapshot, recall=recall)
+        reading = [keys.reading(session.reading)] if session.reading and remember else []
+        fields = self._vault.sealed(session.fields()) | {"tenant": self._tenant}
         done = await self._scripts.run(
             _CREATE,
-            [keys.session(session_id), keys.sessions(self._tenant), *reading],
-            [session_id, fields["created_at"], limit_argument(self._quota.limits.sessions), *flat(fields)],
+            [keys.session(session.id), keys.sessions(self._tenant), *reading],
+            [session.id, session.created_at, limit_argument(self._quota.limits.sessions), *flat(fields)],
         )
         if done < 0:
             raise self._quota.too_many_sessions()
-        return await self.get(session_id)
+        return await self.get(session.id)
 
     async def get(self, session_id: str, *, with_state: bool = False) -> Session:
         """Return the session. Raises `NotFound`. `with_state`: also fetch its state.
@@ -328,34 +324,24 @@ class Sessions:
         await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
-        self,
-        session: Session,
-        lease: Lease,
-        *,
-        state: bytes,
-        state_bytes: int,
-        state_digest: str,
-        open: Sequence[int],
-        position: int,
-        messages: Sequence[dict[str, Any]],
+        self, session: Session, lease: Lease, snapshot: Snapshot, messages: Sequence[dict[str, Any]]
     ) -> None:
-        """Write state, open segment, position and messages in one step. The first question becomes the session's title.
+        """Write the new snapshot and messages in one step. The first question becomes the session's title.
 
         `session`: as it was when the answer began. Raises `NotFound` if it was deleted, and `Conflict` if the lease was lost or
         the version has changed; nothing is written then.
         """
-        fields = {
-            "state": state, "state_bytes": state_bytes, "state_digest": state_digest,
-            "open": pack_tokens(open), "position": position,
-        }  # fmt: skip
         title = title_of(messages[0]["content"]) if messages else ""
         sealed_title = self._vault.sealed({"title": title})["title"] if title else ""
         sealed = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
         version = await self._scripts.run(
             _COMMIT,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
-            [lease.value, session.version, len(sealed), *sealed, sealed_title, *flat(self._vault.sealed(fields))],
-        )
+            [
+                lease.value, session.version, len(sealed), *sealed, sealed_title,
+                *flat(self._vault.sealed(snapshot.fields())),
+            ],
+        )  # fmt: skip
         if version == 0:
             raise NotFound(f"session {session.id!r} was deleted", param="session_id", code="session_not_found")
         if version < 0:
@@ -364,8 +350,8 @@ class Sessions:
 
 
 _FACTS = (
-    b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
-    b"state_bytes", b"state_digest", b"tenant", b"title", b"recall",
+    b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", *FACTS, b"tenant", b"title",
+    b"recall",
 )  # fmt: skip
 
 

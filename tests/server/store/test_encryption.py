@@ -30,6 +30,7 @@ from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.rotation import UNFINISHED, RotationCounts, has_sealable_values
 from everlong_server.store.rotation import rotate as rotate_all
 from everlong_server.store.sessions import Sessions
+from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.local_copies import LocalCopies
@@ -468,8 +469,7 @@ async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client
         session = await before.create("model", "model", [])
         lease = await before.acquire(session.id)
         said = [{"id": "msg_1", "content": MARKER}]
-        state = {"state": b"state", "state_bytes": 5, "state_digest": "", "open": [1], "position": 1}
-        await before.commit(session, lease, **state, messages=said)
+        await before.commit(session, lease, Snapshot(b"state", 5, open=(1,), position=1), said)
         await before.release(lease)
         made.append(session.id)
     over = asyncio.Event()
@@ -486,7 +486,7 @@ async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client
     await forking
     assert len(made) > 60
     for id in made:
-        assert (await after.get(id, with_state=True)).state == b"state"
+        assert (await after.get(id, with_state=True)).snapshot.state == b"state"
         assert (await after.messages(id))[0]["content"] == MARKER
 
 

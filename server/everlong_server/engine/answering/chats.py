@@ -14,12 +14,13 @@ from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Event, TurnContext, Written, load_state
+from everlong_server.engine.answering.turn_context import Event, TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
 from everlong_server.store.documents import Documents
-from everlong_server.store.records import Message, Session
+from everlong_server.store.records import Message, Session, now
+from everlong_server.store.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +83,11 @@ class ChatTurns:
             chat_ids = digests(fingerprint, documents, messages)
             session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents)
 
-        async def commit(message: Event, written: Written) -> None:
+        async def commit(message: Event, snapshot: Snapshot) -> None:
             answered = [*messages, Message("assistant", message["content"])]
             chat_id = digests(fingerprint, documents, answered, after)[-1]
-            next_session = session.after_answer(chat_id, session.messages + len(messages) - included + 1, **written)
+            count = session.messages + len(messages) - included + 1
+            next_session = replace(session, id=chat_id, snapshot=snapshot, messages=count, created_at=now())
             try:
                 await self._chats.keep(next_session)
             except RedisError as error:  # the answer is complete; continuing the chat will only cost more
@@ -113,17 +115,10 @@ class ChatTurns:
     async def _fresh(self, documents: Sequence[str]) -> tuple[Session, MemoryState, int]:
         """Return a new session over `documents`, which is not stored, its state, and 0 for the number of its messages."""
         model = self._engine.model
-        fields = Session.fields("", model.fingerprint, model.name, documents)
-        session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
+        session = Session("", model.fingerprint, model.name, tuple(documents))
         if session.reading is not None:
             reading = await self._documents.readings.get(session.reading, with_state=True)
             if reading is None or reading.status != "ready":
                 raise not_ready_error(reading, "this chat", "messages")
-            session = replace(
-                session,
-                started=True,
-                state=reading.state,
-                open=reading.cursor.open,
-                position=reading.cursor.position,
-            )
+            session = replace(session, snapshot=reading.snapshot)
         return session, await asyncio.to_thread(load_state, session, model), 0

@@ -69,9 +69,9 @@ class MemoryViews:
     async def _view(self, session_id: str) -> SessionMemory:
         session = await self._sessions.get(session_id, with_state=True)
         await self._session_turns.require_ready(session)
-        state = await asyncio.to_thread(load_state, session, self._engine.model)
+        snapshot, state = session.snapshot, await asyncio.to_thread(load_state, session, self._engine.model)
         view = await self._engine.memory_view(
-            state, list(session.open), session.position - len(session.open), self._quota.tenant
+            state, list(snapshot.open), snapshot.position - len(snapshot.open), self._quota.tenant
         )
         document_spans = await self._document_spans(session)
         spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
@@ -83,7 +83,7 @@ class MemoryViews:
         for n, document in enumerate(session.documents, 1):
             reading = await self._documents.readings.get(reading_id(session.model, session.documents[:n]))
             if reading is not None and reading.status == "ready":
-                end = reading.cursor.position
+                end = reading.snapshot.position
                 document_spans.append(DocumentSpan(document, end - reading.cursor.tokens, end))
         return document_spans
 

@@ -83,7 +83,7 @@ class PromptBuilder:
     ) -> tuple[list[Passage], str]:
         """Return the evidence and its text, for the kind of memory. `after`: number of tokens after the text."""
         memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
-        open, window = context.session.open, memory.sight - memory.segment_length
+        open, window = context.session.snapshot.open, memory.sight - memory.segment_length
         recent = [*memory.kept(context.state)[-RECENT_TOKENS:], *open]
         between = len(self._lead(context, from_start=prompt_only))
         if window:
@@ -103,7 +103,7 @@ class PromptBuilder:
         """Return the tokens between those that the session has read and the words of the question: unread messages and the
         chat format's markers. `from_start`: as if the session had read nothing."""
         chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
-        begins = from_start or not context.session.position
+        begins = from_start or not context.session.snapshot.position
         lead = chat.turn if context.session.messages else chat.head if begins else chat.separator
         tokens: list[int] = []
         for message in context.unread:

@@ -6,7 +6,6 @@ Nothing changes if the caller disconnects, the lease is lost or the server is ki
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,17 +13,19 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from everlong_models import Grammar, GrammarError, SamplingParams, encode_state
+from everlong_models import Grammar, GrammarError, SamplingParams
 from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template, evidence_view
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
-from everlong_server.engine.answering.turn_context import Event, TurnContext, Written
+from everlong_server.engine.answering.turn_context import Event, TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.documents.token_offsets import TokenOffsets
+from everlong_server.engine.snapshots import encode_snapshot
 from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.records import Session, new_id, now
+from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.passages import Passage, Passages
 
@@ -64,15 +65,15 @@ class _Answer:
     finished: AnswerFinished | None = None
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
-    def fields(self, session: Session, request: AnswerRequest) -> Event:
+    def fields(self, before: Snapshot, request: AnswerRequest) -> Event:
         """Return the fields of the message that are known at the end of the answer."""
         return {
             "content": self.finished.text if self.finished else "",
             "finish_reason": self.finished.reason if self.finished else "cancelled",
             "usage": {
-                "prompt_tokens": session.position + len(request.prompt),
+                "prompt_tokens": before.position + len(request.prompt),
                 "completion_tokens": self.finished.tokens if self.finished else 0,
-                "reused_tokens": session.position - len(session.open),
+                "reused_tokens": before.position - len(before.open),
             },
             **({"logprobs": self.logprobs} if request.params.logprobs else {}),
         }
@@ -162,7 +163,7 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message |= answer.fields(context.session, request)
+            message |= answer.fields(context.session.snapshot, request)
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message["usage"]["completion_tokens"],
@@ -186,7 +187,7 @@ class TurnRunner:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
         return AnswerRequest(
             context.state,
-            list(context.session.open),
+            list(context.session.snapshot.open),
             prompt.tokens,
             params,
             params.seed if params.seed is not None else secrets.randbits(53),
@@ -226,7 +227,9 @@ class TurnRunner:
 
     async def _commit(self, context: TurnContext, message: Event, finished: AnswerFinished) -> None:
         """Store the message and its answer, and count them."""
-        await context.commit(message, await self._written(context.session, finished))
+        read = context.session.snapshot.position + finished.prompt + finished.tokens
+        fingerprint = self._engine.model.fingerprint
+        await context.commit(message, await encode_snapshot(finished.state, fingerprint, finished.open, read))
         self._metrics.record_answer(
             finished.reason,
             prompt=finished.prompt,
@@ -254,12 +257,3 @@ class TurnRunner:
             return None if params.json_schema is None else await self._engine.grammar(params.json_schema)
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
-
-    async def _written(self, session: Session, finished: AnswerFinished) -> Written:
-        return {
-            "state": await asyncio.to_thread(encode_state, finished.state, self._engine.model.fingerprint),
-            "state_bytes": finished.state.nbytes,
-            "state_digest": await asyncio.to_thread(finished.state.digest),
-            "open": finished.open,
-            "position": session.position + finished.prompt + finished.tokens,
-        }

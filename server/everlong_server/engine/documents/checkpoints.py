@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
-from everlong_models import MemoryState, encode_state
+from everlong_models import MemoryState
+from everlong_server.engine.documents.document_prefill import DocumentPrefill
+from everlong_server.engine.snapshots import encode_snapshot
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.documents import Documents
 from everlong_server.store.readings import ReadingClaim
@@ -34,10 +36,15 @@ class Checkpoints:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
 
-    async def add(self, state: MemoryState, cursor: Cursor, **end: object) -> None:
-        """Start to write a checkpoint once the previous one is written. Raises that one's error, such as `StaleClaim`."""
+    async def add(self, prefill: DocumentPrefill, *, ready: bool = False) -> None:
+        """Start to write a checkpoint once the previous one is written. Raises that one's error, such as `StaleClaim`.
+
+        `ready`: the document is read to its end.
+        """
         await self.written()
-        self._writing = asyncio.create_task(self._write(state, cursor, end))
+        self._writing = asyncio.create_task(
+            self._write(prefill.state, prefill.open, prefill.position, prefill.cursor, ready)
+        )
         self._last = time.monotonic()
 
     @property
@@ -50,10 +57,12 @@ class Checkpoints:
         if self._writing is not None:
             await self._writing
 
-    async def _write(self, state: MemoryState, cursor: Cursor, end: dict[str, Any]) -> None:
-        blob = await asyncio.to_thread(encode_state, state, self._reading.model)
+    async def _write(
+        self, state: MemoryState, open: tuple[int, ...], position: int, cursor: Cursor, ready: bool
+    ) -> None:
+        snapshot = await encode_snapshot(state, self._reading.model, open, position, digest=ready)
         with self._metrics.checkpoint_seconds.time():
             version = await self._documents.readings.checkpoint(
-                self._reading, self._claim, cursor, blob, state_bytes=state.nbytes, **end
+                self._reading, self._claim, cursor, snapshot, status="ready" if ready else None
             )
         self._reading = replace(self._reading, version=version)

@@ -12,13 +12,14 @@ from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_stream import TokenBlock
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.records import Cursor, Document
+from everlong_server.store.snapshot import Snapshot
 
 _MAX_SEGMENTS = 64
 """Maximum number of segments in one request to the engine. Fewer requests mean fewer round trips through the event loop."""
 
 
 class DocumentPrefill:
-    """The prefill of one document. `state` and `cursor` are its progress; a checkpoint stores both."""
+    """The prefill of one document. A checkpoint stores its progress: `state`, `open`, `position` and `cursor`."""
 
     def __init__(
         self,
@@ -26,12 +27,16 @@ class DocumentPrefill:
         metrics: Metrics,
         tenant: str,
         state: MemoryState,
+        start: Snapshot,
         cursor: Cursor,
         *,
         request_seconds: float,
     ) -> None:
-        """`request_seconds`: time that one request to the engine should take, so that little is lost with it."""
+        """`start`: where to continue; `state`: its memory. `request_seconds`: time that one request to the engine should
+        take, so that little is lost with it."""
         self.state = state
+        self.open = start.open
+        self.position = start.position
         self.cursor = cursor
         self._engine = engine
         self._metrics = metrics
@@ -59,16 +64,15 @@ class DocumentPrefill:
     async def read_next(self) -> None:
         """Prefill the next segments of the block, and keep the tokens after the last full segment open."""
         S, block, cursor = self._engine.model.segment_length, self._block, self.cursor
-        taken = block.tokens[self._done : self._done + self._segments_per_request * S - len(cursor.open)]
-        tokens = [*cursor.open, *taken]
+        taken = block.tokens[self._done : self._done + self._segments_per_request * S - len(self.open)]
+        tokens = [*self.open, *taken]
         full = len(tokens) // S * S
         if full:
             await self._prefill(tokens[:full])
-        self._done += len(taken)
+        self.open, self.position, self._done = tuple(tokens[full:]), self.position + len(taken), self._done + len(taken)
         self._metrics.tokens_read.inc(len(taken))
         self.cursor = replace(
-            cursor, offset=block.offset, skip=self._done, open=tuple(tokens[full:]),
-            tokens=cursor.tokens + len(taken), position=cursor.position + len(taken),
+            cursor, offset=block.offset, skip=self._done, tokens=cursor.tokens + len(taken),
             segments=cursor.segments + full // S,
             bytes=block.offset + (block.end - block.offset) * self._done // len(block.tokens),
             seconds=self._seconds(),

@@ -13,16 +13,18 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Self
 
-from everlong_models import EverlongModelError, MemoryState, decode_state
+from everlong_models import EverlongModelError
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.checkpoints import Checkpoints
 from everlong_server.engine.documents.document_prefill import DocumentPrefill
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.documents.token_stream import TokenBlock, token_blocks
 from everlong_server.engine.jobs import CannotDoHere, JobWorker
+from everlong_server.engine.snapshots import decode_snapshot
 from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
@@ -31,6 +33,7 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.readings import ReadingClaim
 from everlong_server.store.records import Cursor, Document, Reading
+from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
 
@@ -110,7 +113,7 @@ class Reader(JobWorker[ReadingClaim]):
         if current is not None:
             failure = {"message": message, "code": code}
             await self._documents.readings.checkpoint(
-                current, claim, current.cursor, None, status="failed", error=failure
+                current, claim, current.cursor, current.snapshot, status="failed", error=failure
             )
 
     async def perform(self, id: str, claim: ReadingClaim) -> bool:
@@ -148,14 +151,11 @@ class Reader(JobWorker[ReadingClaim]):
         Returns the cursor, and whether it is the end.
         """
         document: Document = await self._documents.get(reading.documents[-1])
-        state, cursor = await self._begin(reading)
+        prefill = await self._begin(reading)
         started = time.monotonic()
-        prefill = DocumentPrefill(
-            self._engine, self._metrics, reading.tenant, state, cursor, request_seconds=self._checkpoint_seconds / 4
-        )
-        if reading.state is None:
+        if reading.snapshot.state is None:
             await self._check_text(document)
-        offset = max(cursor.offset, document.text_offset)
+        offset = max(reading.cursor.offset, document.text_offset)
         resume_points = array("q")
         async with AsyncExitStack() as stack:
             file = stack.enter_context(await _TEXT_THREADS.run(self._blobs.open, document.id, offset))
@@ -169,7 +169,7 @@ class Reader(JobWorker[ReadingClaim]):
                 while prefill.has_tokens:
                     await prefill.read_next()
                     if checkpoints.age >= self._checkpoint_seconds:
-                        await checkpoints.add(prefill.state, prefill.cursor)
+                        await checkpoints.add(prefill)
                         if await self._turn_is_over(started):
                             await checkpoints.written()
                             return prefill.cursor, False
@@ -177,8 +177,7 @@ class Reader(JobWorker[ReadingClaim]):
             await index
             await self._token_offsets.ensure(document, resume_points if offset == document.text_offset else None)
             cursor = prefill.end(document)
-            digest = await asyncio.to_thread(prefill.state.digest)
-            await checkpoints.add(prefill.state, cursor, status="ready", state_digest=digest)
+            await checkpoints.add(prefill, ready=True)
             await checkpoints.written()
         return cursor, True
 
@@ -192,21 +191,29 @@ class Reader(JobWorker[ReadingClaim]):
         """Return whether the reading has used its turn and other jobs wait."""
         return time.monotonic() - started >= self._turn_seconds and await self._jobs.has_waiting()
 
-    async def _begin(self, reading: Reading) -> tuple[MemoryState, Cursor]:
-        """Return the state and cursor of the last checkpoint or, without one, of the start: after the preceding documents, or the
-        chat format's head."""
-        model = self._engine.model
-        if reading.state is not None:
-            return await asyncio.to_thread(decode_state, reading.state, model.fingerprint), reading.cursor
+    async def _begin(self, reading: Reading) -> DocumentPrefill:
+        """Return the prefill of the reading's last document, at its last checkpoint or its start."""
+        start = await self._start(reading)
+        state = await asyncio.to_thread(decode_snapshot, start, self._engine.model)
+        return DocumentPrefill(
+            self._engine, self._metrics, reading.tenant, state, start, reading.cursor,
+            request_seconds=self._checkpoint_seconds / 4,
+        )  # fmt: skip
+
+    async def _start(self, reading: Reading) -> Snapshot:
+        """Return the snapshot of the last checkpoint or, without one, of the start: after the preceding documents, or the chat
+        format's head."""
+        chat = self._engine.model.chat
+        if reading.snapshot.state is not None:
+            return reading.snapshot
         if reading.parent is None:
-            return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
+            return Snapshot(open=chat.head, position=len(chat.head))
         parent = await self._documents.readings.get(reading.parent, with_state=True)
-        if parent is None or parent.status != "ready" or parent.state is None:
+        if parent is None or parent.status != "ready" or parent.snapshot.state is None:
             why = parent.error["message"] if parent is not None and parent.error else "it does not exist"
             raise ReadingError("document_failed", f"the preceding document could not be read: {why}")
-        before = parent.cursor
-        cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
-        return await asyncio.to_thread(decode_state, parent.state, model.fingerprint), cursor
+        before, separator = parent.snapshot, chat.separator
+        return replace(before, open=before.open + separator, position=before.position + len(separator))
 
     def _index_done(self, index: asyncio.Task[None]) -> None:
         self._indexing.discard(index)

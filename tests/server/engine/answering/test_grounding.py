@@ -27,6 +27,7 @@ from everlong_server.engine.answering.grounding import (
 from everlong_server.engine.answering.prompt import PromptBuilder
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.store.records import Session
+from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.texts.passages import Passage, split
 from tests.tinymodel import NOVEL, STORY, make_model
 
@@ -122,12 +123,11 @@ def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, token
     state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
     for messages in (0, 2):
         for open in range(S):
-            fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": open + S}
-            session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
-            session = replace(session, open=tuple(filling[:open]))
+            snapshot = Snapshot(open=tuple(filling[:open]), position=open + S)
+            session = Session("", "", "", ("doc",), snapshot, messages)
             context = TurnContext(session, state, (), None, AsyncMock())
             prompt = prompts.build(context, QUESTION, found, Recall(16, tokens), lacks_answer=False)
-            evidence, said = prompt.evidence, [*session.open, *prompt.tokens]
+            evidence, said = prompt.evidence, [*snapshot.open, *prompt.tokens]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
             for e in evidence:
                 assert e.text in last, open
@@ -182,8 +182,7 @@ def test_a_long_question_leaves_less_of_the_window_for_passages(tiny_model: Path
     state = memory.read(torch.tensor([read]), memory.initial_state(1))
     for messages in (0, 2):
         for asked, some in ((QUESTION, True), (QUESTION + " Indeed?" * 12, True), (QUESTION + " Indeed?" * 60, False)):
-            fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": len(read)}
-            session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
+            session = Session("", "", "", ("doc",), Snapshot(position=len(read)), messages)
             context = TurnContext(session, state, (), None, AsyncMock())
             for tokens in (96, 192):
                 built = prompts.build(context, asked, found, Recall(4, tokens), lacks_answer=False)

@@ -18,7 +18,8 @@ import pytest
 from everlong_models.backbone.loading import load_tokenizer
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.answering.memory_view import MemoryViews
-from everlong_server.store.records import Document, reading_id
+from everlong_server.store.records import Cursor, Document, reading_id
+from everlong_server.store.snapshot import Snapshot
 from tests.process import Server, wait_for
 from tests.server.engine.answering.test_every_memory import folder_of
 from tests.tinymodel import STORY, make_tokenizer
@@ -110,7 +111,7 @@ def test_text_is_looked_up_while_the_view_is_admitted(monkeypatch: pytest.Monkey
     async def reading(id: str) -> Any:
         assert admitted[0]
         (n,) = (n for n in range(1, 4) if id == reading_id("m", documents[:n]))
-        return SimpleNamespace(status="ready", cursor=SimpleNamespace(position=10 * n, tokens=10))
+        return SimpleNamespace(status="ready", cursor=Cursor(tokens=10), snapshot=Snapshot(position=10 * n))
 
     async def document(id: str) -> Document:
         return Document(id, None, 60, 0, 0.0)
@@ -120,7 +121,7 @@ def test_text_is_looked_up_while_the_view_is_admitted(monkeypatch: pytest.Monkey
         looked.append((document.id, spans))
         return {}
 
-    session = SimpleNamespace(model="m", documents=documents, open=(), position=30)
+    session = SimpleNamespace(model="m", documents=documents, snapshot=Snapshot(position=30))
     phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 21)]
     view = SimpleNamespace(layers=[SimpleNamespace(phrases=phrases)])
     memories: Any = MemoryViews(

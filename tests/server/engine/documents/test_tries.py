@@ -15,9 +15,9 @@ import pytest
 
 from everlong_models import MemoryState, load_model
 from everlong_server.engine import jobs as engine_jobs
+from everlong_server.engine import snapshots
 from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents import reading
 from everlong_server.engine.documents.reading import Reader, ReadingError
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import KeyMissing, Unavailable
@@ -30,6 +30,7 @@ from everlong_server.store.records import Cursor, Document, Message, Reading, ne
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Response, Responses
+from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
@@ -80,7 +81,7 @@ class FakeReader(Reader):
         assert self._blobs.check(document.id, document.bytes, document.digest) is None
         await self.doing(what, claim)
         cursor = Cursor(offset=document.bytes, bytes=document.bytes)
-        await self._documents.readings.checkpoint(what, claim, cursor, b"state", status="ready")
+        await self._documents.readings.checkpoint(what, claim, cursor, Snapshot(b"state"), status="ready")
         return cursor, True
 
 
@@ -251,7 +252,7 @@ async def test_a_failure_is_stored_after_a_late_checkpoint(redis: Client, tmp_pa
     async def looked_up(id: str, **how: bool) -> Reading | None:
         found = await current(id, **how)
         if late and found is not None:
-            await store.readings.checkpoint(found, late.pop(), Cursor(bytes=7), b"state")
+            await store.readings.checkpoint(found, late.pop(), Cursor(bytes=7), Snapshot(b"state"))
         return found
 
     reader.doing = fails  # type: ignore[method-assign]
@@ -298,7 +299,7 @@ async def test_large_states_do_not_block_the_event_loop(
 
         return wrapped
 
-    monkeypatch.setattr(reading, "decode_state", noted(reading.decode_state))
+    monkeypatch.setattr(snapshots, "decode_state", noted(snapshots.decode_state))
     monkeypatch.setattr(MemoryState, "digest", noted(MemoryState.digest))
     model = load_model(str(tiny_model), models_dir=tmp_path)
     engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
@@ -316,7 +317,7 @@ async def test_large_states_do_not_block_the_event_loop(
     assert read is not None
     assert read.status == "ready"
     await reader._begin(read)
-    await reader._begin(replace(read, state=None, documents=(document.id, "doc_next")))
+    await reader._begin(replace(read, snapshot=Snapshot(), documents=(document.id, "doc_next")))
     assert len(where) == 3
     assert threading.main_thread() not in where
 

@@ -24,6 +24,7 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.sessions import Sessions
+from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
 from tests.process import Server, wait_for
@@ -57,7 +58,7 @@ async def finish(store: Documents, reading_id: str, status: str = "ready", token
     reading, claim = await store.readings.get(reading_id), await store.readings.claim(reading_id, "reader")
     assert reading is not None
     assert claim is not None
-    await store.readings.checkpoint(reading, claim, Cursor(tokens=tokens), b"", status=status)
+    await store.readings.checkpoint(reading, claim, Cursor(tokens=tokens), Snapshot(b""), status=status)
 
 
 # Requests
@@ -265,7 +266,7 @@ async def test_a_full_queue_says_when_there_is_room(redis: Client) -> None:
         if read:
             claim = await store.readings.claim(reading.id, "reader")
             assert claim is not None
-            await store.readings.checkpoint(reading, claim, Cursor(bytes=read, seconds=seconds), b"")
+            await store.readings.checkpoint(reading, claim, Cursor(bytes=read, seconds=seconds), Snapshot(b""))
     assert await refused() == 20, "the second has half to go, and took 20 seconds for the other half"
     await redis.delete(*[key async for key in redis.scan_iter(keys.reading("*"))])
     assert await refused() == 5, "nothing is known of what is queued"
@@ -333,7 +334,7 @@ async def test_tokens_of_documents_are_counted_once(redis: Client, monkeypatch: 
     for tokens in (40, 60):
         reading = await everybodys.readings.get(id)
         assert reading is not None
-        await everybodys.readings.checkpoint(reading, claim, Cursor(tokens=tokens), b"")
+        await everybodys.readings.checkpoint(reading, claim, Cursor(tokens=tokens), Snapshot(b""))
     assert int(await redis.get(keys.tokens("ann", today()))) == 60
     assert await redis.get(keys.tokens("default", today())) is None
     await finish(everybodys, id, tokens=100)
