@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Header
 from pydantic import BaseModel
 
+from everlong_server.api.answer_events import NativeEvent, native_event
+from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 
 T = TypeVar("T", bound=BaseModel)
-Event = dict[str, Any]
 
 IdempotencyKey = Annotated[
     str | None,
@@ -45,21 +46,11 @@ async def run_once(
 
 
 async def record_when_complete(
-    record: IdempotencyRecord, events: AsyncGenerator[Event, None]
-) -> AsyncGenerator[Event, None]:
+    record: IdempotencyRecord, events: AsyncGenerator[AnswerEvent, None]
+) -> AsyncGenerator[NativeEvent, None]:
     """Yield the `events` of an answer. Records the result before the last event, or releases the key if there is none."""
     async with record, contextlib.aclosing(events):
         async for event in events:
-            if event["type"] == "response.completed":
-                await record.finish(event["message"])
-            yield event
-
-
-async def replay(message: Event) -> AsyncGenerator[Event, None]:
-    """Yield the events of a recorded answer, with its text in one piece."""
-    head = {k: message[k] for k in ("id", "object", "role", "session", "model", "created_at", "seed") if k in message}
-    yield {"type": "response.created", "response": head}
-    yield {"type": "response.evidence", "response_id": message["id"], "evidence": message.get("evidence") or []}
-    logprobs = {"logprobs": message["logprobs"]} if message.get("logprobs") else {}
-    yield {"type": "response.output_text.delta", "response_id": message["id"], "delta": message["content"], **logprobs}
-    yield {"type": "response.completed", "message": message}
+            if isinstance(event, ResponseCompleted):
+                await record.finish(event.message.json())
+            yield native_event(event)

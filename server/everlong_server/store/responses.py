@@ -13,6 +13,7 @@ from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.store import snapshot
+from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -83,7 +84,7 @@ class Response:
     request: dict[str, Any]
     status: str = "in_progress"
     completed_at: float | None = None
-    message: dict[str, Any] | None = None
+    message: AnswerMessage | None = None
     error: dict[str, Any] | None = None
     session: Session | None = None
     tenant: str = DEFAULT_TENANT
@@ -95,9 +96,9 @@ class Response:
         """The text of the last message, which is answered."""
         return self.said[-1].content
 
-    def answered(self, message: dict[str, Any], session: Session) -> Response:
+    def answered(self, message: AnswerMessage, session: Session) -> Response:
         """Return the response with its answer: completed, or incomplete if it reached the token limit."""
-        status = "incomplete" if message["finish_reason"] == "length" else "completed"
+        status = "incomplete" if message.finish_reason == "length" else "completed"
         return replace(self, status=status, completed_at=now(), message=message, session=session)
 
     def request_fields(self) -> dict[str, str | float]:
@@ -109,9 +110,10 @@ class Response:
     def result_fields(self) -> dict[str, Any]:
         """Return the fields of its hash that the answer, or an error, sets."""
         fields = {"status": self.status, "completed_at": json.dumps(self.completed_at)}
-        fields |= {
-            name: json.dumps(value) for name in ("message", "error") if (value := getattr(self, name)) is not None
-        }
+        if self.message is not None:
+            fields["message"] = json.dumps(self.message.json())
+        if self.error is not None:
+            fields["error"] = json.dumps(self.error)
         return fields | (self.session.fields() if self.session is not None else {})
 
     @property
@@ -137,7 +139,7 @@ class Response:
             **facts,
             status=stored[b"status"].decode(),
             completed_at=decoded(b"completed_at"),
-            message=decoded(b"message"),
+            message=AnswerMessage.of(decoded(b"message")) if b"message" in stored else None,
             error=decoded(b"error"),
             session=Session.of(stored) if b"state_bytes" in stored else None,
             tenant=stored[b"tenant"].decode(),

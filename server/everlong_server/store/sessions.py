@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store.index import REMOVE_FROM_INDEX, page
+from everlong_server.store.messages import AnswerMessage, question_json
 from everlong_server.store.records import (
     RecallChoice,
     Session,
@@ -324,15 +325,16 @@ class Sessions:
         await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
-        self, session: Session, lease: Lease, snapshot: Snapshot, messages: Sequence[dict[str, Any]]
+        self, session: Session, lease: Lease, snapshot: Snapshot, question: str, answer: AnswerMessage
     ) -> None:
-        """Write the new snapshot and messages in one step. The first question becomes the session's title.
+        """Write the new snapshot, the question and its answer in one step. The first question becomes the session's title.
 
         `session`: as it was when the answer began. Raises `NotFound` if it was deleted, and `Conflict` if the lease was lost or
         the version has changed; nothing is written then.
         """
-        title = title_of(messages[0]["content"]) if messages else ""
+        title = title_of(question)
         sealed_title = self._vault.sealed({"title": title})["title"] if title else ""
+        messages = (question_json(question, answer.created_at), answer.session_json())
         sealed = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
         version = await self._scripts.run(
             _COMMIT,

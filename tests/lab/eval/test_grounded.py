@@ -23,6 +23,7 @@ from everlong_lab.eval.grounded.report import WAYS, GroundedPlan, GroundedScores
 from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
+from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.grounding import TEMPLATE
 from everlong_server.settings import Settings
 from everlong_server.store.texts.search_corpus import SearchCorpus
@@ -363,9 +364,10 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
                 turn = await answers._session_turns.send(
                     session.id, "Which cat?", grounded.SamplingParams(max_tokens=1), grounded.Recall(1, 60)
                 )
-                message = [event async for event in turn.events][-1]["message"]
-                assert message["evidence"][0]["document"] == document.id
-                found.append(message["usage"]["prompt_tokens"])
+                completed = [event async for event in turn.events][-1]
+                assert isinstance(completed, ResponseCompleted)
+                assert completed.message.evidence[0].document == document.id
+                found.append(completed.message.usage.prompt_tokens)
             return found
 
     full, empty = asyncio.run(positions())

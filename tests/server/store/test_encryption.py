@@ -23,6 +23,7 @@ from everlong_server.services import require_vault
 from everlong_server.settings import Settings
 from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
+from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -468,8 +469,8 @@ async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client
     for _ in range(60):
         session = await before.create("model", "model", [])
         lease = await before.acquire(session.id)
-        said = [{"id": "msg_1", "content": MARKER}]
-        await before.commit(session, lease, Snapshot(b"state", 5, open=(1,), position=1), said)
+        answer = AnswerMessage("msg_1", session.id, "model", 0.0, 0)
+        await before.commit(session, lease, Snapshot(b"state", 5, open=(1,), position=1), MARKER, answer)
         await before.release(lease)
         made.append(session.id)
     over = asyncio.Event()

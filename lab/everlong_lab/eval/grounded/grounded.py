@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -25,6 +24,7 @@ from everlong_lab.eval.grounded.scores import declines, holds
 from everlong_lab.harness.report import Report
 from everlong_models import Model, SamplingParams
 from everlong_models.errors import DataError
+from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.grounding import Recall, is_question, search_words, select_passages
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
@@ -279,9 +279,10 @@ class _Answers:
         )
         async with self._slots:
             turn = await self._session_turns.send(session.id, content, self._sampling, recall)
-            message: dict[str, Any] = {}
+            text = ""
             async with contextlib.aclosing(turn.events) as events:
                 async for event in events:
-                    message = event.get("message", message)
+                    if isinstance(event, ResponseCompleted):
+                        text = event.message.content
         await services.sessions.delete(session.id)
-        return str(message["content"])
+        return text

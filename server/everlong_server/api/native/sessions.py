@@ -11,9 +11,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic_core import PydanticSerializationError
 
 from everlong_server.api import schemas
+from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
-from everlong_server.api.idempotency import Event, IdempotencyKey, record_when_complete, replay, run_once
+from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
 from everlong_server.api.paging import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
@@ -131,7 +132,7 @@ async def send(
 
 async def _events(
     services: Services, session_id: str, body: schemas.CreateMessage, key: str | None
-) -> AsyncGenerator[Event, None]:
+) -> AsyncGenerator[NativeEvent, None]:
     """Return the events of the answer, or of the recorded one. Raises every refusal before the first event."""
     record = await services.idempotency.begin(key)
     try:
@@ -148,7 +149,7 @@ async def _events(
             return record_when_complete(record, turn.events)
         message = {"session": session_id, **message}
         await record.finish(message)
-        return replay(message)
+        return replayed_events(message)
     except BaseException as error:
         await record.give_up(error)
         raise
@@ -162,7 +163,7 @@ def _request_json(body: schemas.CreateMessage) -> str:
         raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
 
-async def _whole(events: AsyncGenerator[Event, None]) -> dict[str, Any]:
+async def _whole(events: AsyncGenerator[NativeEvent, None]) -> dict[str, Any]:
     """Return the complete message."""
     message: dict[str, Any] = {}
     async with contextlib.aclosing(events):

@@ -17,10 +17,12 @@ from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api import schemas
+from everlong_server.api.answer_events import native_event
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.socket import JsonSocket, refuse
 from everlong_server.api.turn_parameters import turn_arguments
 from everlong_server.api.views import get_services
+from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
 from everlong_server.services import Services
@@ -100,8 +102,8 @@ class _SessionSocket(JsonSocket):
             async with contextlib.aclosing(turn.events) as events:
                 async for event in events:
                     # Set before the event is sent, because the client may send its next message at once.
-                    self._busy = event["type"] != "response.completed"
-                    await self.send(event)
+                    self._busy = not isinstance(event, ResponseCompleted)
+                    await self.send(native_event(event))
         except (Overloaded, Unavailable, NotFound, Unauthenticated) as error:
             await refuse(self.socket, error)
         except WebSocketDisconnect:

@@ -26,9 +26,16 @@ from everlong_server.api.openai.text_formats import JsonObjectFormat, require_sc
 from everlong_server.api.sse import data_stream
 from everlong_server.api.turn_parameters import answer_recall, sampling
 from everlong_server.api.views import CallerServices
+from everlong_server.engine.answering.events import (
+    AnswerEvent,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvidence,
+    TextDelta,
+)
 from everlong_server.engine.answering.turn import Turn
-from everlong_server.engine.answering.turn_context import Event
 from everlong_server.services import Services
+from everlong_server.store.messages import AnswerMessage, evidence_json
 from everlong_server.store.records import Message, new_id, now
 
 router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES)
@@ -106,9 +113,9 @@ async def _start_turns(
         raise
 
 
-async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], None]:
+async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
     """Yield the events of all turns as they arrive, each with its turn's index. Closing the generator ends the turns."""
-    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]] = asyncio.Queue()
 
     async def forward(index: int, turn: Turn) -> None:
         try:
@@ -137,19 +144,19 @@ async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], No
             await turn.events.aclose()
 
 
-async def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+async def _messages(turns: Sequence[Turn]) -> list[AnswerMessage]:
     """Return the complete answers."""
-    messages: dict[int, dict[str, Any]] = {}
+    messages: dict[int, AnswerMessage] = {}
     async with contextlib.aclosing(_events(turns)) as events:
         async for index, event in events:
-            if event["type"] == "response.completed":
-                messages[index] = event["message"]
+            if isinstance(event, ResponseCompleted):
+                messages[index] = event.message
     return [messages[index] for index in range(len(turns))]
 
 
 async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the answers as chunks. The evidence precedes the first token."""
-    messages: list[dict[str, Any]] = []
+    messages: list[AnswerMessage] = []
     no_usage: dict[str, Any] = {"usage": None} if usage else {}
 
     def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
@@ -158,42 +165,43 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
 
     async with contextlib.aclosing(_events(turns)) as events:
         async for index, event in events:
-            match event["type"]:
-                case "response.created":
+            match event:
+                case ResponseCreated():
                     yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
-                case "response.evidence":
-                    yield chunk(index, {"evidence": event["evidence"]})
-                case "response.output_text.delta":
-                    yield chunk(index, {"content": event["delta"]}, _logprobs(event))
-                case "response.completed":
-                    messages.append(event["message"])
-                    yield chunk(index, {}, None, event["message"]["finish_reason"])
+                case ResponseEvidence(_, evidence):
+                    yield chunk(index, {"evidence": [evidence_json(passage) for passage in evidence]})
+                case TextDelta(_, text, logprobs):
+                    yield chunk(index, {"content": text}, _logprobs(logprobs or None))
+                case ResponseCompleted(message):
+                    messages.append(message)
+                    yield chunk(index, {}, None, message.finish_reason)
     if usage:
         yield {**head, "choices": [], "usage": _usage(messages)}
 
 
-def _choice(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    answer = {"role": "assistant", "content": message["content"], "refusal": None, "evidence": message["evidence"]}
+def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
+    evidence = [evidence_json(passage) for passage in message.evidence]
+    answer = {"role": "assistant", "content": message.content, "refusal": None, "evidence": evidence}
     return {
         "index": index,
         "message": answer,
-        "logprobs": _logprobs(message),
-        "finish_reason": message["finish_reason"],
+        "logprobs": _logprobs(message.logprobs),
+        "finish_reason": message.finish_reason,
     }
 
 
-def _logprobs(event: dict[str, Any]) -> dict[str, Any] | None:
-    return {"content": event["logprobs"], "refusal": None} if "logprobs" in event else None
+def _logprobs(logprobs: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    return None if logprobs is None else {"content": logprobs, "refusal": None}
 
 
-def _usage(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _usage(messages: Sequence[AnswerMessage]) -> dict[str, Any]:
     """Return the token counts. All answers share one prompt."""
-    prompt, answers = messages[0]["usage"], sum(message["usage"]["completion_tokens"] for message in messages)
+    prompt, answers = messages[0].usage, sum(message.usage.completion_tokens for message in messages)
     return ChatUsage.model_validate(
         {
-            "prompt_tokens": prompt["prompt_tokens"],
+            "prompt_tokens": prompt.prompt_tokens,
             "completion_tokens": answers,
-            "total_tokens": prompt["prompt_tokens"] + answers,
-            "prompt_tokens_details": {"cached_tokens": prompt["reused_tokens"]},
+            "total_tokens": prompt.prompt_tokens + answers,
+            "prompt_tokens_details": {"cached_tokens": prompt.reused_tokens},
         }
     ).model_dump()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from everlong_server.api.errors import as_server_error
+from everlong_server.engine.answering.events import ResponseCompleted, ResponseCreated, ResponseEvidence, TextDelta
 from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.store import responses as store
+from everlong_server.store.messages import AnswerMessage, evidence_json
+from everlong_server.store.texts.passages import Passage
 
 
 def response_view(response: store.Response) -> dict[str, Any]:
@@ -16,13 +19,13 @@ def response_view(response: store.Response) -> dict[str, Any]:
     request, message = response.request, response.message
     params, usage = request["params"], None
     if message is not None:
-        used = message["usage"]
+        used = message.usage
         usage = {
-            "input_tokens": used["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": used["reused_tokens"], "cache_write_tokens": 0},
-            "output_tokens": used["completion_tokens"],
+            "input_tokens": used.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": used.reused_tokens, "cache_write_tokens": 0},
+            "output_tokens": used.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": used["prompt_tokens"] + used["completion_tokens"],
+            "total_tokens": used.prompt_tokens + used.completion_tokens,
         }
     return {
         "id": response.id, "object": "response", "created_at": int(response.created_at),
@@ -39,14 +42,15 @@ def response_view(response: store.Response) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _output(message: dict[str, Any], status: str) -> dict[str, Any]:
-    part = _text(message["content"], message.get("logprobs", []))
-    return _item(message["id"], status, [part], message["evidence"])
+def _output(message: AnswerMessage, status: str) -> dict[str, Any]:
+    return _item(message.id, status, [_text(message.content, message.logprobs or [])], message.evidence)
 
 
-def _item(id: str, status: str, content: list[dict[str, Any]], evidence: list[dict[str, Any]]) -> dict[str, Any]:
-    kind = {"type": "message", "role": "assistant"}
-    return {"id": id, **kind, "status": status, "content": content, "evidence": evidence}
+def _item(id: str, status: str, content: list[dict[str, Any]], evidence: Sequence[Passage]) -> dict[str, Any]:
+    return {
+        "id": id, "type": "message", "role": "assistant", "status": status, "content": content,
+        "evidence": [evidence_json(passage) for passage in evidence],
+    }  # fmt: skip
 
 
 def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -75,7 +79,8 @@ async def response_events(answering: ResponseTurn) -> AsyncGenerator[dict[str, A
 
 
 async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-    item, evidence = answering.turn.id, list[dict[str, Any]]()
+    item = answering.turn.id
+    evidence: Sequence[Passage] = ()
     at = {"item_id": item, "output_index": 0, "content_index": 0}
     opened = False
 
@@ -89,20 +94,18 @@ async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str
 
     async with contextlib.aclosing(answering.events) as turn:
         async for event in turn:
-            match event["type"]:
-                case "response.created":
+            match event:
+                case ResponseCreated():
                     for name in ("created", "in_progress"):
                         yield f"response.{name}", {"response": response_view(answering.response)}
-                case "response.evidence":
-                    evidence = event["evidence"]
+                case ResponseEvidence(_, evidence):
                     for piece in open_item():
                         yield piece
-                case "response.output_text.delta":
+                case TextDelta(_, text, logprobs):
                     for piece in open_item():
                         yield piece
-                    delta = {"delta": event["delta"], "logprobs": event.get("logprobs", [])}
-                    yield "response.output_text.delta", at | delta
-                case "response.completed":
+                    yield "response.output_text.delta", at | {"delta": text, "logprobs": logprobs}
+                case ResponseCompleted():
                     for piece in open_item():
                         yield piece
     response = response_view(answering.response)

@@ -14,11 +14,12 @@ from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Event, TurnContext, load_state
+from everlong_server.engine.answering.turn_context import TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
 from everlong_server.store.documents import Documents
+from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, Session, now
 from everlong_server.store.snapshot import Snapshot
 
@@ -51,7 +52,7 @@ class ChatTurns:
         recall: Recall,
         *,
         checkpoint: ChatCheckpoint | None = None,
-        on_complete: Callable[[Event, Session], Awaitable[None]] | None = None,
+        on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
     ) -> Turn:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
@@ -68,7 +69,7 @@ class ChatTurns:
         documents: Sequence[str],
         messages: Sequence[Message],
         checkpoint: ChatCheckpoint | None,
-        on_complete: Callable[[Event, Session], Awaitable[None]] | None,
+        on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None,
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint = self._engine.model.fingerprint
@@ -83,8 +84,8 @@ class ChatTurns:
             chat_ids = digests(fingerprint, documents, messages)
             session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents)
 
-        async def commit(message: Event, snapshot: Snapshot) -> None:
-            answered = [*messages, Message("assistant", message["content"])]
+        async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
+            answered = [*messages, Message("assistant", answer.content)]
             chat_id = digests(fingerprint, documents, answered, after)[-1]
             count = session.messages + len(messages) - included + 1
             next_session = replace(session, id=chat_id, snapshot=snapshot, messages=count, created_at=now())
@@ -93,7 +94,7 @@ class ChatTurns:
             except RedisError as error:  # the answer is complete; continuing the chat will only cost more
                 log.warning("the state of a chat was not stored: %s", error)
             if on_complete is not None:
-                await on_complete(message, next_session)
+                await on_complete(answer, next_session)
 
         yield TurnContext(session, state, messages[included:-1], question, commit)
 

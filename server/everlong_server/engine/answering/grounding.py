@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from everlong_server.store.texts.passages import Passage, plain
 
@@ -271,18 +270,6 @@ def select_passages_in_segment(
         end = spans(text)[committed - 1][1] if committed <= count(text) else len(text)
         evidence = [rest for passage in evidence if (rest := _part_from(passage, text, end)) is not None]
     return max(fitting(), (evidence, text), key=lambda choice: sum(len(passage.text) for passage in choice[0]))
-
-
-def evidence_view(passage: Passage) -> dict[str, Any]:
-    """Return the passage as JSON for callers, without unknown fields."""
-    optional = {
-        "start_token": passage.start_token, "end_token": passage.end_token, "page": passage.page, "section": passage.section,
-    }  # fmt: skip
-    return {
-        "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
-        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
-        **{name: value for name, value in optional.items() if value is not None},
-    }  # fmt: skip
 
 
 def _enough(found: Sequence[Passage]) -> bool:

@@ -10,14 +10,16 @@ from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
+from everlong_server.engine.answering.events import AnswerEvent
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.turn import Turn
-from everlong_server.engine.answering.turn_context import Event, load_state
+from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailable
 from everlong_server.observability.tracing import current_span
 from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
+from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, Session, new_id, now
 from everlong_server.store.responses import OPEN, Response, Responses
 from everlong_server.store.tenants.quota import Quota
@@ -36,7 +38,7 @@ class ResponseTurn:
     turn: Turn
 
     @property
-    def events(self) -> AsyncGenerator[Event, None]:
+    def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """The events of the turn."""
         return self.turn.events
 
@@ -121,7 +123,7 @@ class ResponseTurns:
         recall = Recall(*response.request["recall"])
         response_turn: ResponseTurn | None = None
 
-        async def on_complete(message: Event, session: Session) -> None:
+        async def on_complete(message: AnswerMessage, session: Session) -> None:
             assert response_turn is not None
             answered = response.answered(message, session)
             if store is not None:
@@ -167,7 +169,7 @@ class ResponseTurns:
                     code="response_deleted",
                 ) from None
             assert response.message is not None
-            turns.append([*response.said, Message("assistant", response.message["content"])])
+            turns.append([*response.said, Message("assistant", response.message.content)])
             id = response.previous
         return [message for turn in reversed(turns) for message in turn]
 

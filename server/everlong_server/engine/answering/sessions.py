@@ -13,12 +13,13 @@ from redis.exceptions import RedisError
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Event, TurnContext, load_state
+from everlong_server.engine.answering.turn_context import TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.documents import Documents
-from everlong_server.store.records import Reading, Session, new_id
+from everlong_server.store.messages import AnswerMessage
+from everlong_server.store.records import Reading, Session
 from everlong_server.store.sessions import Lease, Sessions, unchanged
 from everlong_server.store.snapshot import Snapshot
 
@@ -89,13 +90,8 @@ class SessionTurns:
             # Only the search in documents needs the previous question.
             last = await self._sessions.messages(session.id, last=2) if session.documents and session.messages else []
 
-            async def commit(message: Event, snapshot: Snapshot) -> None:
-                question = {
-                    "id": new_id("msg"), "object": "message", "role": "user", "content": content,
-                    "created_at": message["created_at"],
-                }  # fmt: skip
-                answer = {key: value for key, value in message.items() if key not in ("logprobs", "session")}
-                await self._sessions.commit(session, lease, snapshot, [question, answer])
+            async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
+                await self._sessions.commit(session, lease, snapshot, content, answer)
 
             yield TurnContext(session, state, (), last[0]["content"] if last else None, commit)
 

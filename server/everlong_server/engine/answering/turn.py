@@ -10,13 +10,20 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everlong_models import Grammar, GrammarError, SamplingParams
-from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template, evidence_view
+from everlong_server.engine.answering.events import (
+    AnswerEvent,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvidence,
+    TextDelta,
+)
+from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
-from everlong_server.engine.answering.turn_context import Event, TurnContext
+from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.documents.token_offsets import TokenOffsets
@@ -24,7 +31,8 @@ from everlong_server.engine.snapshots import encode_snapshot
 from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.records import Session, new_id, now
+from everlong_server.store.messages import AnswerMessage, Usage
+from everlong_server.store.records import new_id, now
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.passages import Passage, Passages
@@ -32,11 +40,10 @@ from everlong_server.store.texts.passages import Passage, Passages
 
 @dataclass(slots=True)
 class Turn:
-    """A running turn. `events` yields what the caller is sent. `cancel` ends the answer and commits it; `fail` ends it and
-    commits nothing."""
+    """A running turn. `events` yields its events. `cancel` ends the answer and commits it; `fail` ends it and commits nothing."""
 
     id: str
-    events: AsyncGenerator[Event, None] = field(init=False)
+    events: AsyncGenerator[AnswerEvent, None] = field(init=False)
     _answer: AnswerRequest | None = None
     _engine: Engine | None = None
     _error: Exception | None = None
@@ -65,18 +72,19 @@ class _Answer:
     finished: AnswerFinished | None = None
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
-    def fields(self, before: Snapshot, request: AnswerRequest) -> Event:
-        """Return the fields of the message that are known at the end of the answer."""
-        return {
-            "content": self.finished.text if self.finished else "",
-            "finish_reason": self.finished.reason if self.finished else "cancelled",
-            "usage": {
-                "prompt_tokens": before.position + len(request.prompt),
-                "completion_tokens": self.finished.tokens if self.finished else 0,
-                "reused_tokens": before.position - len(before.open),
-            },
-            **({"logprobs": self.logprobs} if request.params.logprobs else {}),
-        }
+    def complete(self, message: AnswerMessage, before: Snapshot, request: AnswerRequest) -> AnswerMessage:
+        """Return the message as it is at the end of the answer. `before`: the snapshot that the prompt follows."""
+        return replace(
+            message,
+            content=self.finished.text if self.finished else "",
+            finish_reason=self.finished.reason if self.finished else "cancelled",
+            usage=Usage(
+                prompt_tokens=before.position + len(request.prompt),
+                completion_tokens=self.finished.tokens if self.finished else 0,
+                reused_tokens=before.position - len(before.open),
+            ),
+            logprobs=self.logprobs if request.params.logprobs else None,
+        )
 
 
 class TurnRunner:
@@ -120,7 +128,7 @@ class TurnRunner:
         following = self._turn(turn, enter(turn), content, params, recall)
         first = await anext(following)
 
-        async def events() -> AsyncGenerator[Event, None]:
+        async def events() -> AsyncGenerator[AnswerEvent, None]:
             async with contextlib.aclosing(following):
                 yield first
                 async for event in following:
@@ -136,8 +144,8 @@ class TurnRunner:
         content: str,
         params: SamplingParams,
         recall: Recall,
-    ) -> AsyncGenerator[Event, None]:
-        """Yield the turn's events: created, evidence, a delta for each piece of text, completed."""
+    ) -> AsyncGenerator[AnswerEvent, None]:
+        """Yield the turn's events."""
         pace = self._metrics.answer_timer()
         self._check(content, params)
         async with AsyncExitStack() as stack:
@@ -147,13 +155,12 @@ class TurnRunner:
             grammar = await self._grammar(params)
             context = await stack.enter_async_context(entering)
             prompt = await self._prompts.prompt(context, content, recall)
-            evidence = [evidence_view(passage) for passage in await self._located(prompt.evidence)]
+            evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
-            message = self._message(turn, context.session, request.seed)
-            yield {"type": "response.created", "response": message}
-            message["evidence"] = evidence
-            yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
+            message = AnswerMessage(turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence)
+            yield ResponseCreated(message)
+            yield ResponseEvidence(turn.id, evidence)
             answer = _Answer()
             try:
                 async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
@@ -163,19 +170,19 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message |= answer.fields(context.session.snapshot, request)
+            message = answer.complete(message, context.session.snapshot, request)
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
-                gen_ai__usage__output_tokens=message["usage"]["completion_tokens"],
-                everlong__tokens__reused=message["usage"]["reused_tokens"],
+                gen_ai__usage__output_tokens=message.usage.completion_tokens,
+                everlong__tokens__reused=message.usage.reused_tokens,
                 everlong__evidence=len(evidence),
-                everlong__finish_reason=message["finish_reason"],
+                everlong__finish_reason=message.finish_reason,
             )
             if answer.finished is not None:
                 await self._commit(context, message, answer.finished)
                 pace.end()
         # The lease is released before the last event, so that the caller's next message finds the session free.
-        yield {"type": "response.completed", "message": message}
+        yield ResponseCompleted(message)
 
     async def _located(self, passages: Sequence[Passage]) -> list[Passage]:
         """Return the passages with their token offsets, pages and sections."""
@@ -198,16 +205,9 @@ class TurnRunner:
             self._quota.tenant,
         )
 
-    def _message(self, turn: Turn, session: Session, seed: int) -> Event:
-        """Return the answer's message as its turn begins."""
-        return {
-            "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
-            "model": self._engine.model.name, "created_at": now(), "seed": seed,
-        }  # fmt: skip
-
     async def _deltas(
         self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: AnswerTimer
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[TextDelta, None]:
         """Generate the answer and yield its deltas. `answer` collects its log-probabilities and its end."""
         try:
             async with contextlib.aclosing(self._engine.answer(request)) as events:
@@ -218,14 +218,13 @@ class TurnRunner:
                     pace.token()
                     answer.logprobs += event.logprobs
                     if event.text or event.logprobs:
-                        delta = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
-                        yield delta | ({"logprobs": event.logprobs} if event.logprobs else {})
+                        yield TextDelta(turn.id, event.text, event.logprobs)
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
         except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
             pass
 
-    async def _commit(self, context: TurnContext, message: Event, finished: AnswerFinished) -> None:
+    async def _commit(self, context: TurnContext, message: AnswerMessage, finished: AnswerFinished) -> None:
         """Store the message and its answer, and count them."""
         read = context.session.snapshot.position + finished.prompt + finished.tokens
         fingerprint = self._engine.model.fingerprint
@@ -234,7 +233,7 @@ class TurnRunner:
             finished.reason,
             prompt=finished.prompt,
             generated=finished.tokens,
-            reused=message["usage"]["reused_tokens"],
+            reused=message.usage.reused_tokens,
         )
 
     def _check(self, content: str, params: SamplingParams) -> None:

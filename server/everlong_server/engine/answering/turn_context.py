@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from everlong_models import EverlongModelError, MemoryState, Model
 from everlong_server.engine.snapshots import decode_snapshot
 from everlong_server.errors import StateUnusable
+from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, Session
 from everlong_server.store.snapshot import Snapshot
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class TurnContext:
     state: MemoryState
     unread: Sequence[Message]
     previous_question: str | None
-    commit: Callable[[Event, Snapshot], Awaitable[None]]
+    commit: Callable[[AnswerMessage, Snapshot], Awaitable[None]]
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

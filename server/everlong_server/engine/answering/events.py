@@ -1,0 +1,44 @@
+"""The events of a turn, in this order: created, evidence, a delta for each piece of text, completed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everlong_server.store.messages import AnswerMessage
+from everlong_server.store.texts.passages import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCreated:
+    """The turn is admitted and begins. `message` has no text yet."""
+
+    message: AnswerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseEvidence:
+    """The passages that the model sees, before the first token. `response_id`: the id of the answer."""
+
+    response_id: str
+    evidence: Sequence[Passage]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of the answer's text, with its log-probabilities if they were requested."""
+
+    response_id: str
+    text: str
+    logprobs: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCompleted:
+    """The answer is complete and committed."""
+
+    message: AnswerMessage
+
+
+AnswerEvent = ResponseCreated | ResponseEvidence | TextDelta | ResponseCompleted

@@ -1,0 +1,82 @@
+"""The messages of sessions and responses, as they are stored and as callers receive them: JSON objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from everlong_server.store.records import new_id
+from everlong_server.store.texts.passages import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of an answer. `reused_tokens` of the prompt's tokens were in memory already."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reused_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMessage:
+    """An answer. While it is being generated, only the first fields are known.
+
+    `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the model saw.
+    `finish_reason`: stop, length or cancelled. `logprobs`: None unless they were requested.
+    """
+
+    id: str
+    session: str
+    model: str
+    created_at: float
+    seed: int
+    evidence: Sequence[Passage] = ()
+    content: str = ""
+    finish_reason: str = ""
+    usage: Usage = field(default_factory=Usage)
+    logprobs: list[dict[str, Any]] | None = None
+
+    def head(self) -> dict[str, Any]:
+        """Return the JSON object of an answer that has just begun."""
+        return {
+            "id": self.id, "object": "message", "role": "assistant", "session": self.session, "model": self.model,
+            "created_at": self.created_at, "seed": self.seed,
+        }  # fmt: skip
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object of the complete answer."""
+        return {
+            **self.head(), "evidence": [evidence_json(passage) for passage in self.evidence], "content": self.content,
+            "finish_reason": self.finish_reason, "usage": asdict(self.usage),
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+        }  # fmt: skip
+
+    def session_json(self) -> dict[str, Any]:
+        """Return the JSON object that a session stores: without its own id and without log-probabilities."""
+        return {name: value for name, value in self.json().items() if name not in ("session", "logprobs")}
+
+    @staticmethod
+    def of(stored: Mapping[str, Any]) -> AnswerMessage:
+        """Decode the JSON object of a complete answer."""
+        fields = {name: value for name, value in stored.items() if name not in ("object", "role")}
+        evidence = tuple(Passage(**passage) for passage in stored["evidence"])
+        return AnswerMessage(**fields | {"evidence": evidence, "usage": Usage(**stored["usage"])})
+
+
+def question_json(content: str, created_at: float) -> dict[str, Any]:
+    """Return the JSON object of a user's message, with a new id."""
+    return {"id": new_id("msg"), "object": "message", "role": "user", "content": content, "created_at": created_at}
+
+
+def evidence_json(passage: Passage) -> dict[str, Any]:
+    """Return the JSON object of a passage, without the fields that are not known."""
+    optional = {
+        "start_token": passage.start_token, "end_token": passage.end_token, "page": passage.page, "section": passage.section,
+    }  # fmt: skip
+    return {
+        "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
+        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
+        **{name: value for name, value in optional.items() if value is not None},
+    }  # fmt: skip
