@@ -44,12 +44,12 @@ class Snapshot:
 
     @staticmethod
     def of(stored: Mapping[bytes, bytes]) -> Snapshot:
-        """Decode the fields of a hash, with or without the state."""
-        open = stored.get(b"open", b"")
+        """Decode the fields of a hash, with or without the state. Raises `KeyError` if a state has no position."""
+        open, size = stored.get(b"open", b""), stored.get(b"state_bytes")
         return Snapshot(
             state=stored.get(b"state"),
-            size=int(stored[b"state_bytes"]) if b"state_bytes" in stored else None,
+            size=None if size is None else int(size),
             digest=stored.get(b"state_digest", b"").decode() or None,
             open=struct.unpack(f"<{len(open) // 4}I", open),
-            position=int(stored.get(b"position", 0)),
+            position=int(stored.get(b"position", 0) if size is None else stored[b"position"]),
         )

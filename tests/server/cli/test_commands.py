@@ -108,7 +108,7 @@ def test_bench_chaos_names_unknown_arguments() -> None:
     assert done.returncode == 1
     assert "no-such-server" in done.stderr
     done = everlong("bench", "chaos", "--model", "/nonexistent")
-    assert (done.returncode, done.stderr) == (1, "error: --model /nonexistent: there is no such folder\n")
+    assert (done.returncode, done.stderr) == (1, "error: --model /nonexistent: no such folder\n")
 
 
 def test_bench_chaos_without_a_replica_ends_with_one_line(tmp_path: Path) -> None:

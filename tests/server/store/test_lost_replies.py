@@ -14,7 +14,7 @@ from redis import Redis
 
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
-from everlong_server.store import index, sessions
+from everlong_server.store import index, sessions, snapshot
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys, scripts
@@ -30,7 +30,7 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
-PARTS = {scripts.CLAIMING, sessions._START, index.REMOVE_FROM_INDEX}
+PARTS = {scripts.CLAIMING, sessions._START, snapshot.COPY_SNAPSHOT, index.REMOVE_FROM_INDEX}
 """Lua functions that scripts include; they are no scripts by themselves."""
 SCRIPTS = {
     hashlib.sha1(
