@@ -89,4 +89,4 @@ async def test_a_failed_background_task_is_restarted(
 
     await background._run_forever(work)
     assert left == []
-    assert [record.message for record in caplog.records] == ["a background task failed and is restarted"] * 2
+    assert [record.message for record in caplog.records] == ["a background task failed; restarting it"] * 2

@@ -70,7 +70,7 @@ def hide(
     least = len(before) + sum(map(len, needles)) + len(after)
     room = 0 if length is None else length - least
     if room < 0:
-        raise TokenError(f"{length} tokens do not hold the {least} tokens to be hidden")
+        raise TokenError(f"length must be at least {least} tokens to hold the facts, got {length}")
     start = noise.start(random)
     positions = np.sort(random.integers(0, room + 1, len(needles)))
     places = [_border(noise, start, room, int(position)) for position in positions]

@@ -147,7 +147,7 @@ def decode_state(blob: bytes, fingerprint: str) -> MemoryState:
     if magic != MAGIC:
         raise StateAltered(f"not an everlong state: starts with {magic!r}, expected {MAGIC!r}")
     if version != FORMAT_VERSION:
-        raise StateVersion(f"state format version {version}, this library reads version {FORMAT_VERSION}")
+        raise StateVersion(f"the state has format version {version}; this library reads version {FORMAT_VERSION} only")
     payload = blob[_HEADER.size :]
     if len(payload) != length:
         raise StateTruncated(f"the header announces {length} bytes of payload, found {len(payload)}")

@@ -54,7 +54,7 @@ def as_server_error(error: BaseException) -> ServerError:
         log.error("the blob store is full: %s", error)
         return Unavailable("the server's store is full", code="store_full", retry_after=30)
     if isinstance(error, RedisError):
-        log.warning("redis: %s: %s", type(error).__name__, error)
+        log.warning("a request failed because of a Redis error: %s: %s", type(error).__name__, error)
         return Unavailable("the server cannot reach its store", code="store_unavailable", retry_after=2)
     if isinstance(error, HTTPException):
         if error.status_code == 404:
@@ -65,7 +65,7 @@ def as_server_error(error: BaseException) -> ServerError:
         known.status = error.status_code
         return known
     if isinstance(error, EverlongModelError):
-        log.error("model: %s", error)
+        log.error("a request failed with a model error: %s", error)
         return Internal(f"the model failed: {type(error).__name__}")
     log.error("unexpected error", exc_info=error)
     return Internal("internal server error; the server's log has the details")

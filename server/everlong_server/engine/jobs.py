@@ -111,7 +111,7 @@ class JobWorker(ABC, Generic[C]):
         try:
             job = await self._jobs.next(wait_ms=1000)
         except RedisError as error:
-            log.warning("redis is unavailable, %ss wait: %s", self.noun, type(error).__name__)
+            log.warning("Redis is unavailable; no %s starts until it is back: %s", self.noun, type(error).__name__)
             await asyncio.sleep(_RETRY_SECONDS)
             if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
                 with contextlib.suppress(RedisError):
@@ -136,23 +136,33 @@ class JobWorker(ABC, Generic[C]):
                     return
                 ending = None
             except RedisError as error:
-                log.warning("redis is unavailable, %s %s waits: %s", self.noun, job.id, type(error).__name__)
+                log.warning(
+                    "Redis is unavailable; %s %s is paused until it is back: %s",
+                    self.noun,
+                    job.id,
+                    type(error).__name__,
+                )
                 await asyncio.sleep(_RETRY_SECONDS)
             except Stopping as error:
-                log.info("%s %s is left for the next start or another replica: %s", self.noun, job.id, error)
+                log.info(
+                    "%s %s was interrupted; this server after a restart, or another replica, will resume it: %s",
+                    self.noun,
+                    job.id,
+                    error,
+                )
                 return
             except CannotDoHere as error:
-                log.warning("%s %s is given back: %s", self.noun, job.id, error)
+                log.warning("released %s %s so that another replica can claim it: %s", self.noun, job.id, error)
                 await asyncio.sleep(_GIVE_BACK_SECONDS)
                 ending = self._give_back
             except StaleClaim as error:
-                log.info("%s %s stops: %s", self.noun, job.id, error)
+                log.info("stopped work on %s %s: %s", self.noun, job.id, error)
                 ending, by = self._leave_to_holder, job.claimant()
             except Exception:  # such as a device out of memory; the next claim counts one more try
                 log.exception("%s %s failed, retrying in %.1f s", self.noun, job.id, pause)
                 await asyncio.sleep(pause)
                 pause, by = min(2 * pause, _MAX_RETRY_SECONDS), job.claimant()
-        log.error("the engine has failed, %s %s waits for a restart", self.noun, job.id)
+        log.error("the engine has failed; %s %s is paused until the server is restarted", self.noun, job.id)
         await asyncio.Event().wait()
 
     async def _try(self, id: str, claim: C) -> bool:

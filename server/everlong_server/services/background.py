@@ -77,7 +77,7 @@ async def _run_forever(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await work()
             return
         except Exception:
-            log.exception("a background task failed and is restarted")
+            log.exception("a background task failed; restarting it")
             await asyncio.sleep(_RESTART_DELAY)
 
 

@@ -33,7 +33,7 @@ async def page(redis: Client, index: str, limit: int, after: str | None) -> tupl
 async def _rank_after_deleted(redis: Client, index: str, after: str) -> int:
     score = await redis.get(keys.deleted(index, after))
     if score is None:
-        raise NotFound(f"`after`: no object {after!r} to continue after", param="after")
+        raise NotFound(f"`after`: no object has the id {after!r}; pass the last id of the previous page", param="after")
     newer = await redis.zcount(index, f"({score.decode()}", "+inf")
     same_score = await redis.zrangebyscore(index, score, score)  # Redis orders these by id
     return int(newer) + sum(member > after.encode() for member in same_score)

@@ -209,7 +209,7 @@ class Readings:
         )  # fmt: skip
         if version <= 0:
             raise StaleClaim(
-                f"reading {reading.id} is {'gone' if version == 0 else 'claimed by another reader, or changed meanwhile'}"
+                f"reading {reading.id} is {'deleted' if version == 0 else 'claimed or changed by another reader'}"
             )
         return int(version)
 

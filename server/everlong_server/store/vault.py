@@ -164,8 +164,8 @@ class Vault:
         id = self.seals_with(mark)
         if id is None:
             raise VaultError(
-                "the store is encrypted only in part, since `everlong encryption rotate` was interrupted: run it again; it "
-                "continues where it stopped"
+                "only part of the store is encrypted, because `everlong encryption rotate` was interrupted: run it again; it "
+                "resumes where it stopped"
             )
         if not self:
             raise VaultError(f"the store is encrypted with the key {id!r}: set EVERLONG_ENCRYPTION_KEY_FILE")
@@ -177,7 +177,8 @@ class Vault:
             self.unseal(mark, "mark")
         except Damaged:
             raise VaultError(
-                f"the key {id!r} in EVERLONG_ENCRYPTION_KEY_FILE is not the key with that id that the store is encrypted with"
+                f"the key {id!r} in EVERLONG_ENCRYPTION_KEY_FILE does not match the store, which is encrypted with a different key of "
+                f"the same id: restore the original key file"
             ) from None
 
 

@@ -184,7 +184,7 @@ def test_noise_is_cut_at_sentences_also_where_it_begins_anew(tokenizer):
         ids = hidden.ids().tolist()
         assert (len(ids), ids[0], ids[-1]) == (30, 1, 4)
         assert list(hidden.places) == sorted(hidden.places)
-    with pytest.raises(TokenError, match="4 tokens do not hold the 5 tokens to be hidden"):
+    with pytest.raises(TokenError, match="length must be at least 5 tokens to hold the facts, got 4"):
         hide(random, noise, before=[1], needles=[[2], [3, 3]], after=[4], length=4)
 
 

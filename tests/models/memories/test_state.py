@@ -230,7 +230,7 @@ class TestCodec:
     def test_other_version(self):
         payload = encode_state(state(), "m")[HEADER:]
         assert same(decode_state(frame(payload), "m"), state())
-        with pytest.raises(StateVersion, match="version 2, this library reads version 1"):
+        with pytest.raises(StateVersion, match="version 2; this library reads version 1 only"):
             decode_state(frame(payload, version=2), "m")
 
     def test_no_state_at_all(self):

@@ -414,7 +414,7 @@ async def test_a_server_refuses_keys_that_do_not_fit_its_store(redis: Client, re
     await store(one).create(document, "model")
     assert "set EVERLONG_ENCRYPTION_KEY_FILE" in await refused()
     assert "with the key 'one'; EVERLONG_ENCRYPTION_KEY_FILE has only two" in await refused(two)
-    assert "is not the key with that id" in await refused(other_one)
+    assert "is encrypted with a different key of the same id" in await refused(other_one)
     # The new key first: what was there is read, and after a rotation the old one is not needed any more.
     await require_vault(settings_of(two, one), redis_url)
     assert await store(two, one).get(document.id) == document
@@ -428,7 +428,7 @@ async def test_a_server_refuses_keys_that_do_not_fit_its_store(redis: Client, re
     # A first rotation that was interrupted.
     await redis.set(keys.VAULT, UNFINISHED)
     for lines in ((), (two,)):
-        assert "it continues where it stopped" in await refused(*lines)
+        assert "it resumes where it stopped" in await refused(*lines)
     await rotation(two)
     await require_vault(settings_of(two), redis_url)
     # What is not encrypted yet.

@@ -92,7 +92,7 @@ class ChatTurns:
             try:
                 await self._chats.keep(next_session)
             except RedisError as error:  # the answer is complete; continuing the chat will only cost more
-                log.warning("the state of a chat was not stored: %s", error)
+                log.warning("cannot store the state of a chat; its next request prefills it again: %s", error)
             if on_complete is not None:
                 await on_complete(answer, next_session)
 
@@ -109,7 +109,9 @@ class ChatTurns:
             try:
                 return session, await asyncio.to_thread(load_state, session, self._engine.model), n + 1
             except StateUnusable as error:
-                log.warning("a chat is read again from an earlier message: %s", error)
+                log.warning(
+                    "cannot use the stored state of a chat; prefilling it again from an earlier message: %s", error
+                )
                 await self._chats.drop(chat_ids[n])
         return None
 

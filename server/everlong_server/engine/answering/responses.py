@@ -150,7 +150,11 @@ class ResponseTurns:
         try:
             state = await asyncio.to_thread(load_state, previous.session, self._engine.model)
         except StateUnusable as error:
-            log.info("the messages before response %s are read again: %s", response.id, error)
+            log.info(
+                "cannot use the stored state before response %s; prefilling its earlier messages again: %s",
+                response.id,
+                error,
+            )
             return None
         return ChatCheckpoint(previous.session, state, previous.question)
 
@@ -163,7 +167,7 @@ class ResponseTurns:
                 response = last if id == last.id else await self._store.get(id)
             except NotFound:
                 raise Conflict(
-                    f"the earlier messages must be read again, but response {id!r} among them was deleted: "
+                    f"cannot continue: the earlier messages must be prefilled again, but response {id!r} among them was deleted: "
                     "start a new conversation",
                     param="previous_response_id",
                     code="response_deleted",

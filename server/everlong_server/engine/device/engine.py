@@ -117,7 +117,8 @@ class Engine:
             waiting = self._admitted - self.max_streams + 1
             seconds = waiting * self.typical_seconds / self.max_streams
             raise Overloaded(
-                f"{self._admitted} answers are being generated or waiting; the limit is {self.max_streams} + {self._max_queued}",
+                f"the server is busy: {self._admitted} answers are running or queued; the limits are {self.max_streams} running and "
+                f"{self._max_queued} queued",
                 retry_after=max(1, math.ceil(seconds)),
             )
         self._admitted += 1

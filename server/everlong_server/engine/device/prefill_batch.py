@@ -47,7 +47,11 @@ class PrefillBatch:
                     len(requests), half, error,
                 )  # fmt: skip
             except Exception as error:  # one row's fault, such as a damaged state: prefill each alone to find it
-                log.warning("a batch of %d segments failed, each is prefilled alone: %s", len(requests), error)
+                log.warning(
+                    "prefilling a batch of %d segments failed; prefilling each segment separately: %s",
+                    len(requests),
+                    error,
+                )
             else:
                 yield from zip(requests, states, strict=True)
                 return

@@ -88,7 +88,9 @@ class EmbeddedRedis:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise EmbeddedRedisError(f"another server uses the data folder {self.folder.parent}") from error
+            raise EmbeddedRedisError(
+                f"another server uses the data folder {self.folder.parent}: stop it, or choose another --data-dir"
+            ) from error
         if self._loading():  # a Redis that outlived its server; a second one would destroy its files
             self._await(lambda: not self._loading())
         if self.answers():

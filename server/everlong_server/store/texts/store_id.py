@@ -32,8 +32,8 @@ async def has_matching_store_id(redis: Client, blobs: Blobs) -> bool:
             is_emptied = await redis.exists(keys.STORE) and not await asyncio.to_thread(blobs.names)
             if is_emptied and await all_keys(redis, keys.documents("*")):
                 log.error(
-                    "the blob store %s is empty, but Redis has documents: is it mounted? Documents that are not read yet wait "
-                    "for it. If their texts are lost for good, delete these documents", blobs.url,
+                    "the blob store %s is empty, but Redis lists documents: check that its disk is mounted. Unread documents are paused "
+                    "until their texts are back. If the texts are lost, delete these documents", blobs.url,
                 )  # fmt: skip
                 return False
             await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
@@ -46,8 +46,9 @@ async def has_matching_store_id(redis: Client, blobs: Blobs) -> bool:
     if (known := await redis.get(keys.STORE)) is not None and known.decode() == written:
         return True
     log.error(
-        "Redis does not know the blob store %s: Redis was emptied, or is another one. No text is deleted from the store. "
-        "Restore Redis; or, if the texts are not needed any more, delete the file %s in the store",
+        "Redis has no record of the blob store %s: Redis was emptied, or the server is connected to a different Redis. "
+        "The server deletes no text from the store until this is fixed. "
+        "Restore Redis. If you no longer need the texts, delete the file %s in the store instead",
         blobs.url, blobs.STORE_ID_FILE,
     )  # fmt: skip
     return False

@@ -153,7 +153,7 @@ def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
     folder.rename(server.data / "away")
     server.start()
     assert server.http.get(f"/v1/documents/{document['id']}").status_code == 404
-    assert "Redis does not know the blob store" in server.log.read_text()
+    assert "Redis has no record of the blob store" in server.log.read_text()
     server.kill9()
     wait_for(lambda: not redis_of(server))
     shutil.rmtree(folder)
