@@ -1,7 +1,8 @@
 """`Reader`: works on reading jobs. It prefills a document from its blob into a state, with checkpoints.
 
 The record of a reading holds all of its progress: state and cursor change together or not at all. So any replica can take
-the job over at any time, resumes at the last checkpoint and arrives at the same state, bit for bit.
+the job over at any time, resumes at the last checkpoint and arrives at the same state: bit for bit where segments are prefilled
+one by one, as on a CPU. In a batch, as on a GPU, the last bits can depend on the other documents.
 """
 
 from __future__ import annotations
