@@ -295,7 +295,7 @@ async def test_an_empty_folder_in_place_of_the_blob_store_is_none(
     for _ in range(2):
         assert not await has_matching_store_id(redis, blobs)
         assert blobs.store_id() is None
-    assert "is it mounted?" in caplog.text
+    assert "check that its disk is mounted" in caplog.text
     (tmp_path / "blobs").rmdir()
     (tmp_path / "volume").rename(tmp_path / "blobs")
     assert await has_matching_store_id(redis, blobs)
