@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from everlong_models import SamplingParams
+
+# Query parameters of the endpoints that list objects
+PageLimit = Annotated[int, Query(ge=1, le=100)]
+AfterId = Annotated[str | None, Query(max_length=128, description="last id of the previous page")]
 
 
 class Wire(BaseModel):
