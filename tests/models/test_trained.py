@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from everlong_lab.eval.facts import draw_facts, facts
+from everlong_models.catalogue.entry import TRAINED
 from everlong_models.errors import ConfigError
 from everlong_models.memories.rmt import RMT
-from everlong_models.catalogue.entry import TRAINED
 from everlong_models.model import SHIPPED_MODEL, load_model
 from everlong_models.weights import MANIFEST
 

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from everlong_models.catalogue.entry import read_catalogue
 from everlong_models.catalogue.machine import Machine
 
-HOW_TO_CHOOSE = "make serve MODEL=NAME, everlong serve --model NAME, or EVERLONG_MODEL=NAME; names: everlong models list"
+HOW_TO_CHOOSE = (
+    "make serve MODEL=NAME, everlong serve --model NAME, or EVERLONG_MODEL=NAME; names: everlong models list"
+)
 
 
 class Rule(BaseModel):

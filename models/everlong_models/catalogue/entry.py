@@ -104,9 +104,9 @@ def entries() -> dict[str, Entry]:
 def unknown_name(name: str) -> BackboneError:
     """Return the error for a name that nothing has: it lists the known names and suggests the nearest."""
     known = [*entries(), *sorted(file.parent.name for file in TRAINED.glob("*/everlong.json"))]
-    near = difflib.get_close_matches(name.lower(), known, 1)
+    near = [each for each in known if name.lower() in each] or difflib.get_close_matches(name.lower(), known, 1)
     return BackboneError(
         f"no model {name!r}: not a folder, not a GGUF file, and not a known name. "
-        + (f"Did you mean {near[0]}? " if near else "")
+        + (f"Did you mean {' or '.join(near)}? " if near else "")
         + f"Known names: {', '.join(known)}. A model of the Hugging Face hub is named ORGANISATION/NAME"
     )

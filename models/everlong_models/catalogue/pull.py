@@ -88,7 +88,9 @@ def _require_hash(entry: Entry, file: Path) -> None:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != entry.sha256:
         file.unlink()
-        raise PullError(f"the SHA-256 of {entry.file} is {found}, not the official {entry.sha256}: the file was deleted")
+        raise PullError(
+            f"the SHA-256 of {entry.file} is {found}, not the official {entry.sha256}: the file was deleted"
+        )
 
 
 def _require_disk(entry: Entry, partial: Path) -> None:

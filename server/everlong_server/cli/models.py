@@ -100,7 +100,9 @@ def _size(folder: Path) -> int:
 
 @models.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="A name that `everlong models list` shows, or ORGANISATION/NAME of the hub.")],
+    name: Annotated[
+        str, typer.Argument(help="A name that `everlong models list` shows, or ORGANISATION/NAME of the hub.")
+    ],
     models_dir: ModelsDir = None,
 ) -> None:
     """Download a model, unless it is here. Run it again after an interruption: it continues where it ended."""

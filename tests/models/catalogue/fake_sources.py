@@ -45,7 +45,9 @@ def wheel(number: int, data: bytes, **more: bytes) -> bytes:
         for file, content in more.items():
             archive.writestr(f"{name}/data/{file}", content)
         archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return stream.getvalue()
 
@@ -66,7 +68,7 @@ class Sources:
             def do_GET(self) -> None:
                 sources._get(self)
 
-            do_HEAD = do_GET
+            do_HEAD = do_GET  # noqa: N815 - http.server's name
 
             def log_message(self, *_: object) -> None:
                 pass

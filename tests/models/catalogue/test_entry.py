@@ -37,7 +37,12 @@ def test_an_entry_needs_a_hash_for_each_part() -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-instruct"), ("Smollm2-135M-Reeder", "smollm2-135m-reader"), ("?", None)],
+    [
+        ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-instruct"),
+        ("Smollm2-135M-Reeder", "smollm2-135m-reader"),
+        ("?", None),
+        ("Qwen", "qwen2.5-coder-1.5b-instruct or qwen2.5-coder-0.5b-instruct"),
+    ],
 )
 def test_an_unknown_name_lists_the_known_ones(name: str, near: str | None) -> None:
     said = str(unknown_name(name))

@@ -45,7 +45,12 @@ def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
     done = everlong("models", "list", "--models-dir", str(tmp_path), "--json")
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     large, reader = rows["qwen2.5-coder-1.5b-instruct"], rows["smollm2-135m-reader"]
-    assert (large["here"], large["path"], large["bytes"], large["licence"]) == (False, None, 1_117_320_768, "Apache-2.0")
+    assert (large["here"], large["path"], large["bytes"], large["licence"]) == (
+        False,
+        None,
+        1_117_320_768,
+        "Apache-2.0",
+    )
     assert (reader["here"], Path(reader["path"]).name) == (True, "smollm2-135m-reader")
     done = everlong("models", "pull", "qwen2.5-coder-0.5b", "--models-dir", str(tmp_path))
     assert done.returncode == 1

@@ -19,7 +19,9 @@ SHIPPED = "smollm2-135m-reader"
 @pytest.mark.timeout(600)
 def test_a_question_answered_by_the_last_part(tmp_path: Path) -> None:
     models_dir = load_settings([]).models_dir
-    assert locate(entries()[DEFAULT_BACKBONE], models_dir), "the shipped model's weights are missing: make test installs them"
+    assert locate(entries()[DEFAULT_BACKBONE], models_dir), (
+        "the shipped model's weights are missing: make test installs them"
+    )
     # Once a machine, and longer than a server is waited for.
     find_backbone(DEFAULT_BACKBONE, models_dir=models_dir)
     text = STORY.read_text()[:11_000] + "\n\nThe White Queen told Alice the password. The password is “marmalade”.\n"
