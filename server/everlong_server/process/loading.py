@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from rich.markup import escape
 
 from everlong_models.backbone.loading import Progress
 from everlong_models.kernels.cpu import sampling_kernel, thread_pool
@@ -26,7 +27,7 @@ def load(settings: Settings, progress: Progress) -> Model:
         device=device,
         quantize=settings.quantize,
         bfloat16=settings.bfloat16,
-        progress=progress,
+        progress=lambda message: progress(escape(message)),
     )
     if device == "cpu":
         thread_pool.prepare(sampling_kernel.sample)  # compile now, so that the first answer does not wait

@@ -23,7 +23,7 @@ def default_models(settings: Settings) -> list[str]:
 
 
 def served_model(settings: Settings, progress: Progress) -> str:
-    """Return the name of the model to serve, and download it if necessary. Announces a choice that the settings did not make.
+    """Return the name of the model to serve. Announces and downloads a default; `progress` takes text with rich's markup.
 
     A default that cannot be downloaded, or does not fit into the memory that is free, is replaced by the next smaller one. Raises
     `BackboneError` if there is none.
@@ -37,7 +37,7 @@ def served_model(settings: Settings, progress: Progress) -> str:
         try:
             if (entry := entries().get(name)) is not None:
                 require_memory(name, entry.bytes)
-                pull(entry, settings.models_dir.expanduser(), progress)
+                pull(entry, settings.models_dir.expanduser(), lambda message: progress(escape(message)))
         except BackboneError as error:
             if next_name is None:
                 raise
