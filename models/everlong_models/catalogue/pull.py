@@ -71,7 +71,8 @@ def _pull(entry: Entry, models_dir: Path, progress: Progress) -> Path:
             _require_hash(entry, partial)
         except PullError as error:
             reasons.append(str(error))
-            progress(f"not from {error}")
+            if source is not entry.sources[-1]:
+                progress(f"{error}; trying the next source")
             continue
         os.replace(partial, target)
         _sync_folder(models_dir)

