@@ -26,8 +26,6 @@ from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
 from everlong_client.types.session import Session
 
-__all__ = ["AsyncConversation", "AsyncDocuments", "AsyncEverlong", "AsyncMessageStream", "AsyncModels", "AsyncSessions"]
-
 T = TypeVar("T")
 
 

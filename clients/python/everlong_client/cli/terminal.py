@@ -20,17 +20,6 @@ from rich.text import Text
 from everlong_client.transport.upload import UploadProgress
 from everlong_client.types.document import Document
 
-__all__ = [
-    "ProgressReport",
-    "console",
-    "fail",
-    "print_error",
-    "print_note",
-    "progress_report",
-    "require_stream",
-    "write",
-]
-
 # Removed from all output, so that a document or an answer cannot send control sequences to the terminal.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
 
