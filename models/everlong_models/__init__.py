@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from everlong_models.generate.cuda_graphs import CUDAGraphs, GraphedFunction, ReadGraphs, StepGraphs
     from everlong_models.generate.grammar import Grammar, GrammarCompiler
     from everlong_models.generate.sampling import Sampler, SamplingParams
-    from everlong_models.memories.base import MemoryConfig, MemoryModel
+    from everlong_models.memories.base import MemoryConfig, SegmentReader
     from everlong_models.memories.state import MemoryState, decode_state, encode_state
     from everlong_models.memories.view import MemoryView
     from everlong_models.model import MEMORIES, Model, load_model
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MEMORIES", "Backbone", "CUDAGraphs", "Cache", "CacheSlots", "EverlongModelError", "Grammar", "GrammarCompiler",
-    "GrammarError", "GraphedFunction", "MemoryConfig", "MemoryModel", "MemoryState", "MemoryView", "Model", "ReadGraphs",
-    "Sampler", "SamplingParams", "StepGraphs", "Tokenizer", "decode_state", "encode_state", "load_model",
+    "GrammarError", "GraphedFunction", "MemoryConfig", "MemoryState", "MemoryView", "Model", "ReadGraphs", "Sampler",
+    "SamplingParams", "SegmentReader", "StepGraphs", "Tokenizer", "decode_state", "encode_state", "load_model",
 ]  # fmt: skip
 
 _NAMES = {
@@ -32,7 +32,7 @@ _NAMES = {
     "generate.cuda_graphs": ("CUDAGraphs", "GraphedFunction", "ReadGraphs", "StepGraphs"),
     "generate.grammar": ("Grammar", "GrammarCompiler"),
     "generate.sampling": ("Sampler", "SamplingParams"),
-    "memories.base": ("MemoryConfig", "MemoryModel"),
+    "memories.base": ("MemoryConfig", "SegmentReader"),
     "memories.state": ("MemoryState", "decode_state", "encode_state"),
     "memories.view": ("MemoryView",),
     "model": ("MEMORIES", "Model", "load_model"),
