@@ -22,7 +22,7 @@ from everlong_models.kernels.cpu.atomics import address, fetch_add, int_pointer
 from everlong_models.kernels.cpu.float_products import mix_2, mix_more, scores_1, scores_4
 from everlong_models.kernels.cpu.job import FIELDS, LAYER_ROWS, LINE, MATRIX_FIELDS, DecodeJob, Layer, Matrix
 from everlong_models.kernels.cpu.matrix_product import low_rank_input, part_size, product, quantise_input
-from everlong_models.kernels.cpu.primitives import compiled, compiled_sum, dot, floats, softmax_weights, wait
+from everlong_models.kernels.cpu.primitives import compiled, compiled_as, compiled_sum, dot, floats, softmax_weights, wait
 from everlong_models.kernels.cpu.simd import GROUP, LANES, silu, store_float16
 
 _POSITIONS_IN_CACHE = 64
@@ -50,10 +50,10 @@ def _rotated(x, cos, sin, scale, out):
         out[i + half] = (x[i + half] * cos[i + half] + x[i] * sin[i + half]) * scale
 
 
-def _of_heads(one, two, three):
+def _of_heads(name, one, two, three):
     """Make a function that calls the `simd` intrinsic for a number of heads."""
 
-    @compiled
+    @compiled_as(name)
     def of_heads(heads, *to):
         if heads == 3:
             three(*to)
@@ -66,10 +66,10 @@ def _of_heads(one, two, three):
 
 
 _scores_1, _scores_4, _mix_2, _mix_more = (
-    _of_heads(*scores_1),
-    _of_heads(*scores_4),
-    _of_heads(*mix_2),
-    _of_heads(*mix_more),
+    _of_heads("scores_1", *scores_1),
+    _of_heads("scores_4", *scores_4),
+    _of_heads("mix_2", *mix_2),
+    _of_heads("mix_more", *mix_more),
 )
 
 

@@ -8,7 +8,7 @@ from everlong_models.kernels.cpu.atomics import address, fetch_add, int_pointer
 from everlong_models.kernels.cpu.float_products import add_low_rank
 from everlong_models.kernels.cpu.integer_products import dots_4, dots_8, quantise_16
 from everlong_models.kernels.cpu.job import FIELDS, LINE, MATRIX_FIELDS, DecodeJob, Matrix
-from everlong_models.kernels.cpu.primitives import compiled, dot, floats
+from everlong_models.kernels.cpu.primitives import compiled, compiled_as, dot, floats
 from everlong_models.kernels.cpu.simd import GROUP, PANEL
 
 _BLOCK = 32
@@ -32,10 +32,10 @@ def low_rank_input(matrix, x, reduced):
             reduced[m, r] = dot(x[m], a[r])
 
 
-def _dots(six, four, two, one):
+def _dots(name, six, four, two, one):
     """Make a function that calls the `simd` intrinsic for a number of rows."""
 
-    @compiled
+    @compiled_as(name)
     def dots(rows, *to):
         if rows == 6:
             six(*to)
@@ -49,7 +49,7 @@ def _dots(six, four, two, one):
     return dots
 
 
-_dots_4, _dots_8 = _dots(*dots_4), _dots(*dots_8)
+_dots_4, _dots_8 = _dots("4", *dots_4), _dots("8", *dots_8)
 
 
 @compiled
