@@ -96,8 +96,8 @@ class AnyLayer(Protocol):
 class Llama:
     """A fast forward. `Llama.of` makes one of a model, `quantised_llama.load` one of quantised weights.
 
-    `decoding`, `decoding_head`: compute decode steps, if they are quantised. `cached`: the dtype of stored keys and values. `overwrites`: a
-    layer may overwrite its input.
+    `decoding`, `decoding_head`: compute decode steps, if they are quantised. `cached`: the dtype of stored keys and values. `attend`: computes
+    `causal` attention. `overwrites`: a layer may overwrite its input.
     """
 
     heads: int
@@ -109,6 +109,7 @@ class Llama:
     layers: Sequence[AnyLayer]
     head: Callable[[Tensor], Tensor]
     cached: torch.dtype
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     decoding: DecodeLayers | None = None
     decoding_head: QuantisedMatrix | None = None
     overwrites: bool = False
@@ -160,7 +161,7 @@ class Llama:
             _drop_weight(head)
         return cls(
             **sizes, eps=eps, rotary=base.rotary_emb, norm=norm, layers=layers, head=whole_head, cached=cached,
-            decoding=decoding, decoding_head=decoding_head, overwrites=fused,
+            attend=causal, decoding=decoding, decoding_head=decoding_head, overwrites=fused,
         )  # fmt: skip
 
     def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
@@ -188,7 +189,7 @@ class Llama:
             keys, values = cursor.store_pair(index, pair).to(x.dtype).unbind(1)
             if keep is not None and index + 1 == len(self.layers):  # no later layer needs the other positions
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
-            mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
+            mixed = self.attend(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.after(mixed, h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
 
@@ -297,7 +298,7 @@ def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
     return mixed.unflatten(2, (n, R)).transpose(1, 2).flatten(2)
 
 
-def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Return causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
     B, n, G, R, d = queries.shape
     T = keys.shape[2]

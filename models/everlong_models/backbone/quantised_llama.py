@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from everlong_models.backbone.gguf_blocks import floats_of
-from everlong_models.backbone.llama import Llama, rotate
+from everlong_models.backbone.llama import Llama, causal, rotate
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.kernels.cpu import dequantise, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers
@@ -25,7 +25,7 @@ from everlong_models.kernels.cpu.job import Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.linear import has_bfloat16
 
-MANY = 48
+MANY = 24
 """From this many rows on, dequantising a matrix costs less than multiplying with integers."""
 
 _ROWS = 4096
@@ -33,7 +33,7 @@ _ROWS = 4096
 
 
 class Products:
-    """Multiplies by quantised matrices, in bfloat16 if there are `MANY` rows. One thread at a time may use it."""
+    """Multiplies by quantised matrices, and computes attention, in bfloat16 if there are `MANY` rows. One thread at a time may use it."""
 
     def __init__(self) -> None:
         self.bfloat16 = False
@@ -49,16 +49,23 @@ class Products:
         return x.bfloat16() if self.bfloat16 and many else x
 
     def __call__(self, matrix: QuantisedMatrix, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b (…, N) in the type of `x` (…, K)."""
+        """Return x Wᵀ + b (…, N) for `x` (…, K): float32, or of type bfloat16 if `x` is and there is no bias."""
         if x.dtype == torch.float32:
             return matrix(x)
         numbers = matrix.inputs * int(matrix.table[Matrix.N])
         if len(self._scratch) < numbers:
             self._scratch = torch.empty(numbers, dtype=torch.bfloat16, device="cpu")
-        y = torch.mm(x.flatten(0, -2), matrix.transposed_bfloat16(self._scratch))
-        if matrix.bias is not None:
-            y += matrix.bias.bfloat16()
-        return y.view(*x.shape[:-1], -1)
+        y = torch.mm(x.flatten(0, -2), matrix.transposed_bfloat16(self._scratch)).view(*x.shape[:-1], -1)
+        return y if matrix.bias is None else y + matrix.bias  # not rounded: biases of keys are large
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """See `llama.causal`."""
+        B, n, G, R, d = queries.shape
+        if not self.bfloat16 or n < MANY or n < keys.shape[2]:
+            return causal(queries, keys, values)
+        q, k, v = (heads.bfloat16() for heads in (queries.flatten(2, 3).transpose(1, 2), keys, values))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
+        return mixed.transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ class QuantisedLayer:
         normed = self.multiply.input(F.rms_norm(h, h.shape[-1:], self.between, self.eps))
         gate = F.silu(self.multiply(self.matrices[Layer.GATE], normed), inplace=True)
         gate *= self.multiply(self.matrices[Layer.UP], normed)
-        return h + self.multiply(self.matrices[Layer.DOWN], gate)
+        return h + self.multiply(self.matrices[Layer.DOWN], self.multiply.input(gate))
 
 
 class Embedding:
@@ -139,6 +146,6 @@ def build(config: PretrainedConfig, rotary: nn.Module, weights: QuantisedWeights
     ]
     forward = Llama(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, eps=eps, rotary=rotary, norm=weights.norm, layers=layers,
-        head=weights.head, cached=CACHED, decoding=decoding, decoding_head=weights.head,
+        head=weights.head, cached=CACHED, attend=products.attend, decoding=decoding, decoding_head=weights.head,
     )  # fmt: skip
     return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind), products, weights.digest)

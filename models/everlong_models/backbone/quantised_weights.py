@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from everlong_models.backbone.gguf_blocks import KINDS, code_bits, codes_of, stackable
+from everlong_models.backbone.gguf_blocks import KINDS, code_bits, codes_of, floats_of, stackable
 from everlong_models.backbone.gguf_file import GGUFFile, StoredTensor
 from everlong_models.kernels.cpu.job import Layer
 from everlong_models.kernels.cpu.quantised_matrix import Codes, QuantisedMatrix
@@ -32,6 +32,12 @@ _FAMILIES = ("llama", "qwen2")
 _MATRICES = {Layer.O: "attn_output", Layer.GATE: "ffn_gate", Layer.UP: "ffn_up", Layer.DOWN: "ffn_down"}
 _ATTENTION = ("attn_q", "attn_k", "attn_v")
 _NORMS = ("attn_norm", "ffn_norm")
+_MODULES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+"""Parts of a layer in a GGUF file → transformers' modules."""
 _CONFIG = {
     "hidden_size": "embedding_length", "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
@@ -116,6 +122,19 @@ def _code_bytes(tensor: StoredTensor) -> int:
     return tensor.shape[0] * tensor.shape[1] * code_bits(tensor.kind) // 8
 
 
+def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[str, Tensor]:
+    """Return a layer's weights as float32, by the names of transformers' modules."""
+    found = {}
+    for part, module in _MODULES.items():
+        for field in ("weight", "bias"):
+            name = f"blk.{layer}.{part}.{field}"
+            if name in file.tensors:
+                tensor = file.tensors[name]
+                weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
+                found[f"{module}.{field}"] = torch.from_numpy(_unturned(weights.numpy(), _turned_heads(config).get(part)))
+    return found
+
+
 def write_folder(file: GGUFFile, digest: str, folder: Path) -> None:
     """Write the config and the weights of `file` to `folder`. `digest`: SHA-256 of the file."""
     config = config_of(file)
@@ -164,8 +183,7 @@ def _layer_file(layer: int) -> str:
 def _layer_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[str, Tensor]:
     block = f"blk.{layer}."
     names = [f"{block}{part}.weight" for part in _ATTENTION]
-    # llama.cpp reorders the rows of Llama's queries and keys, because it rotates neighbouring numbers of a head.
-    turned = (config.num_attention_heads, config.num_key_value_heads, None) if config.model_type == "llama" else (None,) * 3
+    turned = [_turned_heads(config).get(part) for part in _ATTENTION]
     together = stackable(*(file.tensors[name].kind for name in names))
     tensors = {"before": _vector(file, f"{block}attn_norm.weight"), "between": _vector(file, f"{block}ffn_norm.weight")}
     tensors |= _matrix_tensors("QKV", file, names if together else names[:2], turned)
@@ -189,6 +207,12 @@ def _matrix_tensors(
     tensors = {f"{name}.{field}": torch.cat([getattr(matrix, field) for matrix in matrices]) for field in Codes._fields}
     bias = torch.cat(biases)
     return tensors | ({f"{name}.bias": bias} if bias.any() else {})
+
+
+def _turned_heads(config: PretrainedConfig) -> dict[str, int]:
+    """Return the number of heads of the matrices whose rows llama.cpp reorders: for Llama it rotates neighbouring numbers of a head."""
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    return heads if config.model_type == "llama" else {}
 
 
 def _unturned(rows: np.ndarray, heads: int | None) -> np.ndarray:
