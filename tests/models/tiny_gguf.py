@@ -17,7 +17,13 @@ from everlong_models.backbone.quantised_weights import config_of
 
 WIDTH, MLP, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 2, 8, 2, 264
 KINDS = {"attn_q": Kind.Q4_K, "attn_k": Kind.Q4_K, "attn_v": Kind.Q6_K, "attn_output": Kind.Q5_K}
-KINDS |= {"ffn_gate": Kind.Q5_0, "ffn_up": Kind.Q4_1, "ffn_down": Kind.Q4_0, "token_embd": Kind.Q5_1, "output": Kind.Q8_0}
+KINDS |= {
+    "ffn_gate": Kind.Q5_0,
+    "ffn_up": Kind.Q4_1,
+    "ffn_down": Kind.Q4_0,
+    "token_embd": Kind.Q5_1,
+    "output": Kind.Q8_0,
+}
 _SCALES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 """Where a K-quant's float16 scales are in a block."""
 
@@ -58,7 +64,12 @@ def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = Fals
     writer.add_token_merges(["h e"])
     writer.add_eos_token_id(259)
     writer.add_bos_token_id(257)
-    sizes = {"attn_q": (WIDTH, WIDTH), "attn_k": (kv_width, WIDTH), "attn_v": (kv_width, WIDTH), "attn_output": (WIDTH, WIDTH)}
+    sizes = {
+        "attn_q": (WIDTH, WIDTH),
+        "attn_k": (kv_width, WIDTH),
+        "attn_v": (kv_width, WIDTH),
+        "attn_output": (WIDTH, WIDTH),
+    }
     sizes |= {"ffn_gate": (MLP, WIDTH), "ffn_up": (MLP, WIDTH), "ffn_down": (WIDTH, MLP)}
     matrices = {f"blk.{n}.{name}": (name, size) for n in range(LAYERS) for name, size in sizes.items()}
     matrices |= {name: (name, (VOCABULARY, WIDTH)) for name in ("token_embd", *(() if tied else ("output",)))}
@@ -88,7 +99,7 @@ _NAMES = {
 
 def float_model(path: Path) -> PreTrainedModel:
     """Return transformers' model with the file's weights as float32."""
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM
 
     file, state = GGUFFile(path), {}
     config = config_of(file)

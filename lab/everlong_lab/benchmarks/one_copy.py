@@ -41,7 +41,8 @@ def run(file: Path, text: str, *, models_dir: Path, tokens: int, progress: Calla
     compared = _compare(_exact_hidden(stored, ids), found, stored, backbone, start=tokens)
     row = {"file": file.name, "threads": torch.get_num_threads(), "tokens": tokens, **figures, **compared}
     targets = [
-        Target(f"{phase}: KL to float32, nats", compared[f"{phase}_kl"], DIVERGENCE, at_most=True) for phase in ("prefill", "decode")
+        Target(f"{phase}: KL to float32, nats", compared[f"{phase}_kl"], DIVERGENCE, at_most=True)
+        for phase in ("prefill", "decode")
     ]
     targets.append(Target("prefill: same likeliest token", compared["prefill_agreement"], AGREEMENT, at_most=False))
     return Report("one-copy", [row], targets, ["seconds of CPU include waiting threads; KL(float32 ‖ quantised)"])
@@ -103,7 +104,10 @@ def _compare(exact: Tensor, found: Tensor, file: GGUFFile, backbone: Backbone, *
     name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     rows, kind, figures = file.rows(name), file.tensors[name].kind, {}
     for phase, part in (("prefill", slice(max(0, start - 256), start)), ("decode", slice(start, None))):
-        parts = [exact[part] @ floats_of(rows[first : first + _ROWS].copy(), kind).t() for first in range(0, len(rows), _ROWS)]
+        parts = [
+            exact[part] @ floats_of(rows[first : first + _ROWS].copy(), kind).t()
+            for first in range(0, len(rows), _ROWS)
+        ]
         wanted, near = torch.cat(parts, 1), backbone.logits(found[part])
         logs = wanted.log_softmax(-1)
         figures[f"{phase}_kl"] = float((logs.exp() * (logs - near.log_softmax(-1))).sum(-1).mean())

@@ -80,7 +80,9 @@ def _halves(blocks: np.ndarray, at: int) -> np.ndarray:
     return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
 
 
-def _whole(blocks: np.ndarray, kind: Kind, ones: slice, zeros: slice = slice(0), *, sixes: slice = slice(0)) -> np.ndarray:
+def _whole(
+    blocks: np.ndarray, kind: Kind, ones: slice, zeros: slice = slice(0), *, sixes: slice = slice(0)
+) -> np.ndarray:
     """Return a block's codes: its weights with other scales. The bytes `ones` become float16 1, `zeros` 0 and `sixes` integers 1."""
     unit = blocks.copy()
     unit[:, ones] = np.frombuffer(np.float16(1).tobytes(), np.uint8)

@@ -89,9 +89,9 @@ class GGUFFile:
         alignment = int(self.metadata.get("general.alignment", 32))
         start = at + -at % alignment
         self.tensors = {name: StoredTensor(kind, shape, start + offset) for name, kind, shape, offset in found}
-        if end := max((tensor.start + tensor.nbytes for tensor in self.tensors.values()), default=0) - len(self._map):
-            if end > 0:
-                raise ValueError(f"its last {end} bytes are missing")
+        lacking = max((tensor.start + tensor.nbytes for tensor in self.tensors.values()), default=0) - len(self._map)
+        if lacking > 0:
+            raise ValueError(f"its last {lacking} bytes are missing")
 
     def _string(self, at: int) -> tuple[str, int]:
         (length,) = struct.unpack_from("<Q", self._map, at)

@@ -250,7 +250,7 @@ def _convert(file: Path, models_dir: Path, progress: Progress, *, quantised: GGU
                 _save_floats(AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source), scratch)
             else:
                 quantised_weights.write_folder(quantised, digest, scratch)
-            _repair_tokenizer(tokenizer, quantised or GGUFFile(file))
+            _repair_tokenizer(tokenizer, file)
         except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
             raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
         tokenizer.save_pretrained(scratch)
@@ -282,17 +282,18 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad
 """Names of the special tokens: transformers' → GGUF's."""
 
 
-def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: GGUFFile) -> None:
+def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     """Restore what some versions of transformers' GGUF reader drop or get wrong.
 
     These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rule of
     SmolLM's tokenizer: every digit is a token of its own.
     """
+    metadata = GGUFFile(file).metadata
     for name, key in _SPECIAL.items():
-        token = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(token)))
-    if file.metadata.get("tokenizer.ggml.pre") == "smollm":
+    if metadata.get("tokenizer.ggml.pre") == "smollm":
         from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
 
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(

@@ -60,7 +60,7 @@ class Products:
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See `llama.causal`."""
-        B, n, G, R, d = queries.shape
+        n = queries.shape[1]
         if not self.bfloat16 or n < MANY or n < keys.shape[2]:
             return causal(queries, keys, values)
         q, k, v = (heads.bfloat16() for heads in (queries.flatten(2, 3).transpose(1, 2), keys, values))
@@ -117,7 +117,11 @@ class Embedding:
         count, total, squares = 0, 0.0, 0.0
         for rows in self._rows.split(_ROWS):
             weights = floats_of(rows.numpy(), self._kind).double()
-            count, total, squares = count + weights.numel(), total + float(weights.sum()), squares + float((weights**2).sum())
+            count, total, squares = (
+                count + weights.numel(),
+                total + float(weights.sum()),
+                squares + float((weights**2).sum()),
+            )
         return float((squares / count - (total / count) ** 2) ** 0.5)
 
 
@@ -134,11 +138,23 @@ class QuantisedLlama:
 def build(config: PretrainedConfig, rotary: nn.Module, weights: QuantisedWeights) -> QuantisedLlama:
     """Build the decoder."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads, kv_heads, eps, scale = config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps, head_dim**-0.5
+    heads, kv_heads, eps, scale = (
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.rms_norm_eps,
+        head_dim**-0.5,
+    )
     thread_pool.prepare(dequantise.dequantise)
     products = Products()
     decoding = DecodeLayers(
-        weights.layers, weights.norms, weights.norm, scale=scale, heads=heads, kv_heads=kv_heads, head_dim=head_dim, eps=eps
+        weights.layers,
+        weights.norms,
+        weights.norm,
+        scale=scale,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=eps,
     )
     layers = [
         QuantisedLayer(matrices, before, between, scale, heads, eps, products)

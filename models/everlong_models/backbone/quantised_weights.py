@@ -98,7 +98,10 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     family = str(file.metadata["general.architecture"])
     fields: dict[str, Any] = {ours: file.metadata[f"{family}.{theirs}"] for ours, theirs in _CONFIG.items()}
     fields["rope_theta"] = file.metadata.get(f"{family}.rope.freq_base", 10000.0)
-    fields |= {"vocab_size": file.tensors["token_embd.weight"].shape[0], "tie_word_embeddings": "output.weight" not in file.tensors}
+    fields |= {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
     for name in ("bos", "eos"):
         fields[f"{name}_token_id"] = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
     if family == "llama":
@@ -131,7 +134,9 @@ def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[
             if name in file.tensors:
                 tensor = file.tensors[name]
                 weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
-                found[f"{module}.{field}"] = torch.from_numpy(_unturned(weights.numpy(), _turned_heads(config).get(part)))
+                found[f"{module}.{field}"] = torch.from_numpy(
+                    _unturned(weights.numpy(), _turned_heads(config).get(part))
+                )
     return found
 
 
@@ -142,7 +147,10 @@ def write_folder(file: GGUFFile, digest: str, folder: Path) -> None:
     for layer in range(config.num_hidden_layers):
         save_file(_layer_tensors(file, config, layer), folder / _layer_file(layer))
     output = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
-    outside = {"embedding": torch.from_numpy(file.rows("token_embd.weight").copy()), "norm": _vector(file, "output_norm.weight")}
+    outside = {
+        "embedding": torch.from_numpy(file.rows("token_embd.weight").copy()),
+        "norm": _vector(file, "output_norm.weight"),
+    }
     save_file(outside | _matrix_tensors("head", file, [output]), folder / "outside.safetensors")
     manifest = {"digest": digest, "embedding": file.tensors["token_embd.weight"].kind.name}
     (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -154,7 +162,10 @@ def read_folder(folder: Path, config: PretrainedConfig) -> QuantisedWeights:
     files = [load_file(folder / _layer_file(layer)) for layer in range(config.num_hidden_layers)]
     outside = load_file(folder / "outside.safetensors")
     head_dim = config.hidden_size // config.num_attention_heads
-    kept, both = config.num_key_value_heads * head_dim, (config.num_attention_heads + config.num_key_value_heads) * head_dim
+    kept, both = (
+        config.num_key_value_heads * head_dim,
+        (config.num_attention_heads + config.num_key_value_heads) * head_dim,
+    )
     layers = []
     for tensors in files:
         split = "V.codes" in tensors
@@ -200,9 +211,9 @@ def _matrix_tensors(
     """Return codes, scales and bias of the matrix that consists of the rows of `parts`. `turned`: heads whose rows are reordered."""
     matrices, biases = [], []
     for part, heads in zip(parts, turned, strict=False):
-        rows, bias = file.rows(part), f"{part.removesuffix('.weight')}.bias"
+        rows, name_of_bias = file.rows(part), f"{part.removesuffix('.weight')}.bias"
         matrices.append(codes_of(_unturned(rows, heads), file.tensors[part].kind))
-        vector = _vector(file, bias) if bias in file.tensors else torch.zeros(len(rows))
+        vector = _vector(file, name_of_bias) if name_of_bias in file.tensors else torch.zeros(len(rows))
         biases.append(torch.from_numpy(_unturned(vector.numpy(), heads)))
     tensors = {f"{name}.{field}": torch.cat([getattr(matrix, field) for matrix in matrices]) for field in Codes._fields}
     bias = torch.cat(biases)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from everlong_models.backbone import quantised_llama, quantised_weights
+from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.gguf_blocks import KINDS, codes_of, floats_of
 from everlong_models.backbone.gguf_file import GGUFFile
@@ -130,7 +130,8 @@ def test_a_model_is_identified_by_its_file(file, models):
     assert load_model(str(file), models_dir=models).fingerprint == first.fingerprint
     assert load_model(str(other), models_dir=models).fingerprint != first.fingerprint
     assert load_model(str(file), models_dir=models, options={"window": 512}).fingerprint != first.fingerprint
-    assert first.tokenizer.encode("hello") and first.tokenizer.eos_ids == (259,)
+    assert first.tokenizer.decode(first.tokenizer.encode("hello")) == "hello"
+    assert first.tokenizer.eos_ids == (259,)
 
 
 @torch.no_grad()
@@ -190,5 +191,3 @@ class TestFiles:
         short.write_bytes(file.read_bytes()[:cut])
         with pytest.raises(BackboneError, match=r"cannot read .*short\.gguf as GGUF"):
             GGUFFile(short)
-
-

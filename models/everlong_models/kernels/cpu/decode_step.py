@@ -22,7 +22,15 @@ from everlong_models.kernels.cpu.atomics import address, fetch_add, int_pointer
 from everlong_models.kernels.cpu.float_products import mix_2, mix_more, scores_1, scores_4
 from everlong_models.kernels.cpu.job import FIELDS, LAYER_ROWS, LINE, MATRIX_FIELDS, DecodeJob, Layer, Matrix
 from everlong_models.kernels.cpu.matrix_product import low_rank_input, part_size, product, quantise_input
-from everlong_models.kernels.cpu.primitives import compiled, compiled_as, compiled_sum, dot, floats, softmax_weights, wait
+from everlong_models.kernels.cpu.primitives import (
+    compiled,
+    compiled_as,
+    compiled_sum,
+    dot,
+    floats,
+    softmax_weights,
+    wait,
+)
 from everlong_models.kernels.cpu.simd import GROUP, LANES, silu, store_float16
 
 _POSITIONS_IN_CACHE = 64

@@ -100,7 +100,11 @@ def _write_group(bits: int, *, signed: bool) -> Any:
     return write_group
 
 
-_write_4, _write_8, _write_signed = _write_group(4, signed=False), _write_group(8, signed=False), _write_group(8, signed=True)
+_write_4, _write_8, _write_signed = (
+    _write_group(4, signed=False),
+    _write_group(8, signed=False),
+    _write_group(8, signed=True),
+)
 
 
 def dequantise(data):

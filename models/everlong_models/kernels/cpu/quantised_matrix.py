@@ -129,10 +129,7 @@ def can_quantise(weight: Tensor) -> bool:
     be 0, or from `_LEAST` to the largest float16, so that float16 can hold the scales.
     """
     if not (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and weight.shape[1] % GROUP == 0
-        and has_kernels()
+        weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.shape[1] % GROUP == 0 and has_kernels()
     ):
         return False
     most = float(torch.linalg.vector_norm(weight.detach(), torch.inf))

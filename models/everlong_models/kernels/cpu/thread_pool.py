@@ -82,7 +82,11 @@ def _run(
     function: Callable[..., None],
     phases: int,
     scratch_size: int,
-    fields: Mapping[DecodeJob, int] | Mapping[PrefillJob, int] | Mapping[QuantiseJob, int] | Mapping[DequantiseJob, int] | Mapping[SampleJob, int],
+    fields: Mapping[DecodeJob, int]
+    | Mapping[PrefillJob, int]
+    | Mapping[QuantiseJob, int]
+    | Mapping[DequantiseJob, int]
+    | Mapping[SampleJob, int],
 ) -> None:
     """Run a kernel on all threads. `scratch_size`: scratch memory of each thread, in float32 values."""
     threads = torch.get_num_threads() if _POOLED else 1
