@@ -45,11 +45,6 @@ def stackable(*kinds: Kind) -> bool:
     return len({_layout(kind) for kind in kinds}) == 1
 
 
-def code_bits(kind: Kind) -> int:
-    """Return the bits that a weight takes in `Codes`: its code, and its share of 32 bits of scales in a group."""
-    return (4 if _layout(kind) == "4 bits" else 8) + 32 // GROUP
-
-
 def _layout(kind: Kind) -> str:
     if kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K):
         return "4 bits"

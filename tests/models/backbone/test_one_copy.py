@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gguf
 import numpy as np
-import psutil
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -116,9 +115,9 @@ def test_steps_of_several_rows_are_those_of_each(file, models):
 def test_no_weight_is_held_as_float(file, models):
     backbone = load(file, models)
     assert all(parameter.is_meta for parameter in backbone.parameters())
-    sizes = GGUFFile(file)
+    numbers = sum(parameter.numel() for parameter in backbone.parameters())
     stored = sum(path.stat().st_size for path in models.glob("tiny-*/*.safetensors"))
-    assert stored < 1.2 * (quantised_weights.resident_bytes(sizes) + sizes.tensors["token_embd.weight"].nbytes)
+    assert stored < 1.3 * numbers, "a float takes 4 bytes"
     with pytest.raises(BackboneError, match="no weights to save"):
         backbone.model.state_dict()
 
@@ -170,11 +169,6 @@ class TestFiles:
         stored = GGUFFile(file)
         del stored.tensors["blk.1.ffn_up.weight"]
         assert quantised_weights.unsupported_reason(stored) == "tensors without blk.1.ffn_up.weight"
-
-    def test_that_exceed_the_memory_are_refused(self, file, models, monkeypatch):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
-        with pytest.raises(BackboneError, match=r"tiny.gguf take .* GB; cpu has 0.0 GB free"):
-            load_backbone(str(file), models_dir=models, one_copy=True)
 
     def test_are_read_as_the_gguf_package_reads_them(self, file):
         ours, theirs = GGUFFile(file), gguf.GGUFReader(file)
