@@ -84,9 +84,8 @@ class Tokenizer:
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
         self._hf = tokenizer
 
-    @property
-    def hf(self) -> PreTrainedTokenizerBase:
-        """Return a copy of the Hugging Face tokenizer, with all its rules."""
+    def to_hf(self) -> PreTrainedTokenizerBase:
+        """Return a copy of the Hugging Face tokenizer, with all its rules. Takes half a second for a large vocabulary."""
         copied = copy.copy(self._hf)
         copied._tokenizer = FastTokenizer.from_str(json.dumps(json.loads(self._spec) | self._removed))
         return copied
