@@ -76,7 +76,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     first = error.errors()[0]
     # For a union, such as `recall`, pydantic adds the tried alternative to the path. It is not a field of the request.
     not_fields = re.compile(r"body|query|path|[A-Z]\w*|literal\[.*\]")
-    path = [part for part in map(str, first["loc"]) if not not_fields.fullmatch(part)]
+    path = [_cut(part) for part in map(str, first["loc"]) if not not_fields.fullmatch(part)]
     if first["type"] == "json_invalid":
         return InvalidRequest(
             f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json"
@@ -86,7 +86,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     shown = (
         ""
         if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | list)
-        else f", got {_short(value)}"
+        else f", got {_cut(repr(value))}"
     )
     return InvalidRequest(f"{param or 'the body'}: {first['msg']}{shown}", param=param, code=_CODES.get(first["type"]))
 
@@ -95,9 +95,9 @@ _HTTP_CODES = {405: "method_not_allowed", 408: "request_timeout", 413: "too_larg
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+def _cut(text: str, length: int = 60) -> str:
+    """Shorten a text that the request chose, so that an error does not repeat a megabyte of it."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:

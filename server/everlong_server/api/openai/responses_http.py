@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as Answer
 
+from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.openai.response_events import response_events, response_view
@@ -25,7 +26,7 @@ from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.errors import InvalidRequest, NotFound
 
-router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post(
