@@ -46,6 +46,8 @@ def create_app(
         summary="Long-context inference with a memory of fixed size",
         version="0.1.0",
         license_info={"name": "Apache-2.0"},
+        docs_url=None,  # `page` serves it: FastAPI's pages load scripts from a CDN
+        redoc_url=None,
         lifespan=_lifespan(settings, redis_url, load, metrics, traces, on_ready, on_failure),
         separate_input_output_schemas=False,
     )

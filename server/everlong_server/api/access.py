@@ -22,7 +22,7 @@ from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.tenants.credentials import SCOPES, Caller
 
 PROBE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
-PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/favicon.ico"}
+PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json", "/favicon.ico"}
 """Paths that need no key: probes, and pages without users' data."""
 
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
