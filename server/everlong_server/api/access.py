@@ -9,11 +9,12 @@ import re
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from redis.exceptions import RedisError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong_server.api.errors import ERROR_RESPONSES, error_response
+from everlong_server.api.errors import ERROR_RESPONSES, READ_ONLY, as_server_error, error_response
 from everlong_server.api.views import get_shared
 from everlong_server.errors import NotFound, PermissionDenied, Unauthenticated
 from everlong_server.observability.metrics import Metrics
@@ -61,8 +62,7 @@ class Access:
                 self._check_origin(HTTPConnection(scope))
                 caller = await self._caller(HTTPConnection(scope), needed)
                 scope.setdefault("state", {})["caller"] = caller
-                if self._settings.tenant_requests_per_minute is not None:
-                    headers = await get_shared(HTTPConnection(scope)).stores.quota.of(caller.tenant).request()
+                headers = await self._count(HTTPConnection(scope), caller, needed)
         except Exception as error:
             response, known = error_response(error)
             self._metrics.rejections.labels(known.code).inc()
@@ -76,6 +76,17 @@ class Access:
             await send(message)
 
         await self._app(scope, receive, send_with_headers if headers else send)
+
+    async def _count(self, connection: HTTPConnection, caller: Caller, needed: str) -> dict[str, str]:
+        """Count the request against the tenant's quota, if there is one, and return the response headers of the quota."""
+        if self._settings.tenant_requests_per_minute is None:
+            return {}
+        try:
+            return await get_shared(connection).stores.quota.of(caller.tenant).request()
+        except RedisError as error:
+            if needed == "read" and as_server_error(error).code == READ_ONLY:
+                return {}  # reads go on while the store accepts no writes, and so no counts
+            raise
 
     def _check_port(self, scope: Scope) -> None:
         """Raise `NotFound` if the path is not served on the connection's port."""

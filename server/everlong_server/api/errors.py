@@ -22,6 +22,8 @@ from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimit
 CLIENT_CLOSED = 499
 """nginx's status for a client that disconnected. Only the metrics show it."""
 
+READ_ONLY = "store_read_only"
+
 log = logging.getLogger(__name__)
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -47,9 +49,16 @@ def as_server_error(error: BaseException) -> ServerError:
         return error
     if isinstance(error, RequestValidationError | ValidationError):
         return _invalid(error)
-    # When a Lua script runs out of memory, Redis returns an ordinary error whose text quotes -OOM.
-    if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "-OOM" in str(error)):
+    # When a Lua script fails, Redis returns an ordinary error whose text quotes the command's error.
+    quoted = str(error) if isinstance(error, ResponseError) else ""
+    if isinstance(error, OutOfMemoryError) or "-OOM" in quoted:
         return Unavailable("the server's store is full", code="store_full", retry_after=30)
+    if "NOREPLICAS" in quoted:
+        return Unavailable(
+            "the server's store accepts no writes: its disk is full, or its replicas are away",
+            code=READ_ONLY,
+            retry_after=30,
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("the blob store is full: %s", error)
         return Unavailable("the server's store is full", code="store_full", retry_after=30)
