@@ -66,6 +66,7 @@ class Access:
         except Exception as error:
             response, known = error_response(error)
             self._metrics.rejections.labels(known.code).inc()
+            scope.setdefault("state", {})["refused"] = known.code
             # For a WebSocket, Starlette sends it as the response to the handshake.
             await response(scope, receive, send)
             return

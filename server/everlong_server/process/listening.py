@@ -24,7 +24,7 @@ from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.tracing import TracingError
-from everlong_server.process.protocol import BoundedHeadersProtocol
+from everlong_server.process.protocol import BoundedHeadersProtocol, HandshakeProtocol
 from everlong_server.services import NoKeys, Shared
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis
@@ -90,6 +90,7 @@ class _Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 http=BoundedHeadersProtocol,
+                ws=HandshakeProtocol,
                 log_config=None,
                 log_level="warning",
                 access_log=False,

@@ -1,13 +1,19 @@
-"""`BoundedHeadersProtocol`: uvicorn's HTTP protocol with a limit on the size of headers, and errors in the API's format.
+"""Uvicorn's protocols, corrected.
 
-Needed because httptools buffers headers without a limit.
+`BoundedHeadersProtocol`, for HTTP, limits the size of headers, because httptools buffers them without a limit. It answers with errors
+in the API's format. `HandshakeProtocol`, for WebSockets, ends refused handshakes.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum number of bytes a connection may send without making progress on a request. One read may exceed it."""
@@ -64,3 +70,25 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
         """Reset the count: a part of the request's body arrived."""
         self._unparsed_bytes = 0
         super().on_body(body)
+
+
+class HandshakeProtocol(WebSocketsSansIOProtocol):
+    """Answers every handshake that is refused, closes its connection, and logs no error for it."""
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes from the transport.
+
+        The library refuses a handshake with a line longer than 8 KiB or more than 128 headers. Uvicorn would not send its
+        answer, and leave the connection open for ever.
+        """
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.transport.is_closing():
+            log.info("WebSocket handshake refused: %s", type(self.conn.handshake_exc).__name__)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send an event of the application. A complete refusal completes the handshake; uvicorn would log it as an error."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
