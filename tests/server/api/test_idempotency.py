@@ -181,7 +181,7 @@ def test_a_slow_upload_is_accepted(new_server: Callable[..., Server]) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(4):
             time.sleep(0.4)  # less than it may stand still, and more together
-            yield b"A word. "
+            yield b"A word. " * 100
 
     answer = server.http.post("/v1/documents", content=pieces(), headers={"content-type": "text/plain"})
     assert answer.status_code == 202, answer.text
