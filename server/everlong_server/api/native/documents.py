@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request
 from sse_starlette import EventSourceResponse
 
 from everlong_server.api import schemas
+from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
 from everlong_server.api.views import CallerServices, document_view

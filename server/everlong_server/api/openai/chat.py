@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.openai.chat_schemas import (
@@ -38,7 +39,7 @@ from everlong_server.services import Services
 from everlong_server.store.messages import AnswerMessage, evidence_json
 from everlong_server.store.records import Message, new_id, now
 
-router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post(

@@ -10,11 +10,11 @@ from typing import IO, Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
+from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.file_schemas import File, FileDeleted, FileList
 from everlong_server.api.openai.file_view import find_file, no_file, view_file
-from everlong_server.api.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.schemas import AfterId
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound

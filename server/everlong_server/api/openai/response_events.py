@@ -108,10 +108,43 @@ async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str
                 case ResponseCompleted():
                     for piece in open_item():
                         yield piece
-    response = response_view(answering.response)
+    for piece in _ending(response_view(answering.response)):
+        yield piece
+
+
+def _ending(response: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the last events of an answered response."""
     (output,) = response["output"]
     (part,) = output["content"]
-    yield "response.output_text.done", at | {"text": part["text"], "logprobs": part["logprobs"]}
-    yield "response.content_part.done", at | {"part": part}
-    yield "response.output_item.done", {"output_index": 0, "item": output}
-    yield f"response.{response['status']}", {"response": response}
+    at = {"item_id": output["id"], "output_index": 0, "content_index": 0}
+    return [
+        ("response.output_text.done", at | {"text": part["text"], "logprobs": part["logprobs"]}),
+        ("response.content_part.done", at | {"part": part}),
+        ("response.output_item.done", {"output_index": 0, "item": output}),
+        (f"response.{response['status']}", {"response": response}),
+    ]
+
+
+async def replayed_events(response: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a recorded response, with its text in one piece."""
+    unanswered: dict[str, Any] = {
+        "status": "in_progress",
+        "completed_at": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
+    (output,) = response["output"]
+    (part,) = output["content"]
+    at = {"item_id": output["id"], "output_index": 0, "content_index": 0}
+    begun = {"response": response | unanswered}
+    pieces = [
+        ("response.created", begun),
+        ("response.in_progress", begun),
+        ("response.output_item.added", {"output_index": 0, "item": output | {"status": "in_progress", "content": []}}),
+        ("response.content_part.added", at | {"part": _text("", [])}),
+        ("response.output_text.delta", at | {"delta": part["text"], "logprobs": part["logprobs"]}),
+        *_ending(response),
+    ]
+    for number, (kind, more) in enumerate(pieces):
+        yield {"type": kind, "sequence_number": number, **more}

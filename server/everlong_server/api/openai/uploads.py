@@ -6,16 +6,17 @@ import contextlib
 
 from fastapi import APIRouter, Request
 
+from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.openai.file_schemas import CompleteUpload, CreateUpload, Upload, UploadPart
 from everlong_server.api.openai.file_view import find_file, view_file
-from everlong_server.api.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
 from everlong_server.services import Services
 from everlong_server.store import uploads as store
 
-router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post("")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from python_multipart.multipart import parse_options_header
 
-from everlong_server.api.multipart import FormFields, FormParser
+from everlong_server.api.bodies.multipart import FormFields, FormParser
 from everlong_server.engine.documents import formats
 from everlong_server.engine.documents.text_checker import too_large
 from everlong_server.errors import UnsupportedMedia
