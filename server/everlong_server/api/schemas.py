@@ -186,7 +186,9 @@ class Message(Wire):
     created_at: float
     session: str | None = None
     model: str | None = None
-    finish_reason: Literal["stop", "length", "cancelled"] | None = None
+    finish_reason: Literal["stop", "length", "repetition", "cancelled"] | None = Field(
+        None, description="repetition: the answer began to repeat itself over and over, and was cut there"
+    )
     usage: Usage | None = None
     seed: int | None = None
     logprobs: list[dict[str, Any]] | None = None

@@ -24,7 +24,7 @@ class AnswerMessage:
     """An answer. While it is being generated, only the first fields are known.
 
     `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the model saw.
-    `finish_reason`: stop, length or cancelled. `logprobs`: None unless they were requested.
+    `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested.
     """
 
     id: str

@@ -72,7 +72,7 @@ class Usage:
 class Message:
     """An answer.
 
-    `finish_reason` is stop, length or cancelled. Sending `seed` again reproduces the answer. `logprobs` has the server's
+    `finish_reason` is stop, length, repetition (the answer began to loop, and was cut there) or cancelled. Sending `seed` again reproduces the answer. `logprobs` has the server's
     format, and is None unless requested. `evidence` is sorted, best first. `created_at` is in Unix seconds.
     """
 

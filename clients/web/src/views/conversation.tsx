@@ -120,6 +120,9 @@ function Messages({ session, messages, turn }: { session: Session; messages: rea
             <article key={message.id} class="answer" aria-label="Answer">
               <p class="words">{message.content}</p>
               {message.finish_reason === "cancelled" && <p class="note">The answer was stopped here.</p>}
+              {message.finish_reason === "repetition" && (
+                <p class="note">The answer began to repeat itself and was stopped here.</p>
+              )}
               {message.finish_reason === "length" && <p class="note">The answer reached its maximum number of tokens.</p>}
               {message.evidence && <Passages evidence={message.evidence} />}
               {message.usage && (

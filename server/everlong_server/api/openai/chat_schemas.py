@@ -137,6 +137,10 @@ class ChatChoice(Wire):
     message: ChatAnswer
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: Literal["repetition"] | None = Field(
+        description="repetition: the answer began to repeat itself over and over, and was cut there; `finish_reason` is then "
+        "length, a value that OpenAI's SDKs know"
+    )
 
 
 class CachedTokens(Wire):

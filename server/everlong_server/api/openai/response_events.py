@@ -31,7 +31,7 @@ def response_view(response: store.Response) -> dict[str, Any]:
         "id": response.id, "object": "response", "created_at": int(response.created_at),
         "completed_at": None if response.completed_at is None else int(response.completed_at),
         "status": response.status, "background": response.background, "error": response.error,
-        "incomplete_details": {"reason": "max_output_tokens"} if response.status == "incomplete" else None,
+        "incomplete_details": _incomplete(message) if response.status == "incomplete" else None,
         "instructions": request["instructions"], "max_output_tokens": params["max_tokens"],
         "metadata": request["metadata"], "model": request["model"],
         "output": [] if message is None else [_output(message, response.status)],
@@ -40,6 +40,11 @@ def response_view(response: store.Response) -> dict[str, Any]:
         "top_logprobs": params["top_logprobs"], "top_p": params["top_p"], "truncation": request["truncation"],
         "usage": usage,
     }  # fmt: skip
+
+
+def _incomplete(message: AnswerMessage | None) -> dict[str, str]:
+    looped = message is not None and message.finish_reason == "repetition"
+    return {"reason": "repetition" if looped else "max_output_tokens"}
 
 
 def _output(message: AnswerMessage, status: str) -> dict[str, Any]:

@@ -191,7 +191,9 @@ class ResponseFailure(Wire):
 class IncompleteDetails(Wire):
     """The reason that an answer is incomplete."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "repetition"] = Field(
+        description="repetition: the answer began to repeat itself over and over, and was cut there"
+    )
 
 
 class Response(Wire):
