@@ -42,7 +42,7 @@ from everlong_client.types.event import (
     TextDelta,
 )
 from everlong_client.types.memory import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, Quote
-from everlong_client.types.message import Evidence, Message, Recall, Sampling, Usage
+from everlong_client.types.message import Citation, Evidence, Message, Recall, Sampling, Usage
 from everlong_client.types.model import Model
 from everlong_client.types.session import Session
 
@@ -54,6 +54,7 @@ __all__ = [
     "AsyncEverlong",
     "AsyncMessageStream",
     "AuthenticationError",
+    "Citation",
     "ConflictError",
     "Conversation",
     "Document",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -174,6 +175,7 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
                     yield chunk(index, {"content": text}, _logprobs(logprobs or None))
                 case ResponseCompleted(message):
                     messages.append(message)
+                    yield chunk(index, {"citations": [asdict(citation) for citation in message.citations]})
                     yield chunk(index, {}, **_end(message))
     if usage:
         yield {**head, "choices": [], "usage": _usage(messages)}
@@ -182,6 +184,7 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
 def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
     evidence = [evidence_json(passage) for passage in message.evidence]
     answer = {"role": "assistant", "content": message.content, "refusal": None, "evidence": evidence}
+    answer["citations"] = [asdict(citation) for citation in message.citations]
     return {
         "index": index,
         "message": answer,
