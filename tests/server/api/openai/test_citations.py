@@ -75,5 +75,5 @@ def test_a_response_has_them_as_annotations(client: OpenAI, handbook: str, citat
     assert client.responses.retrieve(response.id) == response
     events = list(respond(client, input, **how, stream=True))
     (added,) = [event for event in events if event.type == "response.output_text.annotation.added"]
-    assert added.annotation == annotation
+    assert added.annotation.model_dump() == annotation.model_dump()
     assert events[-1].response.output_text == response.output_text
