@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from everlong_client.types.message import Citation, Message
 
-__all__ = ["citation_lines"]
-
 _MAX_CHARS = 160
 """Characters of a sentence or passage that a line shows."""
 
