@@ -78,7 +78,7 @@ class Model:
     """A loaded model.
 
     `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `backbone_name`: None for a model
-    from scratch. `fingerprint`: SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models
+    from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`: SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models
     with the same fingerprint can exchange states.
     """
 
@@ -91,6 +91,7 @@ class Model:
     fingerprint: str
     trained: bool | None
     description: str
+    tuned: bool = False
 
     @property
     def segment_length(self) -> int:
@@ -147,6 +148,7 @@ def load_model(
         fingerprint=fingerprint,
         trained=None if plan.kind.training_free else loaded and plan.manifest is not None and plan.manifest.trained,
         description=plan.manifest.description if plan.manifest else "",
+        tuned=loaded,
     )
 
 

@@ -42,13 +42,13 @@ from everlong_client.types.event import (
     TextDelta,
 )
 from everlong_client.types.memory import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, Quote
-from everlong_client.types.message import Evidence, Message, Recall, Sampling, Usage
+from everlong_client.types.message import Citation, Evidence, Message, Recall, Sampling, Usage
 from everlong_client.types.model import Model
 from everlong_client.types.session import Session
 
 __all__ = [
     "APIConnectionError", "APIStatusError", "APITimeoutError", "AsyncConversation", "AsyncEverlong",
-    "AsyncMessageStream", "AuthenticationError", "ConflictError", "Conversation", "Document", "DocumentNotReadyError",
+    "AsyncMessageStream", "AuthenticationError", "Citation", "ConflictError", "Conversation", "Document", "DocumentNotReadyError",
     "Event", "Everlong", "EverlongError", "Evidence", "Failure", "InternalServerError", "Memory", "MemoryDocument",
     "MemoryLayer", "MemoryPart", "MemoryPhrase", "Message", "MessageStream", "Model", "NotFoundError", "NotSentError",
     "OtherEvent", "PayloadTooLargeError", "Quote", "RateLimitError", "ReadingFailedError", "Recall",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -160,8 +161,8 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
     messages: list[AnswerMessage] = []
     no_usage: dict[str, Any] = {"usage": None} if usage else {}
 
-    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, **end: str | None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, **(end or {"finish_reason": None})}
         return {**head, "choices": [choice], **no_usage}
 
     async with contextlib.aclosing(_events(turns)) as events:
@@ -175,7 +176,8 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
                     yield chunk(index, {"content": text}, _logprobs(logprobs or None))
                 case ResponseCompleted(message):
                     messages.append(message)
-                    yield chunk(index, {}, None, message.finish_reason)
+                    yield chunk(index, {"citations": [asdict(citation) for citation in message.citations]})
+                    yield chunk(index, {}, **_end(message))
     if usage:
         yield {**head, "choices": [], "usage": _usage(messages)}
 
@@ -183,11 +185,21 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
 def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
     evidence = [evidence_json(passage) for passage in message.evidence]
     answer = {"role": "assistant", "content": message.content, "refusal": None, "evidence": evidence}
+    answer["citations"] = [asdict(citation) for citation in message.citations]
     return {
         "index": index,
         "message": answer,
         "logprobs": _logprobs(message.logprobs),
-        "finish_reason": message.finish_reason,
+        **_end(message),
+    }
+
+
+def _end(message: AnswerMessage) -> dict[str, str | None]:
+    """Return why the answer ended, in values of `finish_reason` that OpenAI's SDKs know."""
+    looped = message.finish_reason == "repetition"
+    return {
+        "finish_reason": "length" if looped else message.finish_reason,
+        "stop_reason": "repetition" if looped else None,
     }
 
 
