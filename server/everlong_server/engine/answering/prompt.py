@@ -10,7 +10,7 @@ from everlong_server.engine.answering.grounding import (
     RECENT_TOKENS,
     Recall,
     Template,
-    search_words,
+    search_query,
     select_passages_in_segment,
     select_passages_in_window,
     texts_lack_answer,
@@ -50,10 +50,10 @@ class PromptBuilder:
         documents, has_history = context.session.documents, bool(context.session.messages or context.unread)
         if not recall.passages or not documents:
             return [], False
-        words = await asyncio.to_thread(search_words, content, context.previous_question)
-        found = await self._passages.search(documents, words, recall.passages) if words else []
+        query = await asyncio.to_thread(search_query, content, context.previous_question)
+        found = await self._passages.search(documents, query, recall.passages) if query else []
         lacks_answer = await asyncio.to_thread(texts_lack_answer, content, found, has_history=has_history)
-        return found, bool(words) and lacks_answer and await self._passages.complete(documents)
+        return found, query is not None and lacks_answer and await self._passages.complete(documents)
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacks_answer: bool
