@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel
+from transformers.utils import logging as transformers_logging
 
 from everlong_models.errors import BackboneError
 
@@ -99,7 +100,13 @@ class Embedder:
 
     @cached_property
     def _model(self) -> Any:
-        model = AutoModel.from_pretrained(self._folder, dtype=self._precision)
+        bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            model = AutoModel.from_pretrained(self._folder, dtype=self._precision, local_files_only=True)
+        finally:
+            if bars:
+                transformers_logging.enable_progress_bar()
         return model.to(self._device).eval()
 
     @property

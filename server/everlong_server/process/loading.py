@@ -8,6 +8,7 @@ from everlong_models.backbone.loading import DEFAULT_BACKBONE, Progress
 from everlong_models.kernels.cpu import sampling_kernel, thread_pool
 from everlong_models.model import DEFAULT_MODEL, Model, load_model
 from everlong_server.settings import Settings
+from everlong_server.store.texts.vectors import load_embedder
 
 
 def load(settings: Settings, progress: Progress) -> Model:
@@ -27,6 +28,7 @@ def load(settings: Settings, progress: Progress) -> Model:
         bfloat16=settings.bfloat16,
         progress=progress,
     )
+    load_embedder(settings.embeddings)  # refuses a folder without one before the server starts
     if device == "cpu":
         thread_pool.prepare(sampling_kernel.sample)  # compile now, so that the first answer does not wait
     return model

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.ranking import Indexed, Ints, Ranking, representatives
+from everlong_server.store.texts.ranking import Floats, Indexed, Ints, Ranking, representatives
 
 # Cosines of all-MiniLM-L6-v2. Measured on questions about books and on small talk (docs/research/results.md).
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.35
 """A passage with this cosine is about the query by itself, or together with `_MIN_SHARE` of its words: of a question, of a remark."""
 _MIN_SHARE, _SURE_SHARE = 0.25, 0.5
 """Share of the query's words that a passage about it has; by words alone, and to be sure of a question."""
-_FEW_WORDS = 2
-"""A question with at most so many words of its own is not refused: the text may be what it is about."""
+_FEW_WORDS, _VAGUE = 2, 0.3
+"""A question with at most so many words of its own and this cosine may be about the text itself ("What is the story about?")."""
 _RELATIVE_COSINE, _RELATIVE_WORDS = 0.6, 0.4
 """Share of the best passage's cosine or BM25 score that every chosen passage must have."""
 _DISTANT, _FLAT, _PLAIN = 0.45, 2.0, 0.6
@@ -38,9 +38,8 @@ def choose(query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int)
     if not len(ranking.scores):
         return []
     if not _is_found(query, ranking):
-        if not (query.asks and len(query.words) <= _FEW_WORDS):
-            return []
-        return _covering(parts, ranking, [], limit)
+        vague = query.asks and len(query.words) <= _FEW_WORDS and float(ranking.similarities.max()) >= _VAGUE
+        return _covering(parts, ranking, [], limit) if vague else []
     best = _best(ranking, limit)
     return _covering(parts, ranking, best, limit) if _is_about_whole(ranking) else best
 
@@ -99,14 +98,13 @@ def _representing(parts: Sequence[Indexed], ranking: Ranking) -> list[int]:
     return [int(candidates[n]) for n in chosen]
 
 
-def _vectors(parts: Sequence[Indexed], first: Ints, numbers: Ints) -> np.ndarray | None:  # type: ignore[type-arg]
+def _vectors(parts: Sequence[Indexed], first: Ints, numbers: Ints) -> Floats | None:
     """Return a vector of each of the passages, [numbers, D]; None unless all of them have one."""
     found = []
     for part, start, end in zip(parts, first[:-1], first[1:], strict=True):
-        if part.vectors is None or part.owners is None or not len(part.owners):
-            if end > start:
-                return None
-            continue
         own = numbers[(numbers >= start) & (numbers < end)] - start
-        found.append(np.asarray(part.vectors[np.searchsorted(part.owners, own)], np.float32))
-    return np.concatenate(found) if found else None
+        if len(own):
+            if part.vectors is None:
+                return None
+            found.append(np.asarray(part.vectors[own], np.float32))
+    return np.concatenate(found)

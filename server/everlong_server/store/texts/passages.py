@@ -243,8 +243,10 @@ class Passages:
         _check_layout(index)
         size = index.execute("SELECT max(id) + 1 FROM passages").fetchone()[0] or 0
         language = index.execute("SELECT language FROM document").fetchone()[0]
-        pair = None if self._vectors is None else stack.enter_context(self._vectors.of(document.id))
-        return Indexed(index, size, language, *(pair or (None, None)))
+        vectors = None if self._vectors is None else stack.enter_context(self._vectors.of(document.id))
+        if vectors is not None and len(vectors) != size:  # of another version, which cut the text differently
+            vectors = None
+        return Indexed(index, size, language, vectors)
 
     def _is_damaged(self, document: Document, error: Exception) -> bool:
         """Whether the document's index is damaged. `error`: the error of the search, for the log."""

@@ -25,6 +25,8 @@ _NEIGHBOUR_SHARE = 0.2
 """The share of each neighbour's score that is added to a passage's score: what "he" means is often named in the passage before."""
 _HEAVIEST = 6
 """A passage's share of a query's words is measured against this many of them, those with the largest weights."""
+_MAX_TERMS = 64
+"""Terms of a query that are looked up: the first and last ones. A word of a language without spaces may have any number."""
 _RANK_OFFSET = 3
 """The constant of reciprocal rank fusion. Small, so that a passage that only one ranking has at its top stays near the top."""
 
@@ -33,14 +35,13 @@ _RANK_OFFSET = 3
 class Indexed:
     """One document's part of a search: its index, number of passages, language, and vectors if it has any.
 
-    `vectors`: [units, D]. `owners`: [units], the passage that each is of, ascending.
+    `vectors`: [passages, D].
     """
 
     index: Any
     size: int
     language: str
     vectors: NDArray[np.float16] | None = None
-    owners: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,11 @@ def rank(parts: Sequence[Indexed], words: Mapping[str, float], vector: Floats | 
     similarities = np.zeros(first[-1], np.float32)
     if vector is not None:
         for part, start in zip(parts, first[:-1], strict=True):
-            if part.vectors is not None and part.owners is not None and part.size:
-                units = np.asarray(part.vectors, np.float32) @ vector
-                np.maximum.at(similarities, start + part.owners, units)
+            if part.vectors is not None:
+                similarities[start : start + part.size] = np.asarray(part.vectors, np.float32) @ vector
     scores = _reciprocal(_with_neighbours(by_words, first))
     if vector is not None and similarities.any():
-        scores += _reciprocal(_with_neighbours(similarities, first))
+        scores += _reciprocal(similarities)
     if len(scores) and scores.max() > 0:
         scores /= scores.max()
     return Ranking(scores, shares, similarities, by_words, first)
@@ -109,6 +109,9 @@ def _terms(parts: Sequence[Indexed], words: Mapping[str, float]) -> dict[tuple[s
         in_each = [terms_of(part.language).of(word) for part in parts]
         for terms in zip(*in_each, strict=False):
             found[terms] = max(found.get(terms, 0.0), weight)
+    if len(found) > _MAX_TERMS:
+        kept = [*found][: _MAX_TERMS // 2] + [*found][-_MAX_TERMS // 2 :]
+        found = {terms: found[terms] for terms in kept}
     return found
 
 

@@ -1,8 +1,8 @@
 """`Vectors`: the meaning of passages as vectors, a sidecar of each document. Built in the background, after the index of words.
 
-A passage has a vector for each of its units, halves that end with a sentence: a short text has a clearer meaning.
+The embedder sees a passage with the document's title and the innermost heading that the passage is below.
 
-The file: the number of units (int64), the passage of each unit (int32), the vectors (float16, [units, dimension]).
+The file: the vectors, float16, [passages, dimension]; empty for a language that the embedder does not know.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +27,12 @@ from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
-from everlong_server.store.texts.splitting import Piece, split
+from everlong_server.store.texts.splitting import Headings, Piece, split
 from everlong_server.store.texts.terms import language_of
 
 log = logging.getLogger(__name__)
 
-_UNITS_AT_ONCE = 256
-_SHORTEST_HALVED = 240
-_CLAUSE_END = re.compile(r"[.!?;:][\"'”’)*_]*\s+")
-_SPACE = re.compile(r"\s+")
+_PASSAGES_AT_ONCE = 128
 _QUERIES = Pool("everlong-query-vector", 1)
 _BUILDS = Pool("everlong-vectors", 1)
 _NICENESS = 10
@@ -103,15 +99,15 @@ class Vectors:
         return vector
 
     @contextlib.contextmanager
-    def of(self, document_id: str) -> Iterator[tuple[NDArray[np.float16], NDArray[np.int32]] | None]:
-        """Yield the document's vectors and the passage of each; None if it has none yet. Blocks."""
+    def of(self, document_id: str) -> Iterator[NDArray[np.float16] | None]:
+        """Yield the document's vectors, [passages, dimension]; None if it has none. Blocks."""
         with contextlib.ExitStack() as stack:
             try:
                 path = stack.enter_context(self._blobs.local(self.name(document_id)))
-                loaded = _load(path, self._embedder.dimension)
+                vectors = _load(path, self._embedder.dimension)
             except FileNotFoundError:
-                loaded = None
-            yield loaded
+                vectors = None
+            yield vectors
 
     async def _build(self, document: Document) -> None:
         with contextlib.suppress(NotFound):
@@ -123,52 +119,32 @@ class Vectors:
         with self._blobs.open(document.id, document.text_offset) as file:
             language = language_of(file.read(_SAMPLE).decode(errors="ignore"))
         known = self._embedder.languages
-        units: list[NDArray[np.float16]] = []
-        owners: list[int] = []
-        if known is None or language in known:
-            with self._blobs.open(document.id, document.text_offset) as file:
-                waiting = _units(split(file))
-                while batch := list(islice(waiting, _UNITS_AT_ONCE)):
-                    if stop.is_set():
-                        raise BuildCancelled
-                    units.append(self._embedder.embed([text for _, _, text in batch]).astype(np.float16))
-                    owners += [owner for owner, _, _ in batch]
-                    self._builds.progress[document.id] = min(1.0, batch[-1][1] / document.bytes)
-        with path.open("wb") as to:
-            to.write(np.int64(len(owners)).tobytes())
-            to.write(np.array(owners, np.int32).tobytes())
-            for part in units:
-                to.write(part.tobytes())
+        with path.open("wb") as to, self._blobs.open(document.id, document.text_offset) as file:
+            if known is not None and language not in known:
+                return
+            title, headings = PurePath(document.filename or "").stem, Headings()
+            pieces = split(file)
+            while batch := list(islice(pieces, _PASSAGES_AT_ONCE)):
+                if stop.is_set():
+                    raise BuildCancelled
+                texts = [_with_context(piece, title, headings) for piece in batch]
+                to.write(self._embedder.embed(texts).astype(np.float16).tobytes())
+                self._builds.progress[document.id] = min(1.0, batch[-1].end_byte / document.bytes)
 
 
-def _units(pieces: Iterator[Piece]) -> Iterator[tuple[int, int, str]]:
-    """Yield the units of the pieces: number of the piece, byte at which it ends, text."""
-    for number, piece in enumerate(pieces):
-        for half in halves(piece.text):
-            yield number, piece.end_byte, half
+def _with_context(piece: Piece, title: str, headings: Headings) -> str:
+    """Return the text of the piece after the document's title and the heading that it is below."""
+    below = headings.of(piece.text)
+    heading = below[-1] if below and not piece.text.lstrip("# ").startswith(below[-1]) else ""
+    return ". ".join(part for part in (title, heading, piece.text) if part)
 
 
-def halves(text: str) -> list[str]:
-    """Return a text as two parts, cut near its middle, after a clause if possible; a short text as one."""
-    if len(text) < _SHORTEST_HALVED:
-        return [text]
-    for pattern, margin in ((_CLAUSE_END, 0.25), (_SPACE, 0.35)):
-        ends = [match.end() for match in pattern.finditer(text)]
-        ends = [end for end in ends if margin * len(text) < end < (1 - margin) * len(text)]
-        if ends:
-            cut = min(ends, key=lambda end: abs(end - len(text) / 2))
-            return [text[:cut], text[cut:]]
-    return [text]
-
-
-def _load(path: Path, dimension: int) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
-    """Map a file of vectors. Raises `Damaged`."""
-    raw = np.memmap(path, np.uint8, "r")
-    count = int(raw[:8].view(np.int64)[0]) if raw.size >= 8 else -1
-    if raw.size != 8 + count * (4 + 2 * dimension):
+def _load(path: Path, dimension: int) -> NDArray[np.float16] | None:
+    """Map a file of vectors; None if it is empty. Raises `Damaged`."""
+    size = path.stat().st_size
+    if size % (2 * dimension):
         raise Damaged(f"the vectors {path.name} are damaged")
-    end = 8 + 4 * count
-    return raw[end:].view(np.float16).reshape(count, dimension), raw[8:end].view(np.int32)
+    return np.memmap(path, np.float16, "r").reshape(-1, dimension) if size else None
 
 
 def load_embedder(embeddings: str, device: str = "cpu") -> Embedder | None:
