@@ -152,10 +152,10 @@ def _text_of(file: Path) -> str:
     with file.open("rb") as stream:
         kind = formats.detect_kind(stream.read(_HEAD_BYTES))
     if kind is None:
-        return file.read_text(encoding="utf-8")
+        return file.read_bytes().decode()  # with its line ends, as it is uploaded
     with tempfile.NamedTemporaryFile(suffix=".txt") as converted:
         formats.convert(file, kind, Path(converted.name), _MAX_BYTES)
-        return Path(converted.name).read_text(encoding="utf-8")
+        return Path(converted.name).read_bytes().decode()
 
 
 def ask(http: httpx.Client, asked: Sequence[AskedQuestion], texts: dict[str, Path], tokens: int, progress: Progress) -> list[Result]:

@@ -15,7 +15,7 @@ from everlong_server.store.texts.query import Query
 from everlong_server.store.texts.ranking import Floats, Indexed, Ints, Ranking, representatives
 
 # Cosines of all-MiniLM-L6-v2. Measured on questions about books and on small talk (docs/research/results.md).
-_SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.35
+_SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3
 """A passage with this cosine is about the query by itself, or together with `_MIN_SHARE` of its words: of a question, of a remark."""
 _MIN_SHARE, _SURE_SHARE = 0.25, 0.5
 """Share of the query's words that a passage about it has; by words alone, and to be sure of a question."""
@@ -23,7 +23,7 @@ _FEW_WORDS, _VAGUE = 2, 0.3
 """A question with at most so many words of its own and this cosine may be about the text itself ("What is the story about?")."""
 _RELATIVE_COSINE, _RELATIVE_WORDS = 0.6, 0.4
 """Share of the best passage's cosine or BM25 score that every chosen passage must have."""
-_DISTANT, _FLAT, _PLAIN = 0.45, 2.0, 0.6
+_DISTANT, _FLAT, _PLAIN = 0.45, 2.2, 0.6
 """The query is about the whole text if its best cosine is below `_DISTANT` or less than `_FLAT` standard deviations above the mean;
 by words alone, if the best BM25 score is below `_PLAIN` × that of one word that a single passage has."""
 _SHORT_TEXT = 24
