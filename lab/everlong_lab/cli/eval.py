@@ -220,8 +220,12 @@ def questions(
     evidence_only: Annotated[
         bool, Option("--evidence-only", help="Search only, without a server; takes seconds once texts are indexed.")
     ] = False,
-    embeddings: Annotated[str, Option(help="With --evidence-only: auto, off or a folder, as in everlong serve.")] = "auto",
-    recall: Annotated[str | None, Option(help="With --evidence-only: at most PASSAGES,TOKENS; default as the server.")] = None,
+    embeddings: Annotated[
+        str, Option(help="With --evidence-only: auto, off or a folder, as in everlong serve.")
+    ] = "auto",
+    recall: Annotated[
+        str | None, Option(help="With --evidence-only: at most PASSAGES,TOKENS; default as the server.")
+    ] = None,
     tokens: Annotated[int, Option(help="Let an answer have at most so many tokens.", min=1)] = 160,
     full: Annotated[bool, Option("--full", help="Print each question and its answer.")] = False,
     output: Output = None,

@@ -42,7 +42,9 @@ def run(
             limits = recall or Recall(settings.recall_passages, settings.recall_tokens)
             tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=settings.models_dir.expanduser()))
             embedder = load_embedder(embeddings)
-            results = measured.search(asked, found, embedder, lambda text: len(tokenizer.encode(text)), limits, progress)
+            results = measured.search(
+                asked, found, embedder, lambda text: len(tokenizer.encode(text)), limits, progress
+            )
             notes = [
                 f"searched by words{' and meaning' if embedder else ' alone'}; at most {limits.passages} passages and "
                 f"{limits.tokens} tokens of {DEFAULT_BACKBONE}; seconds: of the search",
@@ -56,6 +58,8 @@ def run(
         for result in results:
             marks = ("" if result.right is None else "+" if result.right else "-") + ("e" if result.held else " ")
             answer = "" if result.answer is None else " -> " + " ".join(result.answer.split())[:_SHOWN]
-            out.print(f"{marks:2} {result.over:6.1f} s  {result.question.question}{answer}", markup=False, highlight=False)
+            out.print(
+                f"{marks:2} {result.over:6.1f} s  {result.question.question}{answer}", markup=False, highlight=False
+            )
     report.show(out)
     write(report.document(command=command()) | {"answers": measured.lines(results)}, output)

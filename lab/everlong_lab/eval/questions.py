@@ -140,7 +140,9 @@ async def _search(
         progress(question.question, n / len(asked))
         began = time.perf_counter()
         query = search_query(question.question, None)
-        passages = [] if query is None else await corpus.passages.search([documents[question.text].id], query, recall.passages)
+        passages = (
+            [] if query is None else await corpus.passages.search([documents[question.text].id], query, recall.passages)
+        )
         seconds = time.perf_counter() - began
         evidence = [passage.text for passage in select_passages(passages, "", recall.tokens, count)[0]]
         found.append(Result(question, question.matches("\n".join(evidence)), evidence, first=seconds, over=seconds))
@@ -158,7 +160,9 @@ def _text_of(file: Path) -> str:
         return Path(converted.name).read_bytes().decode()
 
 
-def ask(http: httpx.Client, asked: Sequence[AskedQuestion], texts: dict[str, Path], tokens: int, progress: Progress) -> list[Result]:
+def ask(
+    http: httpx.Client, asked: Sequence[AskedQuestion], texts: dict[str, Path], tokens: int, progress: Progress
+) -> list[Result]:
     """Ask a server every question, greedily and in a session of its own. `tokens`: maximum length of an answer."""
     documents = {}
     for n, (name, file) in enumerate(texts.items()):

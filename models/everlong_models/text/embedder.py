@@ -84,10 +84,8 @@ class Embedder:
             mask[n, : len(row)] = 1
         mask = mask.to(self._device)
         hidden = self._model(input_ids=tokens.to(self._device), attention_mask=mask).last_hidden_state.float()
-        if self._takes_first:
-            pooled = hidden[:, 0]
-        else:
-            pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        pooled = hidden[:, 0] if self._takes_first else mean
         vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         return vectors
 

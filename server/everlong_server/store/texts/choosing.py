@@ -23,7 +23,7 @@ _FEW_WORDS, _VAGUE = 2, 0.3
 """A question with at most so many words of its own and this cosine may be about the text itself ("What is the story about?")."""
 _RELATIVE_COSINE, _RELATIVE_WORDS = 0.6, 0.4
 """Share of the best passage's cosine or BM25 score that every chosen passage must have."""
-_DISTANT, _FLAT, _PLAIN = 0.45, 2.2, 0.6
+_DISTANT, _FLAT, _PLAIN = 0.40, 2.2, 0.6
 """The query is about the whole text if its best cosine is below `_DISTANT` or less than `_FLAT` standard deviations above the mean;
 by words alone, if the best BM25 score is below `_PLAIN` × that of one word that a single passage has."""
 _SHORT_TEXT = 24

@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -202,7 +202,8 @@ class Passages:
                 rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in batch)
                 index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
                 texts = (
-                    (n, " ".join(terms.of(p.text)), " ".join([*title, *terms.of(" ".join(headings.of(p.text)))])) for n, p in batch
+                    (n, " ".join(terms.of(p.text)), " ".join([*title, *terms.of(" ".join(headings.of(p.text)))]))
+                    for n, p in batch
                 )
                 index.executemany("INSERT INTO words(rowid, text, headings) VALUES (?, ?, ?)", texts)
             index.execute(f"PRAGMA user_version = {_LAYOUT}")
@@ -220,13 +221,14 @@ class Passages:
                     parts.append(self._part(document, stack.enter_context(opened(path)), stack))
                     searched.append(document)
             ranking = rank(parts, query.words, vector)
-            found = []
+            found: list[Passage] = []
             chosen = choose(query, parts, ranking, limit)
             for n in chosen:
                 which = int(np.searchsorted(ranking.first, n, side="right")) - 1
                 document, index = searched[which], parts[which].index
                 start, end, start_byte, end_byte = index.execute(
-                    "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?", (int(n - ranking.first[which]),)
+                    "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?",
+                    (int(n - ranking.first[which]),),
                 ).fetchone()
                 with (
                     contextlib.suppress(FileNotFoundError),

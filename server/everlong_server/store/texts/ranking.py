@@ -82,7 +82,10 @@ def _match_words(parts: Sequence[Indexed], words: Mapping[str, float], first: In
     for terms, weight in _terms(parts, words).items():
         in_text, in_headings = (
             np.concatenate(
-                [_occurrences(part.index, term, column) + start for part, term, start in zip(parts, terms, first, strict=False)]
+                [
+                    _occurrences(part.index, term, column) + start
+                    for part, term, start in zip(parts, terms, first, strict=False)
+                ]
                 or [np.zeros(0, np.int64)]
             )
             for column in ("text", "headings")

@@ -22,7 +22,10 @@ _SAMPLE = 20_000
 _SURE = 40
 """Letters that a text must have to recognise its language; a shorter one counts as English."""
 # Chinese, Japanese and Korean: two characters make a term. Thai, Lao, Burmese and Khmer have letters: three.
-_PAIRED, _TRIPLED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff", "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+_PAIRED, _TRIPLED = (
+    "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff",
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff",
+)
 _RUN = re.compile(f"(?P<paired>[{_PAIRED}]+)|(?P<tripled>[{_TRIPLED}]+)|[^{_PAIRED}{_TRIPLED}]+")
 _UNSPACED = re.compile(f"[{_PAIRED}{_TRIPLED}]")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^A-Za-z\d]+")
@@ -41,7 +44,8 @@ class Terms:
 
     def of(self, text: str) -> list[str]:
         """Return the terms of a text, in its order."""
-        known, found = self._known, []
+        known = self._known
+        found: list[str] = []
         for word in words(text):
             terms = known.get(word)
             if terms is None:
@@ -62,7 +66,11 @@ class Terms:
 
     def _term(self, word: str) -> str:
         stem = self._stem(word.casefold())
-        return stem if stem.isascii() else unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", stem)))
+        return (
+            stem
+            if stem.isascii()
+            else unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", stem)))
+        )
 
 
 def words(text: str) -> list[str]:
@@ -113,10 +121,8 @@ def _stemmers() -> dict[str, str]:
 
 def _with_parts(word: str) -> Sequence[str]:
     """Return the word; before it the parts of an identifier such as `userName2`."""
-    if word.islower() or word.isdigit() or word.istitle() or word.isupper():
-        parts = []
-    else:
-        parts = _PART.findall(word)
+    is_plain = word.islower() or word.isdigit() or word.istitle() or word.isupper()
+    parts: list[str] = [] if is_plain else _PART.findall(word)
     return [*parts, word] if len(parts) > 1 else [word]
 
 

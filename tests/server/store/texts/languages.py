@@ -4,25 +4,53 @@ from __future__ import annotations
 
 FACTS: dict[str, list[tuple[str, str, str]]] = {
     "de": [
-        ("Der Leuchtturm wurde im Jahr 1874 von Fischern errichtet.", "Wer hat den Leuchtturm errichtet?", "von Fischern"),
-        ("Die Bibliothek schließt donnerstags schon um vier Uhr.", "Wann schließen die Bibliotheken donnerstags?", "um vier Uhr"),
-        ("Frau Brandt züchtet seit zwanzig Jahren schwarze Tulpen.", "Welche Tulpe züchtet Frau Brandt?", "schwarze Tulpen"),
-        ("Der Schlüssel zum Keller hängt hinter der Standuhr.", "Wo hängen die Schlüssel zum Keller?", "hinter der Standuhr"),
+        (
+            "Der Leuchtturm wurde im Jahr 1874 von Fischern errichtet.",
+            "Wer hat den Leuchtturm errichtet?",
+            "von Fischern",
+        ),
+        (
+            "Die Bibliothek schließt donnerstags schon um vier Uhr.",
+            "Wann schließen die Bibliotheken donnerstags?",
+            "um vier Uhr",
+        ),
+        (
+            "Frau Brandt züchtet seit zwanzig Jahren schwarze Tulpen.",
+            "Welche Tulpe züchtet Frau Brandt?",
+            "schwarze Tulpen",
+        ),
+        (
+            "Der Schlüssel zum Keller hängt hinter der Standuhr.",
+            "Wo hängen die Schlüssel zum Keller?",
+            "hinter der Standuhr",
+        ),
         ("Im Brunnen fand man drei römische Münzen.", "Was fand man im Brunnen?", "römische Münzen"),
         ("Das Kloster verkauft Honig und Kerzen.", "Was verkaufen die Klöster?", "Honig und Kerzen"),
         ("Die Fähre nach Norden braucht neunzig Minuten.", "Wie lange braucht die Fähre?", "neunzig Minuten"),
-        ("Der Bürgermeister heißt Emil Kröger und spielt Geige.", "Welches Instrument spielt der Bürgermeister?", "Geige"),
+        (
+            "Der Bürgermeister heißt Emil Kröger und spielt Geige.",
+            "Welches Instrument spielt der Bürgermeister?",
+            "Geige",
+        ),
         ("Der Käse reift acht Monate in einer Höhle.", "Wo reift der Käse?", "einer Höhle"),
         ("Wegen des Hochwassers wurde die Brücke gesperrt.", "Warum wurde die Brücke gesperrt?", "Hochwassers"),
     ],
     "fr": [
         ("Le phare a été construit par des pêcheurs en 1874.", "Qui a construit le phare ?", "des pêcheurs"),
-        ("La bibliothèque ferme le jeudi à seize heures.", "Quand ferment les bibliothèques le jeudi ?", "seize heures"),
+        (
+            "La bibliothèque ferme le jeudi à seize heures.",
+            "Quand ferment les bibliothèques le jeudi ?",
+            "seize heures",
+        ),
         ("Madame Roche cultive des tulipes noires.", "Quelle tulipe cultive madame Roche ?", "tulipes noires"),
         ("La clé de la cave est derrière l'horloge.", "Où sont les clés de la cave ?", "derrière l'horloge"),
         ("On a trouvé trois pièces romaines dans le puits.", "Qu'a-t-on trouvé dans le puits ?", "pièces romaines"),
         ("Le monastère vend du miel et des bougies.", "Que vendent les monastères ?", "miel et des bougies"),
-        ("La traversée en ferry dure quatre-vingt-dix minutes.", "Combien de temps dure la traversée ?", "quatre-vingt-dix"),
+        (
+            "La traversée en ferry dure quatre-vingt-dix minutes.",
+            "Combien de temps dure la traversée ?",
+            "quatre-vingt-dix",
+        ),
         ("Le maire s'appelle Émile Garnier et joue du violon.", "De quel instrument joue le maire ?", "violon"),
         ("Le fromage mûrit huit mois dans une grotte.", "Où mûrit le fromage ?", "une grotte"),
         ("Le pont est fermé à cause de l'inondation.", "Pourquoi le pont est-il fermé ?", "inondation"),

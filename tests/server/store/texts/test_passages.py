@@ -26,7 +26,7 @@ from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passage, Passages, opened
 from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.splitting import Headings, Piece, split
+from everlong_server.store.texts.splitting import Piece, split
 from tests.lab.train.conftest import full_disk
 from tests.tinymodel import NOVEL, STORY
 
@@ -175,7 +175,8 @@ def test_what_no_passage_is_about_draws_none(shelf: Shelf, question: str) -> Non
 def test_a_question_of_everyday_words_is_searched_for(tmp_path: Path, question: str, answer: str) -> None:
     shelf = Shelf(f"file://{tmp_path}")
     shelf.add(
-        ALICE[:8000] + "\n\nThe next meeting is on 14 March; the wait time is 35 weeks. The plot is owned by Miriam. It is at 12 Mill "
+        ALICE[:8000]
+        + "\n\nThe next meeting is on 14 March; the wait time is 35 weeks. The plot is owned by Miriam. It is at 12 Mill "
         "Lane. You should ring the bell, whatever you do.\n\n" + ALICE[8000:16_000]
     )
     assert any(answer in passage.text for passage in shelf.ask(question))
