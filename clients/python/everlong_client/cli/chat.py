@@ -18,8 +18,6 @@ from everlong_client.types.session import Session
 with suppress(ImportError):  # Windows has no readline
     import readline  # noqa: F401  # gives the prompt history and editing
 
-__all__ = ["Chat"]
-
 HELP = """\
 /new   start a new session on the same documents
 /fork  continue in a copy of this session; the original does not change

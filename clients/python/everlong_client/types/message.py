@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-__all__ = ["Evidence", "Message", "Recall", "Sampling", "Usage"]
-
 
 class Recall(TypedDict, total=False):
     """The maximum number of passages that are put before a message, and the maximum number of their tokens."""
