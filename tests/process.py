@@ -124,6 +124,7 @@ class Server:
             "EVERLONG_MODEL": str(model),
             "EVERLONG_DATA_DIR": str(link),
             "EVERLONG_THREADS": "1",
+            "EVERLONG_EMBEDDINGS": "off",  # most tests need no vectors, which take seconds
             **{f"EVERLONG_{name.upper()}": _text(value) for name, value in settings.items()},
         }
         self.settings = settings

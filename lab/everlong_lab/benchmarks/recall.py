@@ -16,7 +16,7 @@ from everlong_lab.harness.report import Report, Target
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_models.errors import DataError
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.grounding import search_words
+from everlong_server.engine.answering.grounding import search_query
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
@@ -116,7 +116,9 @@ async def _search(shelf: SearchCorpus, document: Document, question: str) -> flo
     begin = 0.0
     for _ in range(2):  # the first search loads the file
         begin = time.process_time()
-        await shelf.passages.search([document.id], search_words(question, None), PASSAGES)
+        query = search_query(question, None)
+        if query is not None:
+            await shelf.passages.search([document.id], query, PASSAGES)
     return time.process_time() - begin
 
 

@@ -211,6 +211,33 @@ def grounded(
 
 
 @eval.command()
+def questions(
+    file: Annotated[Path, Argument(help="Ask the questions of this file of JSON lines: text, question, pattern.")],
+    texts: Annotated[list[Path] | None, Option(help="Find texts in this folder; default the file's own.")] = None,
+    url: Annotated[str | None, Option(help="Ask this server; default one of its own.")] = None,
+    key: Annotated[str | None, Option(help="Use this API key.", envvar="EVERLONG_API_KEY")] = None,
+    model: Annotated[str | None, Option(help="Let the server of its own serve this model.")] = None,
+    evidence_only: Annotated[
+        bool, Option("--evidence-only", help="Search only, without a server; takes seconds once texts are indexed.")
+    ] = False,
+    embeddings: Annotated[
+        str, Option(help="With --evidence-only: auto, off or a folder, as in everlong serve.")
+    ] = "auto",
+    recall: Annotated[
+        str | None, Option(help="With --evidence-only: at most PASSAGES,TOKENS; default as the server.")
+    ] = None,
+    tokens: Annotated[int, Option(help="Let an answer have at most so many tokens.", min=1)] = 160,
+    full: Annotated[bool, Option("--full", help="Print each question and its answer.")] = False,
+    output: Output = None,
+) -> None:
+    """Ask questions about texts, and count right answers and evidence that holds them."""
+    from everlong_lab.cli.questions import run
+
+    run(file, [*(texts or []), file.parent], url=url, key=key, model=model, evidence_only=evidence_only,
+        embeddings=embeddings, recall=None if recall is None else _recall(recall), tokens=tokens, full=full, output=output)  # fmt: skip
+
+
+@eval.command()
 def facts(
     models: ModelNames,
     kind: Annotated[Literal["memorize", "detect", "reasoning"], Option(help="Measure this task.")],

@@ -27,6 +27,12 @@ class DocumentError(Wire):
     code: str
 
 
+class DocumentVectors(Wire):
+    """How far a document can be searched by meaning. Questions are answered meanwhile, by a search for words."""
+
+    progress: float = Field(description="share of the text that has vectors, 0 to 1, as this server knows")
+
+
 class Document(Wire):
     """An uploaded text and the progress of its reading."""
 
@@ -47,6 +53,7 @@ class Document(Wire):
     model: str
     state_digest: str | None = Field(description="SHA-256 of the state's tensors, once ready")
     error: DocumentError | None
+    vectors: DocumentVectors | None = Field(description="null: the server searches by words alone")
     created_at: float = Field(description="Unix time in seconds")
 
 

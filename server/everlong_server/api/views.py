@@ -43,10 +43,11 @@ async def document_view(services: Services, document: Document) -> schemas.Docum
         with contextlib.suppress(RateLimited):  # the next request for the document queues it
             await services.documents.readings.ensure(model.fingerprint, [document.id])
         reading = await services.documents.readings.get(id)
-    return _document(document, reading, model.name)
+    share = await services.passages.vectors_progress(document.id)
+    return _document(document, reading, model.name, share)
 
 
-def _document(document: Document, reading: Reading | None, model: str) -> schemas.Document:
+def _document(document: Document, reading: Reading | None, model: str, vectors: float | None) -> schemas.Document:
     cursor = reading.cursor if reading else None
     status = reading.status if reading else "queued"
     started = reading is not None and reading.snapshot.position > 0
@@ -64,6 +65,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
         model=model,
         state_digest=reading.snapshot.digest if reading else None,
         error=schemas.DocumentError(**reading.error) if reading and reading.error else None,
+        vectors=None if vectors is None else schemas.DocumentVectors(progress=vectors),
         created_at=document.created_at,
     )
 

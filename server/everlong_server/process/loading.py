@@ -10,6 +10,7 @@ from everlong_models.kernels.cpu import sampling_kernel, thread_pool
 from everlong_models.model import Model, load_model
 from everlong_server.process.served_model import served_model
 from everlong_server.settings import Settings
+from everlong_server.store.texts.vectors import load_embedder
 
 
 def load(settings: Settings, progress: Progress) -> Model:
@@ -29,6 +30,7 @@ def load(settings: Settings, progress: Progress) -> Model:
         bfloat16=settings.bfloat16,
         progress=lambda message: progress(escape(message)),
     )
+    load_embedder(settings.embeddings)  # refuses a folder without one before the server starts
     if device == "cpu":
         thread_pool.prepare(sampling_kernel.sample)  # compile now, so that the first answer does not wait
     return model

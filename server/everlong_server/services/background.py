@@ -12,12 +12,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.engine.documents.reading import Reader
 from everlong_server.services.shared import Shared, Stores
 from everlong_server.services.tenant import tenant_services
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.texts.passages import Passages
 from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ async def background_tasks(shared: Shared) -> AsyncIterator[None]:
         lambda: _heartbeat(shared, settings.lease_seconds / 3),
         *[lambda: _reader(shared).run()] * readers,
         _background_responses(shared).run,
+        lambda: _warm_up(shared.embedder),
         lambda: _expire_uploads(shared.redis, shared.stores, settings.upload_seconds),
     ]
     tasks = [asyncio.create_task(_run_forever(work)) for work in works]
@@ -51,7 +52,7 @@ async def background_tasks(shared: Shared) -> AsyncIterator[None]:
 
 def _reader(shared: Shared) -> Reader:
     settings, stores = shared.settings, shared.stores
-    passages = Passages(stores.blobs, stores.documents) if settings.recall_passages else None
+    passages = shared.passages(stores.documents) if settings.recall_passages else None
     return Reader(
         shared.engine, stores.documents, stores.blobs, passages, shared.token_offsets, stores.reading_jobs, shared.metrics,
         shared.tracing, settings.checkpoint_seconds, settings.turn_seconds,
@@ -94,6 +95,12 @@ async def _heartbeat(shared: Shared, seconds: float) -> None:
             await stores.slots.release_pending()
             await stores.idempotency.release_pending()
         await asyncio.sleep(seconds)
+
+
+async def _warm_up(embedder: Embedder | None) -> None:
+    """Load the embedder before the first question needs it."""
+    if embedder is not None:
+        await asyncio.to_thread(embedder.embed, [""])
 
 
 async def _expire_uploads(redis: Client, stores: Stores, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everlong_models import Model
+from everlong_models.text.embedder import Embedder
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
@@ -22,6 +23,8 @@ from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passages import Passages
+from everlong_server.store.texts.vectors import VectorBuilds, Vectors
 from everlong_server.store.uploads import Uploads
 from everlong_server.store.vault import Vault
 
@@ -78,10 +81,19 @@ class Shared:
     stores: Stores
     engine: Engine
     token_offsets: TokenOffsets
+    embedder: Embedder | None
+    """Turns passages into vectors; None: documents are searched by words alone."""
+    vector_builds: VectorBuilds
     metrics: Metrics
     tracing: Tracing
     started_at: float
     """Unix time in seconds."""
+
+    def passages(self, documents: Documents) -> Passages:
+        """Return the search in `documents`."""
+        blobs, embedder = self.stores.blobs, self.embedder
+        vectors = None if embedder is None else Vectors(blobs, documents, embedder, self.vector_builds)
+        return Passages(blobs, documents, vectors)
 
 
 def tenant_limits(settings: Settings) -> Limits:

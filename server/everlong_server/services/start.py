@@ -24,6 +24,7 @@ from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.replica_lock import ReplicaLock
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
+from everlong_server.store.texts.vectors import VectorBuilds, load_embedder
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,10 @@ async def run_services(
             credentials=Credentials(redis),
             stores=stores,
             engine=engine,
+            embedder=load_embedder(settings.embeddings, "cpu" if engine.on_cpu else "cuda")
+            if settings.recall_passages
+            else None,
+            vector_builds=VectorBuilds(),
             token_offsets=TokenOffsets(stores.blobs, stores.documents, model.tokenizer),
             metrics=metrics,
             tracing=tracing or Tracing(),

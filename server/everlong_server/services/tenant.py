@@ -53,7 +53,7 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
     """Build the services of a tenant. Cheap: tenants share the engine and the connections."""
     settings, stores, engine, token_offsets = shared.settings, shared.stores, shared.engine, shared.token_offsets
     quota, documents, sessions = stores.quota.of(tenant), stores.documents.of(tenant), stores.sessions.of(tenant)
-    chats, passages = stores.chats.of(tenant), Passages(stores.blobs, documents)
+    chats, passages = stores.chats.of(tenant), shared.passages(documents)
     turns = TurnRunner(
         engine, passages, token_offsets, shared.metrics, shared.tracing, quota,
         max_message_chars=settings.max_message_chars,

@@ -25,7 +25,7 @@ from everlong_lab.harness.report import Report
 from everlong_models import Model, SamplingParams
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.events import ResponseCompleted
-from everlong_server.engine.answering.grounding import Recall, is_question, search_words, select_passages
+from everlong_server.engine.answering.grounding import Recall, is_question, search_query, select_passages
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.errors import DocumentFailed
@@ -117,15 +117,15 @@ async def _measure(
 ) -> None:
     recall, texts, template = (
         plan.recall or services.recall,
-        SearchCorpus(services.shared.stores.blobs),
+        SearchCorpus(services.shared.stores.blobs, services.shared.embedder),
         TEMPLATES[plan.template],
     )
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
     async def search(kind: str, document: Document, question: DocumentQuestion) -> list[Span]:
-        words = search_words(question.question, None)
-        passages = await texts.passages.search([document.id], words, recall.passages) if words else []
+        query = search_query(question.question, None)
+        passages = await texts.passages.search([document.id], query, recall.passages) if query else []
         evidence, _ = select_passages(passages, "", recall.tokens, answers.count, template)
         cell.sources.setdefault(kind, []).append(question.source)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
@@ -136,6 +136,7 @@ async def _measure(
     async for haystack, new in _new(sources, novels, cell, answers.count, plan.seed, answerable=True):
         questions = new[: wanted - len(cell.ranks)]
         document = await texts.put(haystack.text)
+        await texts.passages.ensure_vectors(document)
         cell.tokens.append(haystack.tokens)
         for question in questions:
             evidence = await search("asked", document, question)
@@ -157,6 +158,7 @@ async def _measure(
         raise DataError(f"{cell.name}: no question's passages fit into documents of {cell.length} tokens")
     async for haystack, new in _new(sources, novels, cell, answers.count, plan.seed, answerable=False):
         document = await texts.put(haystack.text)
+        await texts.passages.ensure_vectors(document)
         for question in new:
             await search("impossible", document, question)
         if "recall" in plan.ways:

@@ -22,7 +22,7 @@ from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument
 from everlong_lab.eval.grounded.questions import TRAINING_SETS, texts
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.grounding import TEMPLATE, search_words, select_passages
+from everlong_server.engine.answering.grounding import TEMPLATE, search_query, select_passages
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.search_corpus import SearchCorpus
@@ -122,8 +122,8 @@ class _PromptWriter:
         Returns None if the search missed the answer: other passages may hold it in part, so the right answer is unknown.
         """
         rng = self._rng
-        words = search_words(question.question, None)
-        found = await self._texts.passages.search([document.id], words, _PASSAGES) if words else []
+        query = search_query(question.question, None)
+        found = await self._texts.passages.search([document.id], query, _PASSAGES) if query else []
         without = bool(question.answers) and rng.random() < self._plan.without
         if without:
             found = [p for p in found if not any(p.start < end and start < p.end for start, end in question.right)]

@@ -1,4 +1,4 @@
-"""Grounding: passages of the documents that a search by the question's words finds, put before the question.
+"""Grounding: passages of the documents that a search for the question finds, put before the question.
 
 This module decides all that the model sees of them: the search words, which passages are good enough, and the template.
 """
@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from everlong_server.store.texts.passages import Passage, plain
+from everlong_server.store.texts.passages import Passage
+from everlong_server.store.texts.query import Query
+from everlong_server.store.texts.terms import words
 
-# Words that are not searched for: grammar, words of questions, small talk.
+# Words that are not searched for beside others: grammar, words of questions, greetings.
 STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -20,45 +22,13 @@ STOP_WORDS = frozenset(
     been before being below between both but by can cannot could couldn d did didn do does doesn doing don down during
     each either else even ever every few for from further get gets give go going gone got had hadn has hasn have haven
     having he her here hers herself him himself his how however i if in into is isn it its itself just know let like ll
-    m many may maybe me might mine more most much must mustn my myself need neither no nor not now of off on once one
-    only or other ought our ours ourselves out over own perhaps please put rather re really s said same say says shall
+    m many may maybe me might mine more most much must mustn my myself need neither no nor not now of off on once
+    or other ought our ours ourselves out over own per perhaps please re really s said same say says shall
     she should shouldn so some somebody someone something still such t take tell than that the their theirs them
     themselves then there these they thing things think this those though through to too under until up upon us ve very
     want wants was wasn we well were weren what whatever when where whether which while who whom whose why will with
     within without won would wouldn yes yet you your yours yourself yourselves
-    according answer ask asked chapter describe document documents exactly explain happen happened happens list mean
-    means mention mentioned mentions name passage question quote summarise summarize summary text word words
-    bye cheers cool evening fine good goodbye great hello help helpful hey hi nice ok okay sorry thank thanks welcome
-    morning afternoon tonight today
-    book character characters main novel plot setting story tale theme
-        """,
-    )
-)
-# Words that people use about anything. A message that has no others, and does not refer to an earlier question, is small
-# talk. Together with other words they are searched for, since texts are about them, too.
-EVERYDAY_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    ah aha bro buddy ciao congrats congratulations cya dang ditto dude farewell gosh ha haha hahaha hm hmm hooray huh la lol
-    mate nah nope oh omg oops ouch pardon pfft phew sup ugh uh um whoa woah wow xd ya yay yea yeah yep yikes yo yup
-    bout dont didnt hes hmmm im ive lets thats whats theres gotta gonna wanna kinda alot u
-    absolutely actually apparently basically certainly clearly completely definitely especially exactly fairly
-    fully honestly hopefully indeed kind likely literally lot lots mostly obviously personally pretty probably quite seriously
-    simply somehow sometimes sort sure surely totally truly unfortunately usually bit little almost already anymore anyway
-    anyways ever forward least less likewise never since sometime soon still though too
-    agree agreed appreciate assume bet believe bothered care continue disagree doubt enjoy enjoyed expect feel feels felt figure
-    forget forgot glad guess hear heard hope imagine interested knew knowing learn learned like liked look looking looks love
-    loved make makes meant mind notice point remember repeat saw saying see seem seems seen sense sound sounds start suppose surprised
-    talk talked talking thankful think thinking thought understand understood wait welcome wish wonder wondering
-    worry chat chatting discuss joke joking kidding speak speaking talks stuff
-    amazed amazing awesome awful bad best better brilliant boring clever clear correct crazy cute easy excellent excited exciting fair
-    false fantastic fascinating favorite favourite fun funny great happy hard hilarious honest impossible impressive incredible
-    interesting lovely lucky nuts obvious okay perfect pleasant possible ready real ridiculous right sad scary
-    shame smart strange stupid sweet terrible true unbelievable weird wonderful worse worst wrong
-    clue curious feat friend friends idea info new pleasure regards wishes
-    ago around back course day days far fact follow holiday holidays keep later learned long meet meeting merry minute
-    moment next night nights nothing rest safe same simple stay care time times tomorrow try way week weekend worth year yesterday
+    bye cheers cool fine good goodbye great hello hey hi lol nice ok okay sorry sure thank thanks welcome yeah
         """,
     )
 )
@@ -82,19 +52,16 @@ _REFERRING_WORDS = {
 _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
 """A question with one of these can be about the conversation itself, which no document holds."""
 _LATIN_END = 0x250
-"""First code point after the Latin letters. For other scripts the index does not know inflections or word boundaries."""
-_REQUESTING_WORDS = {"describe", "explain", "list", "summarise", "summarize", "tell"}
-_WORD = re.compile(r"[^\W_]+")
+"""First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
+_QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")
 _MAX_WORDS = 16
 """Maximum number of search words, with those of the previous question. Longer questions use their first and last words."""
+_MAX_CHARS = 1000
+"""Characters of a question whose meaning is compared, from its end."""
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question."""
 _PREVIOUS_WEIGHT = 0.5
 """Weight of the words of the previous question."""
-_MIN_SHARE = 0.25
-"""Share of the search words that the best passage must have. Below it, the text counts as having nothing about the question."""
-_MIN_RELATIVE_SCORE = 0.3
-"""Share of the best passage's score that other passages must have."""
 _MIN_ROOM = 128
 """Free tokens in a segment that suffice for evidence. With fewer, passages begin in it and continue in the next segment."""
 RECENT_TOKENS = 256
@@ -139,29 +106,30 @@ class Recall:
     tokens: int
 
 
-def search_words(question: str, previous: str | None) -> dict[str, float]:
-    """Return the words to search for and their weights, for a question and the one before it.
+def search_query(question: str, previous: str | None) -> Query | None:
+    """Return what to search for, for a question and the one before it; None for a message without words to search for.
 
-    Returns none for small talk: a message with everyday words only that does not refer to the previous question.
+    Every question is searched for, also one that has only words of grammar. Whether it is small talk shows in what is found.
     """
-    all_words = _words(question)
-    own = list(dict.fromkeys(word for word in all_words if word not in STOP_WORDS))
-    specific = [word for word in own if word not in EVERYDAY_WORDS]
-    words = dict.fromkeys(own if len(own) <= _MAX_WORDS else _first_and_last(specific, _MAX_WORDS), 1.0)
-    refers_back = not _REFERRING_WORDS.isdisjoint(all_words)
-    if not specific:
-        refers_back = ("?" in question or not _REQUESTING_WORDS.isdisjoint(all_words)) and "you" not in all_words
-        if previous is None or not refers_back:
-            return {}
-    if previous is not None and (refers_back or len(own) < _FEW_WORDS):
-        earlier = [word for word in _words(previous) if word not in STOP_WORDS and word not in words]
-        words |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(words)), _PREVIOUS_WEIGHT)
-    return words
+    all_words = words(question)
+    own = [word for word in dict.fromkeys(all_words) if word.casefold() not in STOP_WORDS]
+    asks = _QUESTION_MARKS.search(question) is not None
+    refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
+    follows = previous is not None and (asks or bool(own)) and (refers_back or len(own) < _FEW_WORDS)
+    if not own and asks and not follows:
+        own = list(dict.fromkeys(all_words))
+    weights = dict.fromkeys(_first_and_last(own, _MAX_WORDS), 1.0)
+    text = question[-_MAX_CHARS:]
+    if follows and previous is not None:
+        earlier = [word for word in words(previous) if word.casefold() not in STOP_WORDS and word not in weights]
+        weights |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(weights)), _PREVIOUS_WEIGHT)
+        text = f"{previous[-_MAX_CHARS:]} {text}"
+    return Query(text, weights, asks) if weights else None
 
 
 def is_question(message: str) -> bool:
     """Return whether a message is a question about something, which a text can answer or not."""
-    return "?" in message and not (STOP_WORDS | EVERYDAY_WORDS).issuperset(_words(message))
+    return _QUESTION_MARKS.search(message) is not None and not STOP_WORDS.issuperset(map(str.casefold, words(message)))
 
 
 def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: bool) -> bool:
@@ -171,8 +139,8 @@ def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: b
     """
     return (
         is_question(question)
-        and not _enough(found)
-        and not (has_history and not _PERSONAL_WORDS.isdisjoint(_words(question)))
+        and not found
+        and not (has_history and not _PERSONAL_WORDS.isdisjoint(map(str.casefold, words(question))))
         and all(ord(letter) < _LATIN_END for letter in question if letter.isalpha())
     )
 
@@ -191,11 +159,9 @@ def select_passages(
     def render(passages: Sequence[Passage]) -> str:
         return template.render([passage.text for passage in passages])
 
-    min_score = _MIN_RELATIVE_SCORE * max((p.score for p in found), default=0.0)
-    good = [p for p in found if _enough(found) and p.score >= min_score]
-    already_seen = [p for p in good if p.text.strip() in seen]
+    already_seen = [p for p in found if p.text.strip() in seen]
     fresh: list[Passage] = []
-    for passage in good:
+    for passage in found:
         if passage not in already_seen:
             more = _merged([*fresh, passage])
             if count(render(more)) <= budget:
@@ -270,14 +236,6 @@ def select_passages_in_segment(
         end = spans(text)[committed - 1][1] if committed <= count(text) else len(text)
         evidence = [rest for passage in evidence if (rest := _part_from(passage, text, end)) is not None]
     return max(fitting(), (evidence, text), key=lambda choice: sum(len(passage.text) for passage in choice[0]))
-
-
-def _enough(found: Sequence[Passage]) -> bool:
-    return max((passage.share for passage in found), default=0.0) >= _MIN_SHARE
-
-
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(plain(text))]
 
 
 def _first_and_last(words: Sequence[str], most: int) -> list[str]:

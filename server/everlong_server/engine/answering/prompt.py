@@ -11,7 +11,7 @@ from everlong_server.engine.answering.grounding import (
     TEMPLATE,
     Recall,
     Template,
-    search_words,
+    search_query,
     select_passages_in_segment,
     select_passages_in_window,
     texts_lack_answer,
@@ -56,9 +56,9 @@ class PromptBuilder:
         if not recall.passages or not documents:
             return await asyncio.to_thread(self.build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
-        words = await asyncio.to_thread(search_words, content, context.previous_question)
-        found: list[Passage] | None = await self._passages.search(documents, words, recall.passages) if words else []
-        lacks_answer = bool(words) and await asyncio.to_thread(
+        query = await asyncio.to_thread(search_query, content, context.previous_question)
+        found: list[Passage] | None = await self._passages.search(documents, query, recall.passages) if query else []
+        lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, content, found or [], has_history=has_history
         )
         if (lacks_answer or not found) and not await self._passages.complete(documents):

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from everlong_models.text.embedder import Embedder
 from everlong_server.store.records import Document, new_id, now
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
+from everlong_server.store.texts.vectors import VectorBuilds, Vectors
 
 
 class SearchCorpus:
     """A set of texts in a blob store. Its `passages` searches them. Implements `DocumentLookup` in memory."""
 
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: Blobs, embedder: Embedder | None = None) -> None:
+        """`embedder`: None to search by words alone."""
         self.blobs = blobs
-        self.passages = Passages(blobs, self)
+        vectors = None if embedder is None else Vectors(blobs, self, embedder, VectorBuilds())
+        self.passages = Passages(blobs, self, vectors)
         self._documents: dict[str, Document] = {}
 
     async def get(self, document_id: str) -> Document:
         return self._documents[document_id]
 
-    async def put(self, text: str) -> Document:
-        document = Document(new_id("doc"), None, len(text.encode()), 0, now())
+    async def put(self, text: str, filename: str | None = None) -> Document:
+        document = Document(new_id("doc"), filename, len(text.encode()), 0, now())
         writer = await self.blobs.create(document.id)
         await writer.write(text.encode())
         await writer.commit()

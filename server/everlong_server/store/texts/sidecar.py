@@ -44,9 +44,11 @@ class BuildCancelled(Exception):
 class Sidecar:
     """Builds sidecar files, blobs whose names begin with their document's id."""
 
-    def __init__(self, blobs: Blobs, documents: DocumentLookup) -> None:
+    def __init__(self, blobs: Blobs, documents: DocumentLookup, pool: Pool | None = None) -> None:
+        """`pool`: the threads that build; None: those for short work, of short and of long texts."""
         self._blobs = blobs
         self._documents = documents
+        self._pool = pool
 
     async def ensure(self, document: Document, name: str, build: Build) -> None:
         """Build the blob `name` unless it exists. Leaves nothing if the document is deleted. Cancelling ends the build soon."""
@@ -65,7 +67,7 @@ class Sidecar:
 
     async def _build(self, document: Document, name: str, build: Build) -> None:
         stop = threading.Event()
-        pool = _SHORT_BUILDS if document.bytes <= _SHORT else _LONG_BUILDS
+        pool = self._pool or (_SHORT_BUILDS if document.bytes <= _SHORT else _LONG_BUILDS)
         future = pool.begin(self._fill, name, build, stop)
         building = asyncio.wrap_future(future)
         try:

@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong_server.api.errors import as_server_error
-from everlong_server.engine.answering.grounding import search_words, select_passages
+from everlong_server.engine.answering.grounding import search_query, select_passages
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passage, Passages, opened, split
+from everlong_server.store.texts.passages import Passage, Passages, opened
+from everlong_server.store.texts.query import Query
+from everlong_server.store.texts.splitting import Piece, split
 from tests.lab.train.conftest import full_disk
 from tests.tinymodel import NOVEL, STORY
 
@@ -34,7 +36,7 @@ ALICE = STORY.read_text()
 # How a text is cut
 
 
-def check(text: str) -> list[Passage]:
+def check(text: str) -> list[Piece]:
     """The passages of `text`, which are the text, in order and without gaps."""
     raw = text.encode()
     found = list(split(io.BytesIO(raw)))
@@ -98,8 +100,8 @@ class Shelf:
 
     def ask(self, question: str, *documents: str, before: str | None = None, limit: int = 8) -> list[Passage]:
         """Return the passages that a question is answered with, without a limit of tokens."""
-        words = search_words(question, before)
-        found = asyncio.run(self.passages.search(documents or tuple(self.documents), words, limit)) if words else []
+        query = search_query(question, before)
+        found = asyncio.run(self.passages.search(documents or tuple(self.documents), query, limit)) if query else []
         return select_passages(found, "", 10_000, len)[0]
 
 
@@ -128,54 +130,56 @@ def test_what_is_asked_for_is_found(shelf: Shelf, question: str, words: str) -> 
     assert any(words in " ".join(passage.text.split()) for passage in found), found
 
 
-def test_the_stretch_that_has_most_is_found_whole(tmp_path: Path) -> None:
-    """Who "he" is and what he did are in different passages, with a passage between them that has none of the query's words."""
+def test_a_passage_beside_one_that_matches_comes_before_one_that_matches_as_little(tmp_path: Path) -> None:
+    """Who "he" is and what he did are often in different passages."""
     shelf = Shelf(f"file://{tmp_path}")
-    filler = ["It rained on the roofs of the town that day and for as long as anybody there could tell. " * 4] * 40
-    told = list(filler)
+    told = ["It rained on the roofs of the town that day and for as long as anybody there could tell. " * 4] * 40
     told[20] = "The old fisherman lived by the river and mended his nets. " * 6
-    told[22] = "He sold the golden lantern for nine pennies, and that was all. " * 6
-    told[35] = "A lantern was mentioned here once, and pennies and a fisherman. " * 6
-    document = shelf.add("".join(told))
-    shelf.add("".join(filler[:2]) + "Nobody asked. ")
-    words = {"fisherman": 1.0, "golden": 1.0, "lantern": 1.0, "pennies": 1.0}
-
-    def found(limit: int) -> list[Passage]:
-        return asyncio.run(shelf.passages.search(tuple(shelf.documents), words, limit))
-
-    first = sorted(found(16)[:4], key=lambda passage: passage.start)
-    assert [a.end for a in first[:-1]] == [b.start for b in first[1:]], "in a row"
-    assert len({passage.score for passage in first}) == 1
-    assert {passage.document for passage in first} == {document}
-    evidence, before = select_passages(found(16), "", 10_000, len)
-    assert any("fisherman lived" in piece.text and "nine pennies" in piece.text for piece in evidence)
-    assert "mentioned here once" in before
-    starts = [passage.start for passage in found(16)]
+    told[21] = "He sold the golden lantern for nine pennies, and that was all. " * 6
+    told[35] = "A lantern was mentioned here once, and that was all. " * 7
+    shelf.add("".join(told))
+    query = Query("", {"fisherman": 1.0, "golden": 1.0, "lantern": 1.0, "pennies": 1.0})
+    found = asyncio.run(shelf.passages.search(tuple(shelf.documents), query, 16))
+    assert "fisherman lived" in found[0].text + found[1].text
+    assert "nine pennies" in found[0].text + found[1].text
+    starts = [passage.start for passage in found]
     assert len(set(starts)) == len(starts) <= 16
-    assert len(found(4)) == 4
-    assert len({passage.score for passage in found(4)}) > 1, "of four, one is no stretch"
 
 
-def test_a_stretch_is_of_one_document(tmp_path: Path) -> None:
+def test_equal_passages_keep_the_order_of_the_documents(tmp_path: Path) -> None:
     shelf = Shelf(f"file://{tmp_path}")
     ids = [shelf.add(f"Dinah is cat number {number}. ") for number in range(6)]
-    found = asyncio.run(shelf.passages.search(ids, {"dinah": 1.0}, 16))
+    found = asyncio.run(shelf.passages.search(ids, Query("", {"dinah": 1.0}), 16))
     assert [passage.document for passage in found] == ids
-    assert asyncio.run(shelf.passages.search(ids, {"walrus": 1.0}, 16)) == []
+    assert asyncio.run(shelf.passages.search(ids, Query("", {"walrus": 1.0}), 16)) == []
 
 
 @pytest.mark.parametrize(
     "question",
     [
-        "Hello!", "Thanks, that was very helpful.", "Hi, how are you today?", "Good morning.", "ok", "the of and", "?!…",
-        "Sounds good", "See you later!", "Please continue", "Nice to meet you", "That makes sense.", "Can you repeat that?",
-        "lol that's crazy", "Have a great weekend, it was fun talking to you", "I agree, he is amazing.", "Yeah, I love it!",
-        "Happy New Year!", "Interesting, I never knew that", "You too, take care!", "I guess so...", "Best wishes",
-        "Can you help me?", "Write a Python function that parses JSON.", "谢谢你", "   \n",
+        "Hello!", "ok", "hi", "Thank you!", "the of and", "?!…", "lol", "Yes, please.", "   \n",
+        "Which submarine torpedoed Zanzibar's aquarium off Reykjavik?", "谢谢你",
     ],
 )  # fmt: skip
-def test_small_talk_draws_no_passages(shelf: Shelf, question: str) -> None:
+def test_what_no_passage_is_about_draws_none(shelf: Shelf, question: str) -> None:
     assert shelf.ask(question) == []
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is the wait time?", "35 weeks"), ("When is the next meeting?", "14 March"), ("Who owns the plot?", "Miriam"),
+        ("What should I do?", "bell"), ("Where is it?", "Mill Lane"),
+    ],
+)  # fmt: skip
+def test_a_question_of_everyday_words_is_searched_for(tmp_path: Path, question: str, answer: str) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    shelf.add(
+        ALICE[:8000]
+        + "\n\nThe next meeting is on 14 March; the wait time is 35 weeks. The plot is owned by Miriam. It is at 12 Mill "
+        "Lane. You should ring the bell, whatever you do.\n\n" + ALICE[8000:16_000]
+    )
+    assert any(answer in passage.text for passage in shelf.ask(question))
 
 
 @pytest.mark.parametrize("question", ["Red Queen", "I like the Red Queen!", "Tell me more of Tweedledum", "Oysters."])
@@ -188,25 +192,27 @@ def test_a_question_takes_the_one_before_along_only_where_it_points_there(shelf:
     assert any("Humpty" in passage.text for passage in shelf.ask("What did he sit on, a wall?", before=before))
     assert any("Humpty" in passage.text for passage in shelf.ask("Why?", before=before))
     assert shelf.ask("Thanks!", before=before) == []
-    for remark in ("That makes sense.", "I like him!", "See you next time.", "Can you repeat that?"):
-        assert shelf.ask(remark, before=before) == []
     for question in ("Was he happy?", "What happened next?", "Tell me about his best friends."):
         assert any("Humpty" in passage.text for passage in shelf.ask(question, before=before))
-    assert "humpty" not in search_words("Which gang rules Vermissa Valley in America?", before)
+    alone = search_query("Which gang rules Vermissa Valley in America?", before)
+    assert alone is not None
+    assert "Humpty" not in alone.words
 
 
 def test_a_long_question_is_found_by_its_ends(shelf: Shelf) -> None:
     question = "Humpty Dumpty! " + "lorem ipsum dolor " * 6000 + "boiling sea?"
-    words = search_words(question, None)
-    assert {"humpty", "boiling", "sea"} <= words.keys()
-    assert len(words) <= 16
+    query = search_query(question, None)
+    assert query is not None
+    assert {"Humpty", "boiling", "sea"} <= query.words.keys()
+    assert len(query.words) <= 16
     many = [" ".join(f"{letter}{n}" for n in range(100)) for letter in "ab"]
     for own, before in (
         (many[0], many[1]),
         ("it " + many[0][:30], many[1]),
-        ("字" + "孔子住在哪里天地玄黄宇宙洪荒日月盈昃" * 100, None),
     ):
-        assert 8 < len(search_words(own, before)) <= 16
+        query = search_query(own, before)
+        assert query is not None
+        assert 8 < len(query.words) <= 16
 
 
 @pytest.mark.parametrize(
@@ -273,7 +279,7 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, caplog: pytest.LogCapture
 def test_whoever_searches_a_damaged_index_with_others_misses_no_document(tmp_path: Path) -> None:
     shelf = Shelf(f"file://{tmp_path}")
     documents = [shelf.add(f"Dinah, kitten number {n}. " + ALICE[: 40_000 + n]) for n in range(4)]
-    search = partial(shelf.passages.search, documents, {"number": 1.0, "dinah": 1.0}, 4)
+    search = partial(shelf.passages.search, documents, Query("", {"number": 1.0, "dinah": 1.0}), 4)
     expected = asyncio.run(search())
     assert {passage.document for passage in expected} == set(documents)
 
@@ -327,7 +333,7 @@ def test_a_passage_stands_on_the_page_that_it_begins_on(tmp_path: Path) -> None:
     document = shelf.add(ALICE[:3000])
     shelf.documents[document] = replace(shelf.documents[document], format="pdf")
     outline.save(shelf.blobs, document, [outline.OutlineEntry(0, page=1), outline.OutlineEntry(120, page=2)])
-    first = next(split(io.BytesIO(ALICE.encode()), document))
+    first = Passage(document, 0, 10, 0, 10, ALICE[:10])
     pieces = [first, replace(first, start=119), replace(first, start=120), replace(first, document="doc_gone")]
     placed = asyncio.run(shelf.passages.located(pieces))
     assert [passage.page for passage in placed] == [1, 1, 2, None]
@@ -345,7 +351,7 @@ def test_an_index_is_made_once_for_all_who_find_none(tmp_path: Path, monkeypatch
 
     async def several() -> list[list[Passage]]:
         each = (Passages(shelf.blobs, shelf) for _ in range(4))  # as each request has its own
-        return await asyncio.gather(*(passages.search([document], {"dinah": 1.0}, 3) for passages in each))
+        return await asyncio.gather(*(passages.search([document], Query("", {"dinah": 1.0}), 3) for passages in each))
 
     found = asyncio.run(several())
     assert found[0]
@@ -374,8 +380,8 @@ def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
 def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Path) -> None:
     """Ten megabytes against one. If indexing took quadratic time, it would take a hundred times as long."""
     shelf, whole = Shelf(f"file://{tmp_path}"), ((NOVEL.read_text() + ALICE) * 30)[:10_000_000]
-    usual = search_words("What did the Red Queen say to Alice about the white knight in the house at night?", None)
-    endless = search_words("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
+    usual = search_query("What did the Red Queen say to Alice about the white knight in the house at night?", None)
+    endless = search_query("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
     indexed, searched = [], []
     for text in (whole[:1_000_000], whole):
         document = shelf.documents[shelf.add(text)]
@@ -384,11 +390,11 @@ def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Pat
             (tmp_path / f"{document.id}.passages").unlink(missing_ok=True)
             asyncio.run(shelf.passages.ensure(document))
 
-        def search(words: dict[str, float], id: str = document.id) -> None:
-            asyncio.run(shelf.passages.search([id], words, 3))
+        def search(query: Query, id: str = document.id) -> None:
+            asyncio.run(shelf.passages.search([id], query, 3))
 
         indexed.append(cpu_seconds(index, 3))
-        searched.append([cpu_seconds(partial(search, words)) for words in (usual, endless)])
+        searched.append([cpu_seconds(partial(search, query)) for query in (usual, endless)])
     assert indexed[1] < 30 * indexed[0], indexed
     (few, _), (many, most) = searched
     assert many < 10 * few, searched

@@ -1,0 +1,65 @@
+"""`everlong eval questions`: runs it and shows what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from everlong_lab.cli.common import command, reported, write
+from everlong_lab.eval import questions as measured
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
+from everlong_server.cli.common import err, out
+from everlong_server.engine.answering.grounding import Recall
+from everlong_server.errors import ServerError
+from everlong_server.settings import SettingsError, load_settings
+from everlong_server.store.texts.vectors import load_embedder
+
+_SHOWN = 160
+
+
+def run(
+    file: Path, folders: list[Path], *, url: str | None, key: str | None, model: str | None, evidence_only: bool,
+    embeddings: str, recall: Recall | None, tokens: int, full: bool, output: Path | None,
+) -> None:  # fmt: skip
+    """Ask or search, and print the report. Ends the command with a message for an error of the input or the server."""
+    with (
+        reported(SettingsError, ServerError, RuntimeError, httpx.HTTPError),
+        Bar(TextColumn("{task.description}"), BarColumn(), console=err, transient=True) as bar,
+    ):
+        asked = measured.questions(file)
+        found = measured.find_texts(asked, folders)
+        task = bar.add_task("", total=1.0)
+
+        def progress(what: str, share: float) -> None:
+            bar.update(task, description=escape(what[:60]), completed=share)
+
+        if evidence_only:
+            settings = load_settings()
+            limits = recall or Recall(settings.recall_passages, settings.recall_tokens)
+            tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=settings.models_dir.expanduser()))
+            embedder = load_embedder(embeddings)
+            results = measured.search(
+                asked, found, embedder, lambda text: len(tokenizer.encode(text)), limits, progress
+            )
+            notes = [
+                f"searched by words{' and meaning' if embedder else ' alone'}; at most {limits.passages} passages and "
+                f"{limits.tokens} tokens of {DEFAULT_BACKBONE}; seconds: of the search",
+            ]
+        else:
+            with measured.server(url, key, model) as http:
+                results = measured.ask(http, asked, found, tokens, progress)
+            notes = [f"greedy, at most {tokens} tokens an answer, each question in a session of its own"]
+    report = measured.report(results, notes)
+    if full:
+        for result in results:
+            marks = ("" if result.right is None else "+" if result.right else "-") + ("e" if result.held else " ")
+            answer = "" if result.answer is None else " -> " + " ".join(result.answer.split())[:_SHOWN]
+            out.print(
+                f"{marks:2} {result.over:6.1f} s  {result.question.question}{answer}", markup=False, highlight=False
+            )
+    report.show(out)
+    write(report.document(command=command()) | {"answers": measured.lines(results)}, output)

