@@ -32,7 +32,7 @@ from everlong_client.errors import (
     UnsupportedMediaTypeError,
 )
 from everlong_client.transport.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
-from everlong_client.types.document import Document, Failure
+from everlong_client.types.document import Document, DocumentNote, Failure
 from everlong_client.types.event import (
     Event,
     OtherEvent,
@@ -58,6 +58,7 @@ __all__ = [
     "Conversation",
     "Document",
     "DocumentNotReadyError",
+    "DocumentNote",
     "Event",
     "Everlong",
     "EverlongError",

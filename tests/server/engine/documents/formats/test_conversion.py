@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import lzma
 import tracemalloc
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from everlong_server.store.texts.outline import OutlineEntry, at
 from tests import files
 from tests.process import Server
 
+MADE = Path(__file__).parents[4] / "data" / "formats"
 HTML = """<!DOCTYPE html><html><head><title>t</title><style>p { color: red }</style></head><body>
 <p>Before — it began.</p><h1>The <em>Müller</em></h1><p>He had a blue cat.</p><script>alert("no")</script>
 <ul><li>one<li>two</ul><h2>日本</h2><p>The cat left&hellip;</p></body></html>"""
@@ -192,14 +192,6 @@ def test_a_position_is_in_the_last_section_that_begins_before_it() -> None:
     assert [mark and mark.page for mark in (at(marks, place) for place in (0, 3, 9, 10, 99))] == [None, 1, 1, 2, 2]
 
 
-def zipped(**entries: str) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as packed:
-        for name, content in entries.items():
-            packed.writestr(name, content)
-    return out.getvalue()
-
-
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
@@ -214,8 +206,8 @@ def zipped(**entries: str) -> bytes:
             InvalidRequest,
             "damaged ZIP file",
         ),
-        (zipped(**{"word/document.xml": "<broken"}), InvalidRequest, "there is no text in it"),
-        (zipped(**{"a.bin": "\0"}), InvalidRequest, "there is no text in it"),
+        (files.zipped({"word/document.xml": "<broken"}), InvalidRequest, "there is no text in it"),
+        (files.zipped({"a.bin": "\0"}), InvalidRequest, "there is no text in it"),
         (files.word(("Normal", "x" * 300)), TooLarge, "more than 200 bytes"),
         (files.bomb(4 << 20), TooLarge, "more than 200 bytes"),
     ],
@@ -234,13 +226,13 @@ def test_nothing_that_a_file_refers_to_is_read(converted: Callable, tmp_path: Pa
     entity = f'<!DOCTYPE r [<!ENTITY e SYSTEM "file://{tmp_path}/secret">]>'
     container = entity + '<container><rootfiles><rootfile full-path="&e;"/></rootfiles></container>'
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        converted(zipped(**{"META-INF/container.xml": container}))
+        converted(files.zipped({"META-INF/container.xml": container}))
     page = f'<html>{entity}<body>&e; here <img src="file://{tmp_path}/secret"></body></html>'
     assert "password" not in converted(b"<!doctype html>" + page.encode())[1]
 
 
 def test_a_zip_files_entries_are_read_by_the_process_that_has_limits(converted: Callable) -> None:
-    data = zipped(**{f"{n}": "" for n in range(20_000)})
+    data = files.zipped({f"{n}": "" for n in range(20_000)})
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest, match="there is no text in it"):
@@ -291,10 +283,23 @@ def test_the_server_lists_its_formats(server: Server) -> None:
     """It reads every format that it lists."""
     answer = server.http.get("/v1/formats").json()
     samples = {
-        "text": b"Plain.", "pdf": files.pdf(["A page."]), "docx": files.word(("Normal", "A line.")),
-        "epub": files.epub(["<p>A chapter.</p>"]), "html": HTML.encode(),
-    }  # fmt: skip
-    assert [each["id"] for each in answer["data"]] == list(samples)
+        "text": b"Plain.",
+        "pdf": files.pdf(["A page."]),
+        "docx": files.word(("Normal", "A line.")),
+        "epub": files.epub(["<p>A chapter.</p>"]),
+        "html": HTML.encode(),
+        "msg": files.outlook("A subject", "A line."),
+        "eml": b"Subject: a\r\n\r\nA line.",
+        "mhtml": b"MIME-Version: 1.0\r\nContent-Type: text/html\r\n\r\n<p>A line.",
+        "zip": files.zipped({"a.txt": "A line."}),
+        "ppt": lzma.decompress((MADE / "libreoffice.ppt.xz").read_bytes()),
+    } | {
+        path.suffix[1:]: path.read_bytes()
+        for path in MADE.glob("libreoffice.*")
+        if path.suffix[1:] not in ("xz", "pdf", "docx")
+    }
+    samples |= {"pptx": (MADE / "python-pptx.pptx").read_bytes(), "xlsx": (MADE / "openpyxl.xlsx").read_bytes()}
+    assert {each["id"] for each in answer["data"]} == set(samples)
     for each in answer["data"]:
         for name in each["extensions"]:
             got = server.http.post(

@@ -105,12 +105,13 @@ def _reading_order(book: _Book, package: str, notes: Notes) -> list[str]:
             order.append(items[reference].get("href"))
         else:
             notes.add("the book's spine names it, but its manifest does not", part=reference)
+    has_spine = bool(order)
     listed = {book.find(href, posixpath.dirname(package)) for href in order}
     for item in items.values():
         # Navigation repeats the headings of the chapters.
         is_page = item.get("media-type") in _PAGE_TYPES and "nav" not in (item.get("properties") or "").split()
         if is_page and book.find(item.get("href"), posixpath.dirname(package)) not in listed:
-            if order:
+            if has_spine:
                 notes.add("the book's spine does not name it; it was added at the end", part=item.get("href"))
             order.append(item.get("href"))
     return order

@@ -1,4 +1,4 @@
-"""Writes the equations of Office files (OMML, ISO/IEC 29500-1, 22.1) in one line of text."""
+"""Writes equations in one line of text: those of Office files (OMML, ISO/IEC 29500-1, 22.1) and MathML."""
 
 from __future__ import annotations
 
@@ -67,3 +67,33 @@ def _script(sign: str, text: str) -> str:
 
 def _group(text: str, *, always: bool = False) -> str:
     return f"({text})" if always or (len(text) > 1 and not text.isalnum()) else text
+
+
+def linear_mathml(element: Any) -> str:
+    """Return an equation in MathML as text, as `linear` does."""
+    if not isinstance(element.tag, str):
+        return ""
+    name = element.tag.rpartition("}")[2]
+    parts = [linear_mathml(child) for child in element]
+    match name, parts:
+        case (("annotation" | "annotation-xml"), _):
+            return ""
+        case "mfrac", [above, below]:
+            return f"{_group(above)}/{_group(below)}"
+        case (("msup" | "mover"), [base, script]):
+            return base + _script("^", script)
+        case (("msub" | "munder"), [base, script]):
+            return base + _script("_", script)
+        case (("msubsup" | "munderover"), [base, low, high]):
+            return base + _script("_", low) + _script("^", high)
+        case "msqrt", _:
+            return f"√{_group(''.join(parts), always=True)}"
+        case "mroot", [base, degree]:
+            return f"{degree}√{_group(base, always=True)}"
+        case "mtr", _:
+            return ", ".join(parts)
+        case "mtable", _:
+            return f"[{'; '.join(parts)}]"
+        case "mtext", _:
+            return element.text or ""
+    return "".join((element.text or "").split()) + "".join(parts)

@@ -12,10 +12,12 @@ from lxml import etree, html
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import decode
+from everlong_server.engine.documents.formats.readers.equations import linear_mathml
 
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+_NUMBER = re.compile(r"\w{1,3}|[*†‡]")
 _DISPLAY_NONE = re.compile(r"(^|;)\s*display\s*:\s*none", re.IGNORECASE)
-_NO_TEXT = "//script | //style | //template | //noscript | //annotation | //annotation-xml | //rp"
+_NO_TEXT = "//script | //style | //template | //noscript | //rp"
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
 _BLOCKS = (
     "section",
@@ -55,6 +57,13 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
     _drop_hidden(tree, notes)
     _write_out_controls(tree, notes)
     _write_out_pictures(tree, notes)
+    for equation in tree.xpath("//math"):
+        _replace(equation, linear_mathml(equation))
+    for mark in tree.xpath(
+        "//a[@role='doc-noteref'] | //sup[a[contains(@href, '#')]] | //a[contains(@href, '#')][sup]"
+    ):  # of a footnote
+        if _NUMBER.fullmatch(words := _words(mark)):
+            _replace(mark, f"[{words}]", space="")
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
         _replace(reading, f"({reading.text_content()})", space="")
     rules = {f"h{level}": ["heading"] for level in range(1, 7)}

@@ -57,10 +57,11 @@ def read(file: Path, notes: Notes, kind: str) -> Iterator[Block]:
         notes.left_out("charts", sum("xl/charts/chart" in name for name in parts))
     for warning in result.processing_warnings or ():
         notes.add(str(warning))
+    notes.left_out("attachments", len(result.metadata.get("attachments") or ()))
     if kind in _MISSING:
         notes.add(_MISSING[kind])
     for node in result.document["nodes"] if result.document else []:
-        if node["content"]["node_type"] == _REPEATED.get(kind) or node.get("content_layer") == _REPEATED.get(kind):
+        if _REPEATED.get(kind, "") in (node["content"]["node_type"], node.get("content_layer")):
             continue
         block = _block(node)
         if kind == "rtf":

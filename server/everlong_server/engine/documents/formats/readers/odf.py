@@ -11,6 +11,7 @@ from typing import Any
 from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.readers.equations import linear_mathml
 
 _NS = "urn:oasis:names:tc:opendocument:xmlns:"
 _TEXT, _TABLE, _DRAW, _OFFICE = (f"{{{_NS}{name}:1.0}}" for name in ("text", "table", "drawing", "office"))
@@ -181,9 +182,7 @@ class _Reader:
             return ""
         if not tree.tag.endswith("}math"):
             return ""
-        for annotation in list(tree.iter("{*}annotation")):
-            annotation.getparent().remove(annotation)
-        return "".join("".join(tree.itertext()).split())
+        return linear_mathml(tree)
 
 
 def _repeated(element: Any, what: str) -> int:
