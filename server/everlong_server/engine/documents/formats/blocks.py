@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from pathlib import Path
 
 from everlong_server.store.texts.notes import Note
 
+DAMAGED_ENTRY = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError, RuntimeError)
+"""What `zipfile` raises for an entry that is damaged, encrypted or compressed in an unknown way."""
 MAX_NOTES = 100
 _MAX_LENGTH = 200
 _MAX_DEPTH = 4

@@ -6,6 +6,7 @@ import importlib
 import json
 import resource
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
@@ -84,6 +85,10 @@ def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str)
         return ExitCode.OUT_OF_MEMORY
     except Unreadable as error:
         sys.stdout.write(f"\n{error}")
+        return ExitCode.UNREADABLE
+    except Exception as error:  # readers and their libraries raise many kinds of errors for damaged files
+        traceback.print_exc()
+        sys.stdout.write(f"\nthe file cannot be read: it is damaged ({type(error).__name__})")
         return ExitCode.UNREADABLE
     sys.stdout.write("\n")
     json.dump(

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from everlong_server.engine.documents.formats.blocks import Block, Notes
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
 
 _MAX_FILES = 1000
 _SYSTEM = ("__macosx/", ".ds_store", "thumbs.db")
@@ -26,7 +26,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         for entry in entries[:_MAX_FILES]:
             try:
                 data = packed.read(entry)
-            except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+            except DAMAGED_ENTRY as error:
                 notes.add(f"it cannot be unpacked and was left out ({error})", part=entry.filename)
                 continue
             yield from notes.nested(data, entry.filename, "File")

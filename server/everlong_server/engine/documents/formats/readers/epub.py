@@ -13,7 +13,7 @@ from urllib.parse import unquote, urldefrag
 
 from lxml import etree
 
-from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
 
@@ -75,7 +75,7 @@ def _page(book: _Book, name: str, notes: Notes) -> Iterator[Block]:
         return
     try:
         data = book.packed.read(name)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+    except DAMAGED_ENTRY as error:
         notes.add(f"it is damaged and was left out ({error})", part=name)
         return
     yield from render(decode(data, notes, part=name), notes)

@@ -50,6 +50,10 @@ def read(file: Path, notes: Notes, kind: str) -> Iterator[Block]:
             else "it is damaged"
         )
         raise Unreadable(f"the file cannot be read: {why} ({str(error)[:200]})") from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust; it is no `Exception`
+            raise
+        raise Unreadable("the file cannot be read: it is damaged") from None
     if kind == "xlsx":
         with zipfile.ZipFile(file) as packed:
             parts = [name.lower() for name in packed.namelist()]

@@ -10,7 +10,7 @@ from typing import Any
 
 from lxml import etree
 
-from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers.equations import linear_mathml
 
 _NS = "urn:oasis:names:tc:opendocument:xmlns:"
@@ -39,7 +39,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
             raise Unreadable("the OpenDocument file cannot be read: it is encrypted; upload it without a password")
         content = _xml(packed.read("content.xml"))
         styles = _xml(packed.read("styles.xml")) if "styles.xml" in packed.namelist() else None
-    except (KeyError, zipfile.BadZipFile, etree.XMLSyntaxError, OSError, EOFError) as error:
+    except (KeyError, etree.XMLSyntaxError, *DAMAGED_ENTRY) as error:
         raise Unreadable(f"the OpenDocument file cannot be read: it is damaged ({error})") from None
     reader = _Reader(packed, notes)
     yield from reader.furniture(styles, "header")
@@ -178,7 +178,7 @@ class _Reader:
         name = object.get(f"{_XLINK}href", "").removeprefix("./").rstrip("/") + "/content.xml"
         try:
             tree = _xml(self._packed.read(name))
-        except (KeyError, zipfile.BadZipFile, etree.XMLSyntaxError, OSError, EOFError):
+        except (KeyError, etree.XMLSyntaxError, *DAMAGED_ENTRY):
             return ""
         if not tree.tag.endswith("}math"):
             return ""

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from lxml import etree
 
-from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Notes, Unreadable
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -70,7 +70,7 @@ class Package:
             if name is not None:
                 return self._packed.read(name)
             self._notes.add("the file refers to it, but does not contain it", part=part)
-        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
+        except DAMAGED_ENTRY as error:
             self._notes.add(f"it is damaged and was left out ({error})", part=part)
         return None
 
