@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents.formats.conversion import convert
+from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import NotFound, ServerError, TooLarge, Unavailable
@@ -217,7 +217,7 @@ class Ingest:
 
         def write_text() -> ReceivedFile:
             with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
-                made = convert(uploaded, kind, text, limit)
+                made = conversion.convert(uploaded, kind, text, limit)
                 outline.save(blobs, name, made.outline)
                 with text.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
