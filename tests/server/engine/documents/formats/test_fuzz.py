@@ -11,6 +11,7 @@ import lzma
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import zipfile
@@ -112,6 +113,8 @@ def outcome(data: bytes, name: str, folder: Path) -> str:
         return "converted"
     if code in tuple(conversion.ExitCode):
         return conversion.ExitCode(code).name.lower()
+    if code == -signal.SIGABRT and "memory allocation of" in (folder / "errors").read_text(errors="replace"):
+        return "out_of_memory"  # how a library in Rust ends at the limit
     last = ((folder / "errors").read_text(errors="replace").strip().splitlines() or [""])[-1]
     return f"{CRASH}: exit code {code}, {last[:160]}"
 
