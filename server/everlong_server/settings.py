@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     )
     model: str | None = Field(
         None,
-        description="Model to serve: a folder with everlong.json, or a backbone (known name, Hugging Face folder, .gguf file or hub name); unset: smollm2-135m-reader, or smollm2-135m-instruct if `memory` is set.",
+        description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, or a backbone (Hugging Face folder, .gguf file or hub name); unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
     )
     memory: str | None = Field(
         None, description="Memory to put around a plain backbone, such as window (the default) or rmt."

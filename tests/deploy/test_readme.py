@@ -26,7 +26,11 @@ def test_settings_exist_and_their_values_are_valid(monkeypatch: pytest.MonkeyPat
 
 def test_other_variables_exist() -> None:
     files = [ROOT / "docker-compose.yml", *(ROOT / "deploy").glob("compose.*.yml")]
-    used = {name for file in files for name in re.findall(r"\$\{(\w+)", file.read_text())} | {"COMPOSE_FILE"}
+    used = {name for file in files for name in re.findall(r"\$\{(\w+)", file.read_text())} | {
+        "COMPOSE_FILE",
+        "PIP_INDEX_URL",
+        "HF_ENDPOINT",
+    }
     named = set(re.findall(r"\b([A-Z]+(?:_[A-Z]+)+)=", TEXT))
     assert {name for name in named if not name.startswith(PREFIX)} == {name for name in used if PREFIX not in name}
 

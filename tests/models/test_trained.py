@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from everlong_lab.eval.facts import draw_facts, facts
+from everlong_models.catalogue.entry import TRAINED
 from everlong_models.errors import ConfigError
 from everlong_models.memories.rmt import RMT
-from everlong_models.model import DEFAULT_MODEL, PACKAGED, load_model
+from everlong_models.model import SHIPPED_MODEL, load_model
 from everlong_models.weights import MANIFEST
 
 CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes half a minute, once per machine
@@ -17,9 +18,9 @@ CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes half 
 
 def test_they_are_small():
     sizes = {
-        folder.name: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in PACKAGED.iterdir()
+        folder.name: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in TRAINED.iterdir()
     }
-    assert 0 < sizes.pop(DEFAULT_MODEL) <= 10_000_000  # a tenth of the backbone's file, which everybody needs with it
+    assert 0 < sizes.pop(SHIPPED_MODEL) <= 10_000_000  # a tenth of the backbone's file, which everybody needs with it
     assert 0 < sum(sizes.values()) <= 5_000_000
 
 
@@ -42,7 +43,7 @@ def test_of_two_facts_the_one_that_is_asked_for_is_found_beyond_the_training(tmp
     assert min(row["accuracy"] for row in rows) >= 0.95
 
 
-@pytest.mark.parametrize("folder", sorted(PACKAGED.iterdir()), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", sorted(TRAINED.iterdir()), ids=lambda folder: folder.name)
 def test_each_says_what_it_is(folder):
     assert (folder / MANIFEST).is_file()
     assert load_model(folder.name, models_dir=CACHE).description

@@ -1,4 +1,4 @@
-"""Raise the number of positions that a GGUF file declares above that of its training."""
+"""Positions of a GGUF file: how many it declares, which can be raised, and what one takes in a KV cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from gguf import GGUFReader
-
-_TRAINED = "llama.context_length"
 
 
 def with_positions(file: Path, positions: int, folder: Path) -> Path:
@@ -28,5 +26,20 @@ def with_positions(file: Path, positions: int, folder: Path) -> Path:
 
 def _trained(reader: GGUFReader) -> Any:
     """Return a view of the number in the file."""
-    field = reader.fields[_TRAINED]
+    field = reader.fields[f"{_architecture(reader)}.context_length"]
     return field.parts[field.data[0]]
+
+
+def position_bytes(file: Path) -> int:
+    """Return the bytes of the model's keys and values for one position, in 16 bits."""
+    reader = GGUFReader(file)
+
+    def number(name: str) -> int:
+        return int(reader.fields[f"{_architecture(reader)}.{name}"].contents())
+
+    heads, key_heads = number("attention.head_count"), number("attention.head_count_kv")
+    return number("block_count") * 2 * key_heads * (number("embedding_length") // heads) * 2
+
+
+def _architecture(reader: GGUFReader) -> str:
+    return str(reader.fields["general.architecture"].contents())

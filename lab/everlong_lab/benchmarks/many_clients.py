@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.sse_timing import StreamTimer
+from everlong_models.model import SHIPPED_MODEL
 
 _ROUNDS = 3
 _PIECE = b"All in the golden afternoon full leisurely we glide. " * 300
@@ -28,7 +29,7 @@ def run(*, sockets: int, uploads: int, written: int, quick: bool, progress: Call
 
     `written`: tokens of an answer. `quick`: use a tiny random model instead of the default one."""
     progress("starting a server")
-    with Process.served(tiny=quick) as server:
+    with Process.served(*([] if quick else ["--model", SHIPPED_MODEL]), tiny=quick) as server:
         rows = asyncio.run(_measure(str(server.http.base_url), sockets, uploads, written, progress))
     alone, crowded = (
         statistics.median(row["ms_per_token"] for row in rows if bool(row["sockets"]) == c) for c in (0, 1)

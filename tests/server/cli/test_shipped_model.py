@@ -1,4 +1,4 @@
-"""The default model for real: a newcomer's first question."""
+"""The shipped model for real: a newcomer's first question."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, find_packaged
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone
+from everlong_models.catalogue.entry import entries
+from everlong_models.catalogue.pull import locate
 from everlong_server.settings import load_settings
 from tests.process import Server
 from tests.tinymodel import STORY
 
-DEFAULT = "smollm2-135m-reader"
+SHIPPED = "smollm2-135m-reader"
 
 
 @pytest.mark.timeout(600)
 def test_a_question_answered_by_the_last_part(tmp_path: Path) -> None:
-    assert find_packaged() is not None, "the default model's weights are missing: make test installs them"
+    models_dir = load_settings([]).models_dir
+    assert locate(entries()[DEFAULT_BACKBONE], models_dir), (
+        "the shipped model's weights are missing: make test installs them"
+    )
     # Once a machine, and longer than a server is waited for.
-    find_backbone(DEFAULT_BACKBONE, models_dir=load_settings([]).models_dir)
+    find_backbone(DEFAULT_BACKBONE, models_dir=models_dir)
     text = STORY.read_text()[:11_000] + "\n\nThe White Queen told Alice the password. The password is “marmalade”.\n"
-    with Server(DEFAULT, tmp_path / "data", threads=2) as server:
+    with Server(SHIPPED, tmp_path / "data", threads=2) as server:
         server.http.timeout = 300
         server.start()
         log = server.log.read_text()
@@ -35,4 +40,4 @@ def test_a_question_answered_by_the_last_part(tmp_path: Path) -> None:
         assert "marmalade" in message["content"].lower(), message["content"]
         assert message["finish_reason"] == "stop"
         model = server.http.get("/v1/models").json()["data"][0]
-        assert (model["id"], model["memory"], model["memory_trained"]) == (DEFAULT, "window", None)
+        assert (model["id"], model["memory"], model["memory_trained"]) == (SHIPPED, "window", None)

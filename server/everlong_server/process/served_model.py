@@ -1,0 +1,58 @@
+"""`served_model`: which model the settings ask for, or the machine's default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.markup import escape
+
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, Progress
+from everlong_models.catalogue.default import HOW_TO_CHOOSE, defaults, described
+from everlong_models.catalogue.entry import entries
+from everlong_models.catalogue.machine import Machine, require_memory, this_machine
+from everlong_models.catalogue.pull import locate, pull
+from everlong_models.errors import BackboneError
+from everlong_server.settings import Settings
+
+
+def default_models(settings: Settings) -> list[str]:
+    """Return the models that a server without `model` tries, in this order."""
+    if settings.memory:
+        return [DEFAULT_BACKBONE]
+    return defaults(_machine(settings), _here(settings.models_dir.expanduser()))
+
+
+def served_model(settings: Settings, progress: Progress) -> str:
+    """Return the name of the model to serve. Announces and downloads a default; `progress` takes text with rich's markup.
+
+    A default that cannot be downloaded, or does not fit into the memory that is free, is replaced by the next smaller one. Raises
+    `BackboneError` if there is none.
+    """
+    if settings.model is not None or settings.memory:
+        return settings.model or DEFAULT_BACKBONE
+    first, *smaller = default_models(settings)
+    progress(f"model: [bold]{first}[/], the default for {described(_machine(settings))}")
+    progress(f"To serve another one: {HOW_TO_CHOOSE}")
+    for name, next_name in zip([first, *smaller], [*smaller, None], strict=True):
+        try:
+            if (entry := entries().get(name)) is not None:
+                require_memory(name, entry.bytes)
+                pull(entry, settings.models_dir.expanduser(), lambda message: progress(escape(message)))
+        except BackboneError as error:
+            if next_name is None:
+                raise
+            progress(
+                f"[bold yellow]warning:[/] {escape(str(error))}.\n"
+                f"Serving [bold]{next_name}[/] instead, which is smaller and answers worse."
+            )
+        else:
+            return name
+    raise AssertionError("the last default is served or raises")
+
+
+def _machine(settings: Settings) -> Machine:
+    return this_machine(settings.models_dir, device=settings.device, threads=settings.threads)
+
+
+def _here(models_dir: Path) -> set[str]:
+    return {name for name, entry in entries().items() if locate(entry, models_dir) is not None}
