@@ -9,7 +9,7 @@ from typing import Protocol
 from python_multipart.multipart import parse_options_header
 
 from everlong_server.api.multipart import FormFields, FormParser
-from everlong_server.engine.documents.formats.catalogue import is_accepted
+from everlong_server.engine.documents.formats.catalogue import MEDIA_TYPES, is_accepted
 from everlong_server.engine.documents.text_checker import too_large
 from everlong_server.errors import UnsupportedMedia
 
@@ -89,5 +89,11 @@ def _check_type(kind: str, charset: str) -> None:
             "format (GET /v1/formats)",
             param="content-type",
         )
-    if charset.lower().replace("_", "-") not in ("utf-8", "utf8", "us-ascii", "ascii"):
+    # A page or a mail declares its own encoding, or it is guessed.
+    if kind.lower() not in MEDIA_TYPES and charset.lower().replace("_", "-") not in (
+        "utf-8",
+        "utf8",
+        "us-ascii",
+        "ascii",
+    ):
         raise UnsupportedMedia(f"charset {charset[:60]!r} is not supported: send UTF-8", param="content-type")

@@ -53,6 +53,32 @@ def test_columns_that_the_file_mixes_are_read_one_after_the_other() -> None:
     assert notes_of(data) == ["page 1: two columns that the file mixes line by line were put one after the other"]
 
 
+def test_words_that_are_divided_in_mixed_columns_are_whole() -> None:
+    data = across(
+        ("The committee of Ut-", "recht met in the green-", "house and chose"),
+        ("Her name is Sas-", "kia Blom, and her malfunc-", "tioning lamp is lit."),
+    )
+    text = text_of(data)
+    assert [word for word in ("Utrecht", "greenhouse", "Saskia", "malfunctioning") if word not in text] == []
+    assert "-" not in text
+
+
+def test_words_at_the_right_margin_are_no_column() -> None:
+    lines = [
+        ("int read_tag of the node, which is", "[Function]"),
+        ("given by the caller and must not be empty or gone, since it is read", ""),
+    ] * 4
+    placed = [
+        (x, 700 - 14 * n, words)
+        for n, line in enumerate(lines)
+        for x, words in zip((60, 450), line, strict=True)
+        if words
+    ]
+    data = files.pdf_of(files.pdf_lines(*placed))
+    assert notes_of(data) == []
+    assert "is [Function]" in text_of(data)
+
+
 TABLES = [
     (("Apple", "Pear", "Plum", "Fig"), ("3 crowns", "4 crowns", "5 crowns", "6 crowns")),
     (("dog", "cat", "bird", "fish"), ("chien", "chat", "oiseau", "poisson")),

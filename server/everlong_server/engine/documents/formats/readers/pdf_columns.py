@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 _MIN_ROWS = 3
@@ -43,13 +43,29 @@ def column_text(textpage: Any) -> str | None:
     right = _right_column(pieces)
     if right is None:
         return None
-    for piece in pieces:
-        bounds = piece.left - 1, piece.bottom - 1, piece.right + 1, piece.top + 1
-        piece.text = textpage.get_text_bounded(*bounds).replace("\r\n", " ").strip()
-    rows = list(_rows(pieces, right))
-    if len(rows) < _MIN_ROWS or not _is_prose(rows):
-        return None
-    return "\n".join(piece.text for piece in _column_order(pieces, right))
+    lines: list[str] = []
+    mixed = False
+    for rows in _zones(_rows(pieces), right):
+        for piece in (piece for row in rows for piece in row):
+            bounds = piece.left - 1, piece.bottom - 1, piece.right + 1, piece.top + 1
+            text = textpage.get_text_bounded(*bounds).replace("\r\n", " ")
+            piece.text = text.replace("\x02", "-").strip()  # a hyphen at the end of a line
+        columns = _columns(rows, right)
+        if columns is None:
+            lines += (" ".join(piece.text for piece in row) for row in rows)
+        else:
+            mixed = True
+            lines += (piece.text for column in columns for piece in column)
+    return _joined(lines) if mixed else None
+
+
+def _joined(lines: Sequence[str]) -> str:
+    """Return the lines as text, with U+FFFE for a hyphen in a word that goes on in the next line, as PDFium writes it."""
+    text = ""
+    for line in lines:
+        divided = text.endswith("-") and text[-2:-1].isalpha() and line[:1].islower()
+        text = f"{text[:-1]}\ufffe{line}" if divided else f"{text}\n{line}"
+    return text.removeprefix("\n")
 
 
 def _pieces(rects: Sequence[tuple[float, float, float, float]]) -> list[_Piece]:
@@ -79,11 +95,38 @@ def _right_column(pieces: Sequence[_Piece]) -> float | None:
     return (edge - 1.5) * _ALIGNED if rows >= _MIN_ROWS else None
 
 
-def _rows(pieces: Sequence[_Piece], right: float) -> Iterator[tuple[str, str]]:
-    """Yield the texts of the lines that are in both columns."""
-    for before, after in pairwise(pieces):
-        if before.same_line(after) and before.right < right <= after.left:
-            yield before.text, after.text
+def _rows(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Return the pieces of each line, in the order of the file."""
+    rows: list[list[_Piece]] = []
+    for piece in pieces:
+        if rows and rows[-1][-1].same_line(piece) and rows[-1][-1].right < piece.left:
+            rows[-1].append(piece)
+        else:
+            rows.append([piece])
+    return rows
+
+
+def _zones(rows: Sequence[list[_Piece]], right: float) -> list[list[list[_Piece]]]:
+    """Return the rows in groups: those that are side by side without a piece that crosses both columns, and the others."""
+    zones: list[list[list[_Piece]]] = []
+    aside = False
+    for row in rows:
+        was_aside, aside = aside, not any(piece.left < right < piece.right for piece in row)
+        if zones and was_aside == aside:
+            zones[-1].append(row)
+        else:
+            zones.append([row])
+    return zones
+
+
+def _columns(rows: Sequence[list[_Piece]], right: float) -> tuple[list[_Piece], list[_Piece]] | None:
+    """Return the pieces of the left and the right column, if these rows mix two columns of prose."""
+    left = [[piece for piece in row if piece.left < right] for row in rows]
+    rest = [[piece for piece in row if piece.left >= right] for row in rows]
+    pairs = [(a[-1].text, b[0].text) for a, b in zip(left, rest, strict=True) if a and b]
+    if len(pairs) < max(_MIN_ROWS, 2 / 3 * len(rows)) or any(piece.right > right for row in left for piece in row):
+        return None
+    return (list(chain.from_iterable(left)), list(chain.from_iterable(rest))) if _is_prose(pairs) else None
 
 
 def _is_prose(rows: Sequence[tuple[str, str]]) -> bool:
@@ -97,17 +140,3 @@ def _is_prose(rows: Sequence[tuple[str, str]]) -> bool:
 
 def _continues(line: str, following: str) -> bool:
     return following[:1].islower() and not line.endswith((".", "!", "?", ":", ";"))
-
-
-def _column_order(pieces: Sequence[_Piece], right: float) -> Iterator[_Piece]:
-    """Yield the pieces: the left column, then the right one, between lines that cross both."""
-    second: list[_Piece] = []
-    for piece in pieces:
-        if piece.left >= right:
-            second.append(piece)
-        else:
-            if piece.right > right:  # crosses both columns
-                yield from second
-                second = []
-            yield piece
-    yield from second

@@ -142,6 +142,8 @@ class _Document:
             return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
         if block.tag == _CELL:
             return "\n".join(self._block(inner) for inner in _outermost(block, _PARAGRAPH, _TABLE)).strip()
+        if block.find(f"{W}pPr/{W}numPr") is not None:
+            self._notes.left_out("numbers and bullets of lists")
         return "".join(self._inline(part) for part in block)
 
     def _inline(self, part: Any) -> str:
