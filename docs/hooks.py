@@ -106,8 +106,7 @@ def redis() -> Iterator[str]:
     yield "| key | type | holds | expires |"
     yield "|---|---|---|---|"
     for key in KEYS:
-        name = re.sub(r"(jobs|responses):\*", r"\1:MODEL", key.pattern).replace("*", "ID")
-        yield f"| `{name}` | {key.type} | {_cell(key.holds)}{' (encrypted)' if key.sealed else ''} | {_cell(key.ttl)} |"
+        yield f"| `{key.pattern}` | {key.type} | {_cell(key.holds)}{' (encrypted)' if key.sealed else ''} | {_cell(key.ttl)} |"
 
 
 def api() -> Iterator[str]:

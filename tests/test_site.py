@@ -84,11 +84,9 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {str(page.relative_to(DOCS)) for page in PAGES} <= named
 
 
-def test_pictures_are_up_to_date() -> None:
+def test_the_picture_of_the_cost_is_up_to_date() -> None:
     pictures = docs_module("pictures")
-    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(pictures.PICTURES)
-    for name in pictures.PICTURES:
-        assert (DOCS / "pictures" / f"{name}.svg").read_text() == pictures.draw(name), "run: python docs/pictures.py"
+    assert pictures.FILE.read_text() == pictures.draw(), "run: python docs/pictures.py"
 
 
 @pytest.fixture(scope="module")

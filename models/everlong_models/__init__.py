@@ -13,63 +13,32 @@ if TYPE_CHECKING:
     from everlong_models.generate.cuda_graphs import CUDAGraphs, GraphedFunction, ReadGraphs, StepGraphs
     from everlong_models.generate.grammar import Grammar, GrammarCompiler
     from everlong_models.generate.sampling import Sampler, SamplingParams
-    from everlong_models.memories.base import MemoryConfig, MemoryModel
+    from everlong_models.memories.base import MemoryConfig, SegmentReader
     from everlong_models.memories.state import MemoryState, decode_state, encode_state
     from everlong_models.memories.view import MemoryView
     from everlong_models.model import MEMORIES, Model, load_model
     from everlong_models.text.tokenizer import Tokenizer
 
 __all__ = [
-    "MEMORIES",
-    "Backbone",
-    "CUDAGraphs",
-    "Cache",
-    "CacheSlots",
-    "EverlongModelError",
-    "Grammar",
-    "GrammarCompiler",
-    "GrammarError",
-    "GraphedFunction",
-    "MemoryConfig",
-    "MemoryModel",
-    "MemoryState",
-    "MemoryView",
-    "Model",
-    "ReadGraphs",
-    "Sampler",
-    "SamplingParams",
-    "StepGraphs",
-    "Tokenizer",
-    "decode_state",
-    "encode_state",
-    "load_model",
-]
+    "MEMORIES", "Backbone", "CUDAGraphs", "Cache", "CacheSlots", "EverlongModelError", "Grammar", "GrammarCompiler",
+    "GrammarError", "GraphedFunction", "MemoryConfig", "MemoryState", "MemoryView", "Model", "ReadGraphs", "Sampler",
+    "SamplingParams", "SegmentReader", "StepGraphs", "Tokenizer", "decode_state", "encode_state", "load_model",
+]  # fmt: skip
 
-_MODULES = {
-    "MEMORIES": "model",
-    "Backbone": "backbone.backbone",
-    "CUDAGraphs": "generate.cuda_graphs",
-    "Cache": "backbone.cache",
-    "EverlongModelError": "errors",
-    "Grammar": "generate.grammar",
-    "GrammarError": "errors",
-    "GrammarCompiler": "generate.grammar",
-    "MemoryConfig": "memories.base",
-    "MemoryModel": "memories.base",
-    "MemoryState": "memories.state",
-    "MemoryView": "memories.view",
-    "Model": "model",
-    "ReadGraphs": "generate.cuda_graphs",
-    "GraphedFunction": "generate.cuda_graphs",
-    "Sampler": "generate.sampling",
-    "SamplingParams": "generate.sampling",
-    "CacheSlots": "backbone.cache",
-    "StepGraphs": "generate.cuda_graphs",
-    "Tokenizer": "text.tokenizer",
-    "decode_state": "memories.state",
-    "encode_state": "memories.state",
-    "load_model": "model",
+_NAMES = {
+    "backbone.backbone": ("Backbone",),
+    "backbone.cache": ("Cache", "CacheSlots"),
+    "errors": ("EverlongModelError", "GrammarError"),
+    "generate.cuda_graphs": ("CUDAGraphs", "GraphedFunction", "ReadGraphs", "StepGraphs"),
+    "generate.grammar": ("Grammar", "GrammarCompiler"),
+    "generate.sampling": ("Sampler", "SamplingParams"),
+    "memories.base": ("MemoryConfig", "SegmentReader"),
+    "memories.state": ("MemoryState", "decode_state", "encode_state"),
+    "memories.view": ("MemoryView",),
+    "model": ("MEMORIES", "Model", "load_model"),
+    "text.tokenizer": ("Tokenizer",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

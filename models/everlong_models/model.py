@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Model:
     """A loaded model.
 
     `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `backbone_name`: None for a model
-    from scratch. `fingerprint`: SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models
+    from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`: SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models
     with the same fingerprint can exchange states.
     """
 
@@ -90,6 +91,7 @@ class Model:
     fingerprint: str
     trained: bool | None
     description: str
+    tuned: bool = False
 
     @property
     def segment_length(self) -> int:
@@ -127,7 +129,7 @@ def load_model(
     """
     device = resolve_device(device)
     plan = _plan(name, models_dir, memory, options or {})
-    build = _build_around_backbone if plan.kind.around else _build_from_scratch
+    build = partial(_build_around_backbone, quantize=quantize) if plan.kind.around else _build_from_scratch
     module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)
     loaded = _load_memory_weights(plan, module, backbone)
     module.requires_grad_(False)
@@ -146,6 +148,7 @@ def load_model(
         fingerprint=fingerprint,
         trained=None if plan.kind.training_free else loaded and plan.manifest is not None and plan.manifest.trained,
         description=plan.manifest.description if plan.manifest else "",
+        tuned=loaded,
     )
 
 
@@ -185,14 +188,22 @@ _Built = tuple[SegmentReader, Backbone | None, Tokenizer]
 
 
 def _build_around_backbone(
-    plan: _Plan, models_dir: Path, device: torch.device, dtype: torch.dtype | None, progress: Progress
+    plan: _Plan,
+    models_dir: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    progress: Progress,
+    *,
+    quantize: bool,
 ) -> _Built:
     """Load the backbone, and build the memory around it. The memory's weights are not loaded yet."""
     if plan.backbone_name is None:
         raise BackboneError(f"{plan.folder / MANIFEST}: memory {plan.memory_name} needs a backbone: set `backbone`")
     backbone, tokenizer = load_backbone(
-        plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
-    )
+        plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
+        # A trained memory, and low-rank updates, need the weights that they were trained with.
+        one_copy=quantize and plan.kind.whole and plan.kind.training_free and not (plan.folder / WEIGHTS).exists(),
+    )  # fmt: skip
     return plan.kind.build(plan.config, backbone).eval(), backbone, tokenizer
 
 
@@ -240,8 +251,13 @@ def _fingerprint_and_optimise(
     """Optimise the weights for inference, and return the fingerprint of the weights as they were loaded."""
     described = f"{plan.memory_name}:{plan.config.model_dump_json()}"
     parts = [architecture(backbone) if backbone else "", described, state_layout(module), tokenizer.digest()]
+    if backbone is not None and backbone.digest is not None:
+        parts, tensors = [*parts, backbone.digest], own_parameters(module)
+    else:
+        tensors = loaded_tensors(module)
     with ThreadPoolExecutor(1) as executor:  # hashing takes a large part of the loading time
-        fingerprint = executor.submit(hash_model, loaded_tensors(module), parts)
+        fingerprint = executor.submit(hash_model, tensors, parts)
+        del tensors  # hashing frees them one by one
         if device.type != "cpu":  # a CPU maps weights from their file; a GPU may have no memory for two copies
             fingerprint.result()
         if backbone is not None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -46,6 +47,8 @@ def create_app(
         summary="Long-context inference with a memory of fixed size",
         version="0.1.0",
         license_info={"name": "Apache-2.0"},
+        docs_url=None,  # `page` serves it: FastAPI's pages load scripts from a CDN
+        redoc_url=None,
         lifespan=_lifespan(settings, redis_url, load, metrics, traces, on_ready, on_failure),
         separate_input_output_schemas=False,
     )
@@ -119,14 +122,17 @@ def _lifespan(
 
 _BODY_KEEPALIVES = 4
 """A request body may make no progress for this many keep-alive intervals."""
+_MIN_RATE = 500
+"""Minimum number of bytes per second of a request body, once those intervals are over. Apache's mod_reqtimeout has the same."""
 UPLOAD_PATHS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
 class _RequestGuard:
     """Counts requests and limits request bodies. Uploads check their size themselves while they stream.
 
-    Ends a request whose body makes no progress for `seconds`. A lost connection sends no signal, and the request would hold
-    its idempotency key or its share of a multipart upload for ever.
+    Ends a request whose body makes no progress for `seconds`, or for which the server has waited longer than that in all and
+    that has not brought `_MIN_RATE` bytes for each further second. A lost connection sends no signal, and the request would
+    hold its idempotency key or its share of a multipart upload for ever.
 
     Rejects compressed bodies, so the length of a body is the length that was sent. Answers 503 to requests that the shutdown
     of the server cancels.
@@ -142,24 +148,30 @@ class _RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received, complete, response_started = 0, False, False
+        received, waited, complete, response_started = 0, 0.0, False, False
         upload = scope["method"] == "POST" and UPLOAD_PATHS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
-            nonlocal received, complete
+            nonlocal received, waited, complete
             if (coding := Headers(scope=scope).get("content-encoding", "identity")) != "identity":
                 raise HTTPException(
                     415, f"Content-Encoding {coding[:60]!r} is not supported: send the body uncompressed"
                 )
+            started = time.monotonic()
+            patience = min(self._seconds, self._seconds + received / _MIN_RATE - waited)
             try:
-                async with asyncio.timeout(None if complete else self._seconds):
+                async with asyncio.timeout(None if complete else patience):
                     message = await receive()
             except TimeoutError:
                 if response_started:
                     return {"type": "http.disconnect"}
                 raise HTTPException(
-                    408, f"no data of the request body arrived for {self._seconds:g} s", {"Connection": "close"}
+                    408,
+                    f"the request body was too slow: nothing arrived for {self._seconds:g} s, or {received} bytes in "
+                    f"{waited + patience:.0f} s; send at least {_MIN_RATE} bytes per second",
+                    {"Connection": "close"},
                 ) from None
+            waited += time.monotonic() - started
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._limit and not upload:

@@ -35,6 +35,12 @@ class ServerError(Exception):
     type = "server_error"
     code = "internal_error"
 
+    def __init_subclass__(cls, *, status: int | None = None, type: str | None = None, code: str | None = None) -> None:
+        """Set what differs from the base class."""
+        cls.status = cls.status if status is None else status
+        cls.type = cls.type if type is None else type
+        cls.code = cls.code if code is None else code
+
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: int | None = None
     ):
@@ -49,130 +55,72 @@ class ServerError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
-class InvalidRequest(ServerError):
+class InvalidRequest(ServerError, status=422, type="invalid_request_error", code="invalid_value"):
     """The request has an invalid value."""
 
-    status = 422
-    type = "invalid_request_error"
-    code = "invalid_value"
 
-
-class TooLarge(InvalidRequest):
+class TooLarge(InvalidRequest, status=413, code="too_large"):
     """The request has more bytes, documents or characters than the limit."""
 
-    status = 413
-    code = "too_large"
 
-
-class UnsupportedMedia(InvalidRequest):
+class UnsupportedMedia(InvalidRequest, status=415, code="unsupported_media_type"):
     """The body is not text, nor a file that the server can convert to text."""
 
-    status = 415
-    code = "unsupported_media_type"
 
-
-class Unauthenticated(ServerError):
+class Unauthenticated(ServerError, status=401, type="authentication_error", code="invalid_api_key"):
     """The request has no valid API key."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
 
-
-class PermissionDenied(ServerError):
+class PermissionDenied(ServerError, status=403, type="permission_error", code="missing_scope"):
     """The caller's API key does not allow the request."""
 
-    status = 403
-    type = "permission_error"
-    code = "missing_scope"
 
-
-class NotFound(ServerError):
+class NotFound(ServerError, status=404, type="invalid_request_error", code="not_found"):
     """The object does not exist, or belongs to another tenant."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
 
-
-class SessionBusy(ServerError):
+class SessionBusy(ServerError, status=409, type="conflict_error", code="session_busy"):
     """The session is generating an answer. A session has one writer at a time."""
 
-    status = 409
-    type = "conflict_error"
-    code = "session_busy"
 
-
-class DocumentNotReady(ServerError):
+class DocumentNotReady(ServerError, status=409, type="conflict_error", code="document_not_ready"):
     """The document is still being read."""
 
-    status = 409
-    type = "conflict_error"
-    code = "document_not_ready"
 
-
-class DocumentFailed(ServerError):
+class DocumentFailed(ServerError, status=409, type="conflict_error", code="document_failed"):
     """The document could not be read, or was deleted."""
 
-    status = 409
-    type = "conflict_error"
-    code = "document_failed"
 
-
-class StateUnusable(ServerError):
+class StateUnusable(ServerError, status=409, type="conflict_error", code="state_unusable"):
     """The session's state was made by a model other than the served one, or is damaged."""
 
-    status = 409
-    type = "conflict_error"
-    code = "state_unusable"
 
-
-class Conflict(ServerError):
+class Conflict(ServerError, status=409, type="conflict_error", code="conflict"):
     """Another writer changed the object first."""
 
-    status = 409
-    type = "conflict_error"
-    code = "conflict"
 
-
-class Overloaded(ServerError):
+class Overloaded(ServerError, status=429, type="rate_limit_error", code="overloaded"):
     """The server's queue is full."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "overloaded"
 
-
-class RateLimited(ServerError):
+class RateLimited(ServerError, status=429, type="rate_limit_error", code="requests_limit"):
     """The tenant reached a quota. `headers` give the limit and the time of its reset."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "requests_limit"
 
     def __init__(self, message: str, *, code: str, retry_after: int | None, headers: dict[str, str]) -> None:
         super().__init__(message, code=code, retry_after=retry_after)
         self.headers = headers
 
 
-class Unavailable(ServerError):
+class Unavailable(ServerError, status=503, type="service_unavailable_error", code="unavailable"):
     """The server is loading or draining, or its store cannot be reached."""
 
-    status = 503
-    type = "service_unavailable_error"
-    code = "unavailable"
 
-
-class KeyMissing(Unavailable):
+class KeyMissing(Unavailable, code="encryption_key_missing"):
     """Stored data is encrypted with a key that this server does not have."""
 
-    code = "encryption_key_missing"
 
-
-class Damaged(ServerError):
+class Damaged(ServerError, code="stored_data_damaged"):
     """Stored data was changed or truncated."""
-
-    code = "stored_data_damaged"
 
 
 class Internal(ServerError):

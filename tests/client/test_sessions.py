@@ -14,6 +14,7 @@ import pytest
 from everlong_client import (
     APITimeoutError,
     AsyncEverlong,
+    Citation,
     DocumentNotReadyError,
     Evidence,
     Message,
@@ -29,6 +30,8 @@ from everlong_client import (
     TextDelta,
     Usage,
 )
+from everlong_client.cli.citations import citation_lines
+from everlong_client.types.record import from_json
 from tests.client.fake_server import ANSWER, Fake, FakeServer
 
 
@@ -268,3 +271,23 @@ def test_evidence_comes_as_an_event_and_with_the_message(make: Any):
     assert events[0] == ResponseEvidence((Evidence(**passage), Evidence(**older)))
     assert [(e.start_token, e.end_token) for e in events[0].evidence] == [(1, 3), (None, None)]
     assert stream.message.evidence == (Evidence(**passage),)
+
+
+def test_citations_are_parsed_and_written_as_lines() -> None:
+    text = "Hi. The club owns\nfourteen boats. Juniors pay 120 euros."
+    passage = {
+        "document": "doc_1", "start": 100, "end": 100 + len(text), "start_byte": 100, "end_byte": 153, "text": text, "page": 3,
+    }  # fmt: skip
+    boats = {"evidence": 0, "document": "doc_1", "document_start": 104, "document_end": 133, "filename": "handbook.pdf"}
+    content = "It owns fourteen. Juniors pay 120."
+    first, second = {"start": 0, "end": 17} | boats, {"start": 18, "end": 34} | boats | {"filename": None}
+    message = {"id": "msg_1", "content": content, "evidence": [passage], "citations": [first]}
+    one = from_json(Message, message)
+    assert one.citations == (Citation(**first),)
+    quote = "“The club owns fourteen boats.”"
+    assert citation_lines(one) == [f"[1] handbook.pdf, page 3: {quote}"]
+    assert citation_lines(from_json(Message, message | {"citations": [first, second]})) == [
+        f"“It owns fourteen.” [1] handbook.pdf, page 3: {quote}",
+        f"“Juniors pay 120.” [1] doc_1, page 3: {quote}",
+    ]
+    assert citation_lines(from_json(Message, {"id": "msg_1", "content": "Hi."})) == []

@@ -18,13 +18,13 @@ from everlong_lab.tasks.greedy import answer
 from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
 from everlong_models.kernels.yield_point import at_yield_points
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState, decode_state, encode_state
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def tokens(model: MemoryModel, rows: int, length: int, seed: int = 0) -> Tensor:
+def tokens(model: SegmentReader, rows: int, length: int, seed: int = 0) -> Tensor:
     """Random token ids (rows, length)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, model.vocab_size, (rows, length), generator=generator)
@@ -67,10 +67,10 @@ class MemoryContract:
     """Whether the memory can be trained under autocast on a CPU."""
 
     @pytest.fixture
-    def model(self) -> MemoryModel:
+    def model(self) -> SegmentReader:
         raise AssertionError("a test class of a memory builds its model")
 
-    def moved(self, model: MemoryModel, device: str) -> MemoryModel:
+    def moved(self, model: SegmentReader, device: str) -> SegmentReader:
         """Return the model on another device."""
         return model.to(device)
 
@@ -79,11 +79,11 @@ class MemoryContract:
         with torch.no_grad():
             yield
 
-    def test_is_a_memory_model(self, model: MemoryModel) -> None:
-        assert isinstance(model, MemoryModel)
+    def test_is_a_memory_model(self, model: SegmentReader) -> None:
+        assert isinstance(model, SegmentReader)
 
     @pytest.mark.parametrize("chunks", [[1, 1, 1, 1, 1], [2, 3], [4, 1], [1, 0, 4]])
-    def test_reading_in_any_chunking_gives_the_same_state(self, model: MemoryModel, chunks: list[int]) -> None:
+    def test_reading_in_any_chunking_gives_the_same_state(self, model: SegmentReader, chunks: list[int]) -> None:
         text = tokens(model, 2, 5 * model.segment_length)
         whole = model.read(text, model.initial_state(2))
         state = model.initial_state(2)
@@ -91,7 +91,7 @@ class MemoryContract:
             state = model.read(part, state)
         assert_same_state(state, whole)
 
-    def test_under_autocast_a_state_keeps_its_types(self, model: MemoryModel) -> None:
+    def test_under_autocast_a_state_keeps_its_types(self, model: SegmentReader) -> None:
         """As in training on a GPU: a segment's state is the next segment's input."""
         if not self.autocast:
             pytest.skip("not trained, or its operations are not autocast on a CPU")
@@ -108,7 +108,7 @@ class MemoryContract:
         assert len(generated) == model.segment_length
         assert {name: tensor.dtype for name, tensor in state.tensors.items()} == types
 
-    def test_decode_steps_between_the_layers_of_a_pass_change_nothing(self, model: MemoryModel) -> None:
+    def test_decode_steps_between_the_layers_of_a_pass_change_nothing(self, model: SegmentReader) -> None:
         """Bit for bit, for both."""
         S = model.segment_length
         text, other = tokens(model, 2, 2 * S, 1), tokens(model, 1, S, 2)
@@ -130,13 +130,13 @@ class MemoryContract:
         assert len(steps) >= self.pauses
         assert all(map(torch.equal, steps, undisturbed[1]))
 
-    def test_reading_depends_on_the_text(self, model: MemoryModel) -> None:
+    def test_reading_depends_on_the_text(self, model: SegmentReader) -> None:
         a = model.read(tokens(model, 1, 2 * model.segment_length, 1), model.initial_state())
         b = model.read(tokens(model, 1, 2 * model.segment_length, 2), model.initial_state())
         assert a.digest() != b.digest()
 
     @pytest.mark.parametrize("segments", [0, 1, 3])
-    def test_decoding_token_by_token_equals_the_full_forward(self, model: MemoryModel, segments: int) -> None:
+    def test_decoding_token_by_token_equals_the_full_forward(self, model: SegmentReader, segments: int) -> None:
         S = model.segment_length
         state = model.read(tokens(model, 2, segments * S, 1), model.initial_state(2))
         segment = tokens(model, 2, S, 2)
@@ -151,7 +151,7 @@ class MemoryContract:
             assert_same_state(model.close(cache), model.read(segment, state))
 
     @pytest.mark.parametrize("segments", [0, 2])
-    def test_a_segment_is_forward_and_read_at_once(self, model: MemoryModel, segments: int) -> None:
+    def test_a_segment_is_forward_and_read_at_once(self, model: SegmentReader, segments: int) -> None:
         S = model.segment_length
         state = model.read(tokens(model, 2, segments * S, 1), model.initial_state(2))
         text = tokens(model, 2, S, 2)
@@ -161,14 +161,14 @@ class MemoryContract:
         with pytest.raises(TokenError, match=str(S)):
             model.segment(tokens(model, 2, S + 1), state)
 
-    def test_the_past_matters_to_the_answer_only_through_the_state(self, model: MemoryModel) -> None:
+    def test_the_past_matters_to_the_answer_only_through_the_state(self, model: SegmentReader) -> None:
         S = model.segment_length
         state = model.read(tokens(model, 1, 2 * S, 1), model.initial_state())
         segment = tokens(model, 1, S, 2)
         copy = MemoryState({name: state[name].clone() for name in state})
         assert torch.equal(model.forward(segment, state), model.forward(segment, copy))
 
-    def test_a_row_does_not_depend_on_other_rows(self, model: MemoryModel) -> None:
+    def test_a_row_does_not_depend_on_other_rows(self, model: SegmentReader) -> None:
         S = model.segment_length
         text = tokens(model, 3, 2 * S)
         together = model.read(text, model.initial_state(3))
@@ -194,7 +194,7 @@ class MemoryContract:
         torch.testing.assert_close(logits[1], model.forward(segment, pasts[2])[0, -1], **CLOSE)
         assert_same_state(model.close(slots.rows.slots(1, 2)), model.read(segment, pasts[2]))
 
-    def test_a_step_does_not_wait_for_the_device(self, model: MemoryModel) -> None:
+    def test_a_step_does_not_wait_for_the_device(self, model: SegmentReader) -> None:
         """So that it can be captured as a CUDA graph. The device "meta" has shapes without values: reading one raises."""
         S = model.segment_length
         state = model.read(tokens(model, 2, 2 * S, 1), model.initial_state(2))
@@ -205,7 +205,7 @@ class MemoryContract:
             stepped = model.step(moved, torch.empty(2, dtype=torch.int64, device="meta"))
         assert (stepped.shape, stepped.device.type) == (logits.shape, "meta")
 
-    def test_save_load_continue_equals_never_having_stopped(self, model: MemoryModel) -> None:
+    def test_save_load_continue_equals_never_having_stopped(self, model: SegmentReader) -> None:
         S = model.segment_length
         text = tokens(model, 1, 4 * S)
         middle = model.read(text[:, : 2 * S], model.initial_state())
@@ -213,7 +213,7 @@ class MemoryContract:
         assert restored.digest() == middle.digest()
         assert_same_state(model.read(text[:, 2 * S :], restored), model.read(text[:, 2 * S :], middle), exactly=True)
 
-    def test_size_does_not_depend_on_length(self, model: MemoryModel) -> None:
+    def test_size_does_not_depend_on_length(self, model: SegmentReader) -> None:
         S = model.segment_length
         start = model.initial_state()
         end = model.read(tokens(model, 1, 9 * S), start)
@@ -222,7 +222,7 @@ class MemoryContract:
         assert len(encode_state(end, "m")) == len(encode_state(start, "m"))
 
     @pytest.mark.parametrize("segments", [0, 1, 7])
-    def test_a_view_reports_what_was_read_and_the_capacity(self, model: MemoryModel, segments: int) -> None:
+    def test_a_view_reports_what_was_read_and_the_capacity(self, model: SegmentReader, segments: int) -> None:
         S = model.segment_length
         read = segments * S
         state = model.read(tokens(model, 1, read, 1), model.initial_state())
@@ -245,7 +245,7 @@ class MemoryContract:
                 assert sum(phrase.space for phrase in layer.phrases) <= 1 + 1e-9
         assert state.digest() == before
 
-    def test_a_view_refuses_a_bad_state_or_segment(self, model: MemoryModel) -> None:
+    def test_a_view_refuses_a_bad_state_or_segment(self, model: SegmentReader) -> None:
         state, S = model.initial_state(2), model.segment_length
         with pytest.raises(StateShape, match="one row"):
             model.view(state, tokens(model, 2, 3), 0)
@@ -254,7 +254,7 @@ class MemoryContract:
         with pytest.raises(TokenError, match="token ids"):
             model.view(model.initial_state(), torch.full((1, 1), model.vocab_size), 0)
 
-    def test_inputs_are_not_changed(self, model: MemoryModel) -> None:
+    def test_inputs_are_not_changed(self, model: SegmentReader) -> None:
         S = model.segment_length
         state = model.read(tokens(model, 2, S, 1), model.initial_state(2))
         before, text = state.digest(), tokens(model, 2, S, 2)
@@ -270,7 +270,7 @@ class MemoryContract:
         assert state.digest() == before
         assert torch.equal(text, copy)
 
-    def test_a_state_with_nan_or_of_another_shape_is_refused(self, model: MemoryModel) -> None:
+    def test_a_state_with_nan_or_of_another_shape_is_refused(self, model: SegmentReader) -> None:
         S = model.segment_length
         good = model.initial_state()
         text = tokens(model, 1, S)
@@ -286,7 +286,7 @@ class MemoryContract:
         with pytest.raises(StateShape):
             model.read(text, MemoryState({"other": torch.zeros(1, 3)}))
 
-    def test_bad_tokens_are_refused(self, model: MemoryModel) -> None:
+    def test_bad_tokens_are_refused(self, model: SegmentReader) -> None:
         S, state = model.segment_length, model.initial_state()
         with pytest.raises(TokenError, match=str(S)):
             model.read(tokens(model, 1, S + 1), state)

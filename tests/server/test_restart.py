@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
 import socket
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
+from everlong_server.store.redis.embedded import EmbeddedRedis
 from tests.process import Server, wait_for
 from tests.tinymodel import NOVEL, STORY
 
@@ -172,3 +177,27 @@ def test_two_servers_never_share_a_data_folder(new_server, tmp_path) -> None:
     second.process = None
     assert "another server uses the data folder" in second.log.read_text()
     assert first.http.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("own_redis", [False, True])
+def test_a_restarted_server_does_not_wait_for_its_own_lease(new_server, tmp_path, own_redis: bool) -> None:
+    """It takes its jobs at once after `kill -9`, with the embedded Redis and with another one."""
+    with contextlib.ExitStack() as stack:
+        settings = {}
+        if own_redis:
+            other = EmbeddedRedis(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evl"))))
+            other.start()
+            stack.callback(other.stop)
+            settings["redis_url"] = other.url
+        server = new_server(lease_seconds=3600, checkpoint_seconds=0.05, **settings).start()
+        document = server.upload(NOVEL.read_text())["id"]
+        wait_for(lambda: (server.document(document)["progress"] or 0) > 0.1)
+        server.kill9()
+        server.start()
+        started = time.monotonic()
+        seen = server.document(document)["tokens"]
+        wait_for(lambda: server.document(document)["tokens"] > seen, 60, "for the first new checkpoint")
+        print(f"first new checkpoint {time.monotonic() - started:.2f} s after the server was ready")
+        assert len(list((server.data / "replicas").iterdir())) == 1, "the lock file of the killed server is left"
+        server.terminate()
+        assert list((server.data / "replicas").iterdir()) == []

@@ -2,6 +2,20 @@
 
 export interface components {
     schemas: {
+        /**
+         * @description A sentence of an answer, `content[start:end]`, rests on a passage: on `text[document_start:document_end]` of the
+         *     document. The server finds citations by comparing words. All offsets count characters, like those of `Evidence`.
+         */
+        Citation: {
+            document: string;
+            document_end: number;
+            document_start: number;
+            end: number;
+            /** @description position of the passage in the answer's `evidence`, from 0 */
+            evidence: number;
+            filename: string | null;
+            start: number;
+        };
         /** @description The parts of a complete upload. */
         CompleteUpload: {
             /** @description MD5 of the whole file, checked if given */
@@ -64,6 +78,11 @@ export interface components {
              * @default []
              */
             stop: string[];
+            /**
+             * @description End an answer that repeats itself over and over, and drop what it repeats: `finish_reason` is then "repetition". No effect with `ignore_eos` or `json_schema`
+             * @default true
+             */
+            stop_repetition: boolean;
             /** @default [] */
             stop_token_ids: number[];
             /**
@@ -323,10 +342,13 @@ export interface components {
         };
         /** @description A message of a session. A user's message has no `finish_reason` and no `usage`. */
         Message: {
+            /** @description by sentence, in the order of the answer; none for a sentence that no passage supports */
+            citations?: components["schemas"]["Citation"][] | null;
             content: string;
             created_at: number;
             evidence?: components["schemas"]["Evidence"][] | null;
-            finish_reason?: ("stop" | "length" | "cancelled") | null;
+            /** @description repetition: the answer began to repeat itself over and over, and was cut there */
+            finish_reason?: ("stop" | "length" | "repetition" | "cancelled") | null;
             id: string;
             logprobs?: {
                 [key: string]: unknown;

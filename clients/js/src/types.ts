@@ -16,6 +16,7 @@ export type MemoryLayer = Schemas["MemoryLayer"];
 export type MemoryPhrase = Schemas["MemoryPhrase"];
 export type Message = Schemas["Message"];
 export type Evidence = Schemas["Evidence"];
+export type Citation = Schemas["Citation"];
 export type Quote = Schemas["Quote"];
 export type Recall = Schemas["Recall"];
 export type Usage = Schemas["Usage"];

@@ -1,4 +1,4 @@
-"""`AsyncEverlong`: the asyncio version of `Everlong`, with the same methods."""
+"""`AsyncEverlong` and the objects behind it. `make_sync.py` makes the blocking client, `client.py`, from this file."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
 from everlong_client.types.session import Session
 
-__all__ = ["AsyncConversation", "AsyncDocuments", "AsyncEverlong", "AsyncMessageStream", "AsyncModels", "AsyncSessions"]
-
 T = TypeVar("T")
 
 
 class AsyncEverlong:
-    """An asyncio client of the everlong server at `base_url`. Takes the arguments of `Everlong` and raises its errors."""
+    """An asyncio client of the everlong server at `base_url`. Tasks may share it.
+
+    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries` is the number of retries of a call
+    that the server refused for now (429, 503), or whose response was lost. `http_client` replaces the HTTP client, for
+    example to set a proxy or a certificate; `close` leaves it open. Every method raises the errors of
+    `everlong_client.errors`. Raises `ValueError` if `base_url` is not an http or https address, if `api_key` cannot be
+    sent in a header, or if the environment names a proxy that cannot be used.
+    """
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class AsyncEverlong:
 
 
 class AsyncDocuments:
-    """`client.documents`: see `Documents`."""
+    """`client.documents`: upload documents and wait until the server has read them."""
 
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
@@ -71,7 +76,15 @@ class AsyncDocuments:
     async def upload(
         self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None
     ) -> Document:
-        """As `Documents.upload`. `source` may also be an async iterator; every other source is read in a thread."""
+        """Upload a document. The server starts to read it as soon as the upload is complete.
+
+        `source` is a path, bytes, an open file, or an iterator of bytes or text. A string is always a path, never the
+        text itself. The source is streamed, not loaded into memory. `progress` is called with the bytes sent so far and
+        the total (None if unknown). A source of known length above 8 MiB is sent in parts: if the connection is lost,
+        or the server restarts within a minute, only the current part is sent again. Raises `OSError` if a path cannot
+        be read.
+        `source` may also be an async iterator; every other source is read in a thread.
+        """
         upload = Upload(source, filename, progress)
         if not upload.in_parts:
             return await self._transport.call(calls.upload_document(upload))
@@ -89,7 +102,11 @@ class AsyncDocuments:
         progress: Callable[[Document], object] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # asyncio.timeout would not say what is late
     ) -> Document:
-        """As `Documents.wait`."""
+        """Wait until the server has read the document. Tolerates outages of the server of up to a minute.
+
+        `progress` is called with the document each time that it changes. Raises `ReadingFailedError` if the server
+        cannot read it, and `APITimeoutError` after `timeout` seconds.
+        """
         waiting = Waiting(document, progress, timeout)
         while True:
             with waiting.tolerating_outage():
@@ -104,20 +121,20 @@ class AsyncDocuments:
             await asyncio.sleep(waiting.pause())
 
     async def get(self, document: str) -> Document:
-        """As `Documents.get`."""
+        """Return the current state of the document."""
         return await self._transport.call(calls.get_document(document))
 
     async def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Document, ...]:
-        """As `Documents.list`."""
+        """Return the documents that follow the id `after`: at most `limit`, or all if that is None."""
         return await self._transport.pages(calls.list_documents(limit, after))
 
     async def delete(self, document: str) -> None:
-        """As `Documents.delete`."""
+        """Delete the document. Sessions made from it keep their memory."""
         await self._transport.call(calls.delete_document(document))
 
 
 class AsyncSessions:
-    """`client.sessions`: see `Sessions`."""
+    """`client.sessions`: ask questions about documents."""
 
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
@@ -129,7 +146,11 @@ class AsyncSessions:
         model: str | None = None,
         recall: Recall | Literal[False] | None = None,
     ) -> Session:
-        """As `Sessions.create`."""
+        """Create a session on the documents with these ids, in this order.
+
+        If there is more than one document, call `wait` before you ask. `recall` is the default for messages that do not
+        set it. Raises `DocumentNotReadyError` if a document is not read yet.
+        """
         return await self._transport.call(calls.create_session(documents, model, recall))
 
     async def wait(
@@ -139,7 +160,7 @@ class AsyncSessions:
         progress: Callable[[Session], object] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # asyncio.timeout would not say what is late
     ) -> Session:
-        """As `Sessions.wait`."""
+        """Wait until the session has read its documents. Works like `documents.wait`."""
         waiting = Waiting(session, progress, timeout)
         while True:
             with waiting.tolerating_outage():
@@ -149,45 +170,48 @@ class AsyncSessions:
             await asyncio.sleep(waiting.pause())
 
     async def get(self, session: str) -> Session:
-        """As `Sessions.get`."""
+        """Return the current state of the session."""
         return await self._transport.call(calls.get_session(session))
 
     async def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Session, ...]:
-        """As `Sessions.list`."""
+        """Return the sessions that follow the id `after`: at most `limit`, or all if that is None."""
         return await self._transport.pages(calls.list_sessions(limit, after))
 
     async def delete(self, session: str) -> None:
-        """As `Sessions.delete`."""
+        """Delete the session and its memory."""
         await self._transport.call(calls.delete_session(session))
 
     async def rename(self, session: str, title: str | None) -> Session:
-        """As `Sessions.rename`."""
+        """Set the title, of at most 200 characters. With None the next question becomes the title."""
         return await self._transport.call(calls.rename_session(session, title))
 
     async def set_recall(self, session: str, recall: Recall | Literal[False] | None) -> Session:
-        """As `Sessions.set_recall`."""
+        """Set the session's default for messages without `recall`. None restores the server's default."""
         return await self._transport.call(calls.set_recall(session, recall))
 
     async def fork(self, session: str) -> Session:
-        """As `Sessions.fork`."""
+        """Copy the session with its memory and messages. The two sessions are independent from then on."""
         return await self._transport.call(calls.fork_session(session))
 
     async def memory(self, session: str) -> Memory:
-        """As `Sessions.memory`."""
+        """Return what the session's memory holds, how full it is, and where its attention and space go."""
         return await self._transport.call(calls.session_memory(session))
 
     async def send(self, session: str, content: str, **sampling: Unpack[Sampling]) -> Message:
-        """As `Sessions.send`."""
+        """Send a message and return the whole answer. Raises `SessionBusyError` while another answer is generated."""
         return await self._transport.call(calls.send_message(session, content, sampling))
 
     def stream(self, session: str, content: str, **sampling: Unpack[Sampling]) -> AsyncMessageStream:
-        """As `Sessions.stream`; use the result with `async with` and `async for`."""
+        """Send a message and return an async iterator over the answer's events.
+
+        The message is sent when the first event is requested. Closing the stream early cancels the answer.
+        """
         answer = Answer()
         events = self._events(calls.send_message(session, content, sampling, stream=True), answer)
         return AsyncMessageStream(answer, events, events.aclose)
 
     def connect(self, session: str) -> AsyncConversation:
-        """As `Sessions.connect`; use the result with `async with`."""
+        """Return a conversation over one WebSocket, whose answers can be cancelled. Use it with `async with`."""
         return AsyncConversation(self._transport.wire, session)
 
     async def _events(self, call: Call[Message], answer: Answer) -> AsyncGenerator[Event]:
@@ -200,18 +224,22 @@ class AsyncSessions:
 
 
 class AsyncModels:
-    """`client.models`: see `Models`."""
+    """`client.models`: the models that the server offers."""
 
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
 
     async def list(self) -> tuple[Model, ...]:
-        """As `Models.list`."""
+        """Return all models."""
         return await self._transport.pages(calls.list_models())
 
 
 class AsyncMessageStream:
-    """An async iterator over the events of one answer: see `MessageStream`."""
+    """An async iterator over the events of one answer. After the last event, `message` is the complete answer.
+
+    Iterating raises `StreamError` if the answer fails. Use it with `async with`, or call `close`: both cancel an answer that
+    is not complete.
+    """
 
     def __init__(self, answer: Answer, events: AsyncIterator[Event], close: Callable[[], Awaitable[None]]) -> None:
         self._answer = answer
@@ -237,7 +265,10 @@ class AsyncMessageStream:
 
 
 class AsyncConversation:
-    """A session's WebSocket: see `Conversation`. Another task than the one that reads the events may call `cancel`."""
+    """A session's WebSocket, which carries one answer at a time. It connects on first use, and again after an error.
+
+    If an answer is still running when the next message is sent, it is cancelled and the rest of its events are skipped.
+    """
 
     def __init__(self, wire: Wire, session: str) -> None:
         self._wire = wire
@@ -246,7 +277,7 @@ class AsyncConversation:
         self._answer = Answer.finished()
 
     async def send(self, content: str, **sampling: Unpack[Sampling]) -> AsyncMessageStream:
-        """As `Conversation.send`."""
+        """Send a message and return an async iterator over the answer's events. Closing it early cancels the answer."""
         await self._cancel_and_skip(self._answer)
         async with self._errors():
             socket = await self._open()
@@ -255,13 +286,16 @@ class AsyncConversation:
         return AsyncMessageStream(answer, self._events(socket, answer), lambda: self._cancel_and_skip(answer))
 
     async def cancel(self) -> None:
-        """As `Conversation.cancel`."""
+        """Cancel the running answer, if any. Its last event then carries the text generated so far.
+
+        Another task than the one that reads the events may call this.
+        """
         if self._socket is not None and not self._answer.ended:
             async with self._errors():
                 await self._socket.send(encode({"type": "response.cancel"}))
 
     async def close(self) -> None:
-        """As `Conversation.close`."""
+        """Close the connection. The server cancels a running answer."""
         socket, self._socket, self._answer = self._socket, None, Answer.finished()
         if socket is not None:
             await socket.close()

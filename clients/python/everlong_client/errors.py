@@ -29,28 +29,6 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from http.client import responses
 
-__all__ = [
-    "APIConnectionError",
-    "APIStatusError",
-    "APITimeoutError",
-    "AuthenticationError",
-    "ConflictError",
-    "DocumentNotReadyError",
-    "EverlongError",
-    "InternalServerError",
-    "NotFoundError",
-    "NotSentError",
-    "PayloadTooLargeError",
-    "RateLimitError",
-    "ReadingFailedError",
-    "ServiceUnavailableError",
-    "SessionBusyError",
-    "StreamError",
-    "UnexpectedAnswerError",
-    "UnprocessableEntityError",
-    "UnsupportedMediaTypeError",
-]
-
 
 class EverlongError(Exception):
     """Base of all errors raised by `everlong_client`."""

@@ -29,27 +29,9 @@ PASSING = ("session_busy", "idempotency_in_progress", "document_not_ready", "con
 """Codes of status 409 for which a retry succeeds."""
 _WITHIN = ", within an answer"
 _WORDS = [
-    "ash",
-    "bell",
-    "cliff",
-    "dune",
-    "elm",
-    "fern",
-    "gale",
-    "hail",
-    "isle",
-    "jade",
-    "kelp",
-    "lake",
-    "moss",
-    "north",
-    "oak",
-    "pine",
-    "quay",
-    "reef",
-    "salt",
-    "tide",
-]
+    "ash", "bell", "cliff", "dune", "elm", "fern", "gale", "hail", "isle", "jade", "kelp", "lake", "moss",
+    "north", "oak", "pine", "quay", "reef", "salt", "tide",
+]  # fmt: skip
 
 
 class DataLost(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Option, Typer
+from typer import Argument, Option, Typer
 
 from everlong_lab.cli.common import Device, Output, command, names_of, progress, reported, writable, write
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail, out
@@ -80,6 +80,29 @@ def start(
     from everlong_lab.benchmarks import start
 
     _report(lambda: start.run(starts=starts, quick=quick, progress=progress), output)
+
+
+@bench.command("one-copy")
+def one_copy(
+    file: Annotated[Path, Argument(help="A GGUF file.")],
+    text: Annotated[Path, Option(help="Use the beginning of this text.")],
+    tokens: Annotated[int, Option(help="Prefill so many tokens.", min=64)] = 1000,
+    models_dir: ModelsDir = None,
+    output: Output = None,
+) -> None:
+    """Measure speed, memory and quality of a GGUF file that is served from one copy of its weights."""
+    from everlong_lab.benchmarks import one_copy
+    from everlong_models.errors import BackboneError
+
+    if not text.is_file():
+        raise fail(f"--text: no file {text}")
+    with reported(BackboneError):
+        _report(
+            lambda: one_copy.run(
+                file, text.read_text(), models_dir=chosen_models_dir(models_dir), tokens=tokens, progress=progress
+            ),
+            output,
+        )
 
 
 @bench.command()

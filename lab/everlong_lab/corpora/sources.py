@@ -23,26 +23,11 @@ _LONG = 200
 """Minimum number of characters of a paragraph that is taken for a prompt's passage."""
 
 
-_IN_BOTH = frozenset(
-    [
-        "Warsaw",
-        "Normans",
-        "Computational_complexity_theory",
-        "Huguenot",
-        "Steam_engine",
-        "1973_oil_crisis",
-        "European_Union_law",
-        "Packet_switching",
-        "Immune_system",
-        "Harvard_University",
-        "Yuan_dynasty",
-        "Scottish_Parliament",
-        "Islamism",
-        "Imperialism",
-        "French_and_Indian_War",
-        "Force",
-    ]
-)
+_IN_BOTH = frozenset((
+    "Warsaw", "Normans", "Computational_complexity_theory", "Huguenot", "Steam_engine", "1973_oil_crisis", "European_Union_law",
+    "Packet_switching", "Immune_system", "Harvard_University", "Yuan_dynasty", "Scottish_Parliament", "Islamism", "Imperialism",
+    "French_and_Indian_War", "Force",
+))  # fmt: skip
 """Articles that are both in XQuAD and in our half of SQuAD 2.0."""
 
 

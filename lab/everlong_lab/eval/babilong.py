@@ -16,7 +16,7 @@ from everlong_lab.tasks.babilong import ANSWER, Babilong, BabilongConfig, Prompt
 from everlong_lab.tasks.task import Setting
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import ConfigError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.window import Window, WindowConfig
 from everlong_models.text.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ def in_window(backbone: Backbone, tokens: int) -> Window:
 
 
 def babilong(
-    model: MemoryModel | Backbone,
+    model: SegmentReader | Backbone,
     tokenizer: Tokenizer,
     *,
     data: Path,

@@ -14,7 +14,7 @@ from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_lab.tasks.dialogue import Dialogue, encode_dialogue, perplexity
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import ConfigError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.text.tokenizer import Tokenizer
 
 Way = Literal["none", "window", "dialogue", "memory"]
@@ -90,7 +90,7 @@ def default_ways(
 
 
 def dialogue(
-    memory: MemoryModel | None,
+    memory: SegmentReader | None,
     backbone: Backbone | None,
     tokenizer: Tokenizer,
     *,
@@ -110,7 +110,7 @@ def dialogue(
         encoded = [encode_dialogue(encoder, one, document=way in DOCUMENTED) for one in sampled.dialogues]
         longest = max(len(one.ids) for one in encoded) + most
         if way in READ:
-            model: MemoryModel | None = memory
+            model: SegmentReader | None = memory
         else:
             model = None if backbone is None else in_window(backbone, longest)
         if model is None:

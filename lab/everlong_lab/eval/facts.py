@@ -9,7 +9,7 @@ from typing import Any
 from everlong_lab.eval.plot import Line, draw
 from everlong_lab.tasks import Setting
 from everlong_lab.tasks.facts import Facts, FactsConfig, Kind
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.text.tokenizer import Tokenizer
 
 PAPER: Mapping[Kind, Mapping[int, float]] = {
@@ -21,7 +21,7 @@ PAPER: Mapping[Kind, Mapping[int, float]] = {
 
 
 def facts(
-    models: Sequence[tuple[MemoryModel, Tokenizer]],
+    models: Sequence[tuple[SegmentReader, Tokenizer]],
     kind: Kind,
     *,
     lengths: Sequence[int],

@@ -25,7 +25,7 @@ from everlong_lab.tasks.babi import LABELS, BabiQuestion, BabiTask
 from everlong_lab.tasks.chat_encoder import ChatEncoder, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 
 ANSWER = 16
 """Maximum number of tokens of an answer; answers are one word."""
@@ -152,7 +152,7 @@ class Babilong(Task):
             raise TokenError(f"{len(found)} questions of {task} fit into {length} tokens, need {count}")
         return found
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return `accuracy` over `samples` questions, spread evenly over the tasks, and the accuracy of each task.
 
         Uses fewer questions where fewer fit. `remembered` is the accuracy where all supporting facts precede the last
@@ -182,7 +182,7 @@ class Babilong(Task):
 
     def answers(
         self,
-        model: MemoryModel,
+        model: SegmentReader,
         samples: Sequence[Sample],
         *,
         rows: int = 16,

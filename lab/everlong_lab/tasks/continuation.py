@@ -19,7 +19,7 @@ from everlong_lab.tasks import language
 from everlong_lab.tasks.chat_encoder import Example, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 
 
 class ContinuationConfig(TaskConfig):
@@ -62,7 +62,7 @@ class Continuation(Task):
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         return pad_batch(self._examples(self.random(self._seed, step), self._stream, rows, segments))
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return the `perplexity` of the targets in held-out books."""
         random = self.random(0, segments, held_out=True)
         return {"perplexity": perplexity(model, self._examples(random, self._held_out, samples, segments))}

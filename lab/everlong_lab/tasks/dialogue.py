@@ -29,7 +29,7 @@ from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_lab.tasks.unroll import unroll
 from everlong_models.errors import DataError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 
 Split = Literal["train", "valid", "test"]
 
@@ -119,7 +119,7 @@ class DialogueTask(Task):
         dialogue = dialogue._replace(document=dialogue.document[:sections], utterances=utterances)
         return encode_dialogue(self.encoder, dialogue, most=most)
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return the `perplexity` of the responses in the first `samples` dialogues of the `valid` split, with their whole
         documents."""
         found = dialogues(self._data, "valid")[:samples]
@@ -156,7 +156,7 @@ def encode_dialogue(
 
 
 @torch.no_grad()
-def perplexity(model: MemoryModel, examples: Sequence[Example], *, rows: int = 4) -> float:
+def perplexity(model: SegmentReader, examples: Sequence[Example], *, rows: int = 4) -> float:
     """Return exp of the mean negative log-likelihood of a target; each example starts from an empty memory."""
     device = next(iter(model.initial_state(1).tensors.values())).device
     nats, targets = 0.0, 0

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from everlong_lab.corpora import text, vocabulary
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import ConfigError, TokenError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState
 
 PEOPLE = ("Mary", "John", "Sandra", "Daniel")
@@ -129,7 +129,7 @@ class Facts(Task):
         targets[:, -1] = True
         return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets, idle=idle)
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return `accuracy`: the share of answers that are the most probable of the six places; and `recited`, if the model
         learns to recite: the same after the model has repeated the facts itself."""
         ways = {"accuracy": False} | ({"recited": True} if self.config.recited else {})
@@ -140,7 +140,7 @@ class Facts(Task):
 
     @torch.no_grad()
     def accuracies(
-        self, model: MemoryModel, *, samples: int, lengths: Sequence[int], rows: int = 64, recite: bool = False
+        self, model: SegmentReader, *, samples: int, lengths: Sequence[int], rows: int = 64, recite: bool = False
     ) -> dict[int, float]:
         """Return accuracy by length, in segments. `recite`: see `_recite`; it needs documents of several segments.
 
@@ -159,7 +159,7 @@ class Facts(Task):
         return {length: count / samples for length, count in right.items()}
 
     def _ask(
-        self, model: MemoryModel, random: np.random.Generator, rows: int, lengths: list[int], recite: bool
+        self, model: SegmentReader, random: np.random.Generator, rows: int, lengths: list[int], recite: bool
     ) -> Iterator[tuple[int, int]]:
         """Yield each length with the number of right answers among `rows` documents."""
         device = next(iter(model.initial_state(1).tensors.values())).device
@@ -179,7 +179,7 @@ class Facts(Task):
             found = choices[scores[:, choices].argmax(-1)]
             yield length, int((found == answers).sum())
 
-    def _recite(self, model: MemoryModel, last: Tensor, state: MemoryState, recited: Tensor) -> None:
+    def _recite(self, model: SegmentReader, last: Tensor, state: MemoryState, recited: Tensor) -> None:
         """Replace the `recited` words (B, T) of `last` (B, T), in place and in order, by the model's most likely tokens.
 
         The question then follows what the model itself has recited. The rest of the sentences is given.

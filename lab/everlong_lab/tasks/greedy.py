@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import TokenError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState
 
 _BLOCK = 16_384
@@ -17,7 +17,7 @@ _BLOCK = 16_384
 
 
 @torch.no_grad()
-def read_stream(model: MemoryModel, rows: Sequence[Iterable[np.ndarray]]) -> tuple[MemoryState, Tensor]:
+def read_stream(model: SegmentReader, rows: Sequence[Iterable[np.ndarray]]) -> tuple[MemoryState, Tensor]:
     """Read rows of equal length, each given as pieces of token ids, in bounded memory.
 
     Returns the memory after all segments that are followed by a token, and the remaining tokens (B, T), 1 ≤ T ≤ S.
@@ -44,7 +44,7 @@ def read_stream(model: MemoryModel, rows: Sequence[Iterable[np.ndarray]]) -> tup
 
 @torch.no_grad()
 def answer(
-    model: MemoryModel, state: MemoryState, tokens: Tensor, *, most: int, ends: Collection[int]
+    model: SegmentReader, state: MemoryState, tokens: Tensor, *, most: int, ends: Collection[int]
 ) -> list[list[int]]:
     """Generate the likeliest tokens of each row until one of `ends` or `most` tokens; the end is not included.
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from everlong_lab.corpora import text, vocabulary
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import ConfigError, DataError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState
 from everlong_models.text.tokenizer import Tokenizer
 
@@ -101,7 +101,7 @@ class Language(Task):
         targets[:, 0] = False  # no token of this batch predicts it
         return Batch(torch.from_numpy(self._stream[index]), torch.full((rows,), length), targets, fresh=step == 0)
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return `Scores.figures` of `samples` runs of held-out text, each `segments` segments long."""
         return measure(model, self.tokenizer, self.held_out(samples, segments)).figures()
 
@@ -197,7 +197,7 @@ def runs(stream: NDArray[np.int64], samples: int, length: int, source: str) -> T
 
 @torch.no_grad()
 def measure(
-    model: MemoryModel,
+    model: SegmentReader,
     tokenizer: Tokenizer,
     tokens: Tensor,
     *,

@@ -26,7 +26,7 @@ from everlong_lab.tasks.prompts import Prompts, PromptsConfig
 from everlong_lab.tasks.reading import Reading, ReadingConfig
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import ConfigError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 
 PartChoice = BabilongConfig | ContinuationConfig | DialogueConfig | FactsConfig | PromptsConfig | ReadingConfig
 PARTS: dict[str, type[Task]] = {
@@ -107,7 +107,7 @@ class Mixture(Task):
             chosen[row, torch.from_numpy(places)] = True
         return chosen
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return all parts' scores as `PART.SCORE`. Each part is scored on its share of the samples (at least four)."""
         scores: dict[str, float] = {}
         for number, (part, weight) in enumerate(zip(self._parts, self._weights, strict=True)):

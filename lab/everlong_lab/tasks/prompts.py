@@ -23,7 +23,7 @@ from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import DataError, TokenError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 
 _HELD_OUT = 20
 """One source in so many is held out."""
@@ -70,7 +70,7 @@ class Prompts(Task):
         examples = [self._example(random, self._learnt, segments) for _ in range(rows)]
         return pad_batch(sorted(examples, key=lambda example: len(example.ids)))
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return the `perplexity` of the answers to `samples` held-out prompts."""
         random = self.random(0, segments, held_out=True)
         examples = [self._example(random, self._held_out, segments) for _ in range(samples)]

@@ -24,7 +24,7 @@ from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 
 REFUSAL = "The text does not say."
 """The answer to a question that the text does not answer; the server's prompt asks for the same words."""
@@ -96,7 +96,7 @@ class Reading(Task):
         random = self.random(self._seed, step)
         return pad_batch([self._example(random, self._learnt, self._noise, segments) for _ in range(rows)])
 
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return the `perplexity` of the answers to `samples` held-out questions."""
         sources, noise = self._held_out
         random = self.random(0, segments, held_out=True)

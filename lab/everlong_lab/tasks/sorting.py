@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from everlong_lab.corpora import vocabulary
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import ConfigError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 
 Ints = NDArray[np.int64]
 
@@ -76,7 +76,7 @@ class Sorting(Task):
         ]
 
     @torch.no_grad()
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return `accuracy`: the share of the answer's positions whose most likely token is right, given the right tokens
         before it; and `loss`: nats per position."""
         device = next(iter(model.initial_state(1).tensors.values())).device

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.text.tokenizer import Tokenizer
 
 
@@ -75,7 +75,7 @@ class Task(ABC):
         """Return the training batch of `step`: `rows` documents of about `segments` segments."""
 
     @abstractmethod
-    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+    def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Score a model on `samples` held-out documents of about `segments` segments, the same ones at every call."""
 
     def random(self, seed: int, step: int, *, held_out: bool = False) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""Unroll a memory over whole documents and return the loss segment by segment, for any `MemoryModel`.
+"""Unroll a memory over whole documents and return the loss segment by segment, for any `SegmentReader`.
 
     for part in unroll(model, tokens, lengths=lengths, loss_mask=answers):
         total, count = total + part.loss.sum(), count + part.targets.sum()
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from everlong_models.errors import ConfigError, TokenError
-from everlong_models.memories.base import MemoryModel
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState
 
 
@@ -56,7 +56,7 @@ class _Batch(NamedTuple):
 
 
 def unroll(
-    model: MemoryModel,
+    model: SegmentReader,
     tokens: Tensor,
     *,
     lengths: Tensor | None = None,
@@ -102,7 +102,7 @@ def unroll(
 
 
 def _whole(
-    model: MemoryModel, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool
+    model: SegmentReader, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool
 ) -> SegmentLoss:
     """Return the only part of new documents that `model` predicts in one pass."""
     rows, positions = batch.wanted.nonzero(as_tuple=True)
@@ -121,7 +121,7 @@ def _whole(
 
 
 def _parts(
-    model: MemoryModel,
+    model: SegmentReader,
     batch: _Batch,
     held: list[int],
     state: MemoryState,
@@ -173,7 +173,7 @@ def _parts(
             state = between(index, state)
 
 
-def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
+def _full(model: SegmentReader, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
     """Return loss, auxiliary loss and number of correct predictions, (B,) each, and the memory after one full segment."""
     if bool(batch.wanted.any()) or (model.learns_without_targets and torch.is_grad_enabled()):
         logits, after, auxiliary = model.training_segment(batch.tokens, state)
@@ -184,7 +184,7 @@ def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor
     return *_nothing(batch), model.read(batch.tokens, state)  # segments without targets need no logits
 
 
-def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
+def _tail(model: SegmentReader, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
     """As `_full`, for segments that are not full and therefore do not change the memory."""
     loss, auxiliary, correct = _nothing(batch)
     if bool(batch.wanted.any()):

@@ -160,7 +160,7 @@ def _backbone(
         loaded, tokenizer = load_backbone(
             backbone, models_dir=models_dir, device=device, dtype=dtype, progress=progress
         )
-        return loaded, tokenizer.hf
+        return loaded, tokenizer.to_hf()
     if backbone is not None and (recipe.adapters is not None or recipe.learn != "all"):
         raise ConfigError("learner.learn", recipe.learn, "must be 'all', without adapters: the backbone is random")
     assert made_tokenizer is not None

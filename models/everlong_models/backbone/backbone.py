@@ -17,6 +17,7 @@ from everlong_models.backbone import rotary
 from everlong_models.backbone.cache import zeros
 from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
 from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
+from everlong_models.backbone.quantised_llama import QuantisedLlama
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.yield_point import yield_point
 
@@ -26,9 +27,11 @@ class Backbone(nn.Module):
 
     Shapes: B rows, T positions, D = `width`, C = capacity of `kv`. The constructor raises `BackboneError` for a model that
     lacks what a memory needs: an input embedding, an output head, and causal attention with a cache in every layer.
+
+    `quantised`: computes everything in the model's place, from the start; `model` then has no weights (they are on `meta`), only its config.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, quantised: QuantisedLlama | None = None) -> None:
         super().__init__()
         config = model.config.get_text_config()
         if model.get_output_embeddings() is None or getattr(model, "base_model", model) is model:
@@ -46,8 +49,12 @@ class Backbone(nn.Module):
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
         self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self._quantised = quantised
         self._optimised: Llama | None = None
-        self._probe()
+        if quantised is None:
+            self._probe()
+        else:
+            self._use(quantised.forward)
 
     def _unfit(self, reason: str) -> BackboneError:
         kind = f"{type(self.model).__name__} ({self.model.config.model_type})"
@@ -88,14 +95,19 @@ class Backbone(nn.Module):
         saved, loaded or trained: doing so raises `BackboneError`. Returns None on success. If the fast path does not
         support something about the model, returns what that is and changes nothing.
         """
+        if self._quantised is not None:
+            self._quantised.products.use_bfloat16(bfloat16)
         if self._optimised is None:
             if reason := unsupported_reason(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
-            self._optimised = Llama(self.model, quantize=quantize, bfloat16=bfloat16)
-            self.model.register_state_dict_pre_hook(_refuse_saving)
-            self.model.register_load_state_dict_pre_hook(_refuse_loading)
+            self._use(Llama.of(self.model, quantize=quantize, bfloat16=bfloat16))
         return None
+
+    def _use(self, forward: Llama) -> None:
+        self._optimised = forward
+        self.model.register_state_dict_pre_hook(_refuse_saving)
+        self.model.register_load_state_dict_pre_hook(_refuse_loading)
 
     @property
     def optimized(self) -> bool:
@@ -105,15 +117,22 @@ class Backbone(nn.Module):
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.model.get_input_embeddings().weight.device
+        return torch.device("cpu") if self._quantised else self.model.get_input_embeddings().weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.model.get_input_embeddings().weight.dtype
+        """The dtype of the weights; of the hidden states if the weights are quantised."""
+        return torch.float32 if self._quantised else self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the file that quantised weights come from; None for a model that holds its weights as tensors."""
+        return self._quantised.digest if self._quantised else None
 
     def embedding_std(self) -> float:
         """Return the standard deviation of the embedding table: the natural scale of input vectors."""
+        if self._quantised:
+            return self._quantised.embedding.std()
         return float(self.model.get_input_embeddings().weight.detach().float().std())
 
     def new_kv(self, rows: int, capacity: int) -> Tensor:
@@ -150,7 +169,7 @@ class Backbone(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the token embeddings (B, T, D) of `tokens` (B, T)."""
-        return self.model.get_input_embeddings()(tokens)
+        return self._quantised.embedding(tokens) if self._quantised else self.model.get_input_embeddings()(tokens)
 
     def hidden(
         self, x: Tensor, *, kv: Tensor | None = None, at: Tensor | None = None, keep: int | None = None

@@ -11,8 +11,9 @@ queries. Shapes: B rows, T positions, D width, G kv heads, R query heads per kv 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel
 from everlong_models.backbone import rotary
 from everlong_models.backbone.kv_cursor import KVCursor, additive_mask, causal_mask
 from everlong_models.kernels.cpu import prefill, thread_pool
-from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers
+from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers, quantise_layers
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 from everlong_models.kernels.cpu.simd import PANEL
 from everlong_models.kernels.gpu import layer_kernels
@@ -68,7 +69,7 @@ class Layer:
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """Return queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` heads rotated (`_rotation`)."""
         heads = self.qkv(_normed(h, self.eps)).unflatten(-1, (-1, head_dim))
-        _rotate(heads, turning, cos, sin)
+        rotate(heads, turning, cos, sin)
         return heads
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
@@ -81,60 +82,94 @@ class Layer:
         return self.down(self.up(normed, times=self.gate(normed, silu=True)), plus=h)
 
 
-class Llama:
-    """The fast forward of `model`, for which `unsupported_reason` must be None.
+class AnyLayer(Protocol):
+    """What `Llama` needs of a layer: `Layer` computes it with float weights, others on a GPU or with quantised weights."""
 
-    Takes over the matrices one by one, so that no weight is held twice; `model` keeps only its embeddings and norms.
-    `quantize`: decode steps use `QuantisedMatrix` matrices, if all of them fit, and keys and values are stored in 16 bits.
-    `cached`: the dtype of stored keys and values. `bfloat16`: prefill multiplies in bfloat16, except attention and head.
+    def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """See `Layer`."""
+
+    def after(self, mixed: Tensor, h: Tensor) -> Tensor:
+        """See `Layer`."""
+
+
+@dataclass(slots=True)
+class Llama:
+    """A fast forward. `Llama.of` makes one of a model, `quantised_llama.load` one of quantised weights.
+
+    `decoding`, `decoding_head`: compute decode steps, if they are quantised. `cached`: the dtype of stored keys and values. `attend`: computes
+    `causal` attention. `overwrites`: a layer may overwrite its input.
     """
 
-    def __init__(self, model: PreTrainedModel, *, quantize: bool = False, bfloat16: bool = False) -> None:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rotary: nn.Module
+    norm: Tensor
+    layers: Sequence[AnyLayer]
+    head: Callable[[Tensor], Tensor]
+    cached: torch.dtype
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    decoding: DecodeLayers | None = None
+    decoding_head: QuantisedMatrix | None = None
+    overwrites: bool = False
+    _decode_rotation: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
+    """For quantised decoding: `_rotation` of all positions of the largest cache so far."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, *, quantize: bool = False, bfloat16: bool = False) -> Llama:
+        """Make the forward of `model`, for which `unsupported_reason` must be None.
+
+        Takes over the matrices one by one, so that no weight is held twice; `model` keeps only its embeddings and norms. `quantize`: decode
+        steps use `QuantisedMatrix` matrices, if all of them fit, and keys and values are stored in 16 bits. `bfloat16`: prefill multiplies
+        in bfloat16, except attention and head.
+        """
         base, head = model.base_model, model.get_output_embeddings()
-        self.heads: int = model.config.num_attention_heads
-        self.kv_heads: int = model.config.num_key_value_heads
-        self.head_dim: int = base.layers[0].self_attn.head_dim
-        self.eps: float = model.config.rms_norm_eps
-        self.rotary: nn.Module = base.rotary_emb
-        self.norm: Tensor = base.norm.weight.detach()
+        first = base.layers[0]
+        norm, eps = base.norm.weight.detach(), model.config.rms_norm_eps
+        sizes = {"heads": model.config.num_attention_heads, "kv_heads": model.config.num_key_value_heads}
+        sizes["head_dim"] = first.self_attn.head_dim
         matrices = (matrix for layer in base.layers for matrix in _matrices(layer))
         weight, update = split_update(head)
         quantize = (
             quantize
             and can_quantise(weight)
             and all(can_quantise(split_update(matrix)[0]) for matrix in matrices)
-            and self.head_dim % PANEL == 0
+            and sizes["head_dim"] % PANEL == 0
         )
-        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
         if has_simd_kernels(weight):
             thread_pool.prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
-        self._decoding = DecodeLayers(base.layers, self.norm, **sizes) if quantize else None
-        self._decode_rotation: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-        """For quantised decoding: `_rotation` of all positions of the largest cache so far."""
-        self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
-        first = base.layers[0]
-        self._fused = layer_kernels.available(
+        decoding = None
+        if quantize:
+            norms = [(layer.input_layernorm.weight, layer.post_attention_layernorm.weight) for layer in base.layers]
+            scale = first.self_attn.scaling
+            decoding = DecodeLayers(quantise_layers(base.layers), norms, norm, scale=scale, eps=eps, **sizes)
+        fused = layer_kernels.available(
             head.weight,
-            heads=self.heads + 2 * self.kv_heads,
-            turning=self.heads + self.kv_heads,
-            head_dim=self.head_dim,
+            heads=sizes["heads"] + 2 * sizes["kv_heads"],
+            turning=sizes["heads"] + sizes["kv_heads"],
+            head_dim=sizes["head_dim"],
             width=model.config.hidden_size,
             inner=model.config.intermediate_size,
             biases=(_has_bias(first.self_attn.q_proj, first.self_attn.k_proj), _has_bias(first.mlp.gate_proj)),
         )
-        self.layers = [_fold_layer(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
-        self._decoding_head = QuantisedMatrix(weight, head.bias, update) if quantize else None
-        self.head = Linear(head.weight, head.bias)
+        layers = [_fold_layer(layer, eps, bfloat16=bfloat16, fuse=fused) for layer in base.layers]
+        decoding_head = QuantisedMatrix(weight, head.bias, update) if quantize else None
+        whole_head, cached = Linear(head.weight, head.bias), CACHED if quantize else head.weight.dtype
         detach(head)
         if head.weight is not model.get_input_embeddings().weight:
             _drop_weight(head)
+        return cls(
+            **sizes, eps=eps, rotary=base.rotary_emb, norm=norm, layers=layers, head=whole_head, cached=cached,
+            attend=causal, decoding=decoding, decoding_head=decoding_head, overwrites=fused,
+        )  # fmt: skip
 
     def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
         """See `Backbone.hidden`."""
         B, T, D = x.shape
         H, G, d = self.heads, self.kv_heads, self.head_dim
-        if self._decoding is not None and kv is not None and at is not None and T == 1:
-            return self._decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
+        if self.decoding is not None and kv is not None and at is not None and T == 1:
+            return self.decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
         if kv is not None and at is not None and kv.device.type == "cpu":
             # Attend to filled positions only. On a GPU that would wait for `at`, which costs more.
             kv = kv[..., : int(at.max()) + T, :]
@@ -143,7 +178,7 @@ class Llama:
         mask = None if cursor.at_start else additive_mask(cursor.visible(), x.dtype, -torch.inf)
         # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
         scratch = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
-        h = x.clone(memory_format=torch.contiguous_format) if self._fused else x
+        h = x.clone(memory_format=torch.contiguous_format) if self.overwrites else x
         for index, layer in enumerate(self.layers):
             yield_point()
             heads = layer.heads(h, H + G, d, *rotation)
@@ -154,7 +189,7 @@ class Llama:
             keys, values = cursor.store_pair(index, pair).to(x.dtype).unbind(1)
             if keep is not None and index + 1 == len(self.layers):  # no later layer needs the other positions
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
-            mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
+            mixed = self.attend(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.after(mixed, h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
 
@@ -167,9 +202,7 @@ class Llama:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Backbone.logits`."""
-        return (
-            self._decoding_head(hidden) if self._decoding_head is not None and hidden.dim() == 2 else self.head(hidden)
-        )
+        return self.decoding_head(hidden) if self.decoding_head is not None and hidden.dim() == 2 else self.head(hidden)
 
 
 def _matrices(layer: Any) -> list[Any]:
@@ -233,7 +266,7 @@ def _drop_weight(matrix: nn.Linear) -> None:
 
 
 def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Reshape tables of rotary positions (1 or B, T, d) to what `_rotate` takes, (1 or B, T, 1, d)."""
+    """Reshape tables of rotary positions (1 or B, T, d) to what `rotate` takes, (1 or B, T, 1, d)."""
     first, second = sin.chunk(2, dim=-1)
     return cos[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
 
@@ -242,7 +275,7 @@ def _normed(x: Tensor, eps: float) -> Tensor:
     return thread_pool.norm(x, eps) if has_simd_kernels(x) else F.rms_norm(x, x.shape[-1:], None, eps)
 
 
-def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
+def rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     """Rotate the first `count` of `heads` (B, T, heads, d) to their positions, in place."""
     if has_simd_kernels(heads):
         thread_pool.rotate(heads, count, cos, sin)
@@ -265,7 +298,7 @@ def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
     return mixed.unflatten(2, (n, R)).transpose(1, 2).flatten(2)
 
 
-def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Return causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
     B, n, G, R, d = queries.shape
     T = keys.shape[2]

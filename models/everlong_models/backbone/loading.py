@@ -10,17 +10,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from everlong_models.backbone import quantised_llama, quantised_weights
 from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.gguf_file import GGUFFile
 from everlong_models.catalogue.entry import entries, unknown_name
 from everlong_models.catalogue.machine import available_memory, require_memory
 from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
+from everlong_models.kernels.cpu.quantised_matrix import has_kernels
 from everlong_models.text.tokenizer import Tokenizer
 
 DEFAULT_BACKBONE = "smollm2-135m-instruct"
@@ -33,17 +35,26 @@ def load_backbone(
     models_dir: Path,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    one_copy: bool = False,
     progress: Progress = lambda message: None,
 ) -> tuple[Backbone, Tokenizer]:
     """Load the backbone `name` in inference mode, and its tokenizer.
 
     `name`: a name of the catalogue or the hub, which is pulled if it was not before, a folder in Hugging Face format, or a
     `.gguf` file. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16 elsewhere.
+    `one_copy`: on a CPU, keep the weights of a GGUF file only as the file has them, if the kernels support that
+    (`quantised_weights.unsupported_reason`): such a backbone is optimised already, and cannot be trained. The backbone of the
+    packaged models is small, and keeps its float weights and its fingerprint.
     Raises `BackboneError`, which names the file or folder, and `ConfigError` for a device that does not exist.
     """
     device = resolve_device(device)
     if device.type == "cpu" and (size := _gguf_bytes(name)) is not None:
         require_memory(name, size)
+    if one_copy and device.type == "cpu" and dtype in (None, torch.float32) and name != DEFAULT_BACKBONE:
+        path = _gguf(name, models_dir, progress)
+        quantised = None if path is None else _load_quantised(path, models_dir, progress)
+        if quantised is not None:
+            return quantised
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
@@ -75,6 +86,27 @@ def load_backbone(
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
     return Backbone(model.to(device)).eval(), tokenizer
+
+
+def _load_quantised(path: Path, models_dir: Path, progress: Progress) -> tuple[Backbone, Tokenizer] | None:
+    """Load a GGUF file with one copy of its weights. Return None if that is not supported."""
+    file = GGUFFile(path)
+    reason = quantised_weights.unsupported_reason(file)
+    if reason is None and not has_kernels():
+        reason = "a processor without vector instructions"
+    if reason is not None:
+        progress(f"{path.name}: {reason} needs a second copy of the weights, in float32")
+        return None
+    folder = _convert(path, models_dir, progress, quantised=file)
+    progress(f"loading {path.name} (cpu, quantised)")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.base_model.rotary_emb = type(model.base_model.rotary_emb)(config)
+    model.requires_grad_(False)
+    weights = quantised_weights.read_folder(folder, config)
+    quantised = quantised_llama.build(config, model.base_model.rotary_emb, weights)
+    return Backbone(model, quantised).eval(), load_tokenizer(folder)
 
 
 def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
@@ -143,16 +175,24 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
         if not (path / "config.json").is_file():
             raise BackboneError(f"{path} is a folder without config.json: not a model in Hugging Face format")
         return path
-    if name in entries():
-        return _convert(pull_entry(entries()[name], models_dir, progress), models_dir, progress)
-    if name.endswith(".gguf"):
-        if not path.is_file():
-            raise BackboneError(f"no GGUF file {path}")
-        return _convert(path, models_dir, progress)
+    if (file := _gguf(name, models_dir, progress)) is not None:
+        return _convert(file, models_dir, progress)
     pulled = models_dir / name.replace("/", "--")
     if "/" not in name and not pulled.exists():
         raise unknown_name(name)
     return pulled if (pulled / "config.json").is_file() else pull(name, models_dir=models_dir, progress=progress)
+
+
+def _gguf(name: str, models_dir: Path, progress: Progress) -> Path | None:
+    """Return the GGUF file of `name`; None for a name of another kind. Pulls a model of the catalogue if necessary."""
+    if name in entries():
+        return pull_entry(entries()[name], models_dir, progress)
+    path = Path(name).expanduser()
+    if path.suffix != ".gguf" or path.is_dir():
+        return None
+    if not path.is_file():
+        raise BackboneError(f"no GGUF file {path}")
+    return path
 
 
 def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> Path:
@@ -180,16 +220,22 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
     return target
 
 
-def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
-    """Convert a GGUF file to a folder in Hugging Face format, once: reading GGUF takes ten times as long."""
+def _convert(file: Path, models_dir: Path, progress: Progress, *, quantised: GGUFFile | None = None) -> Path:
+    """Convert a GGUF file to a folder, once: reading GGUF takes ten times as long.
+
+    The folder is in Hugging Face format, in float32; for a `quantised` file it is that of `quantised_weights`, with the tokenizer.
+    """
     # Hash the whole file: after further training only the tensors differ, which follow the metadata. Hashing takes a
     # small part of the time that loading the conversion, several times as large, takes.
     with file.open("rb") as stream:
-        key = hashlib.sha256(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()}".encode()).hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    key = hashlib.sha256(f"{file.name}:{digest}".encode()).hexdigest()
     target = models_dir / f"{file.stem}-{key[:12]}"
+    if quantised is not None:
+        target = target.with_name(f"{target.name}-q{quantised_weights.LAYOUT}")
     if (target / "config.json").is_file():
         return target
-    progress(f"converting {file.name} to safetensors (once, about 20 s)")
+    progress(f"converting {file.name} (once, about 20 s)")
     models_dir.mkdir(parents=True, exist_ok=True)
     # Written to a scratch folder and renamed, so that a killed or concurrent conversion never leaves half a model.
     scratch = Path(tempfile.mkdtemp(dir=models_dir, prefix=".converting-"))
@@ -198,16 +244,14 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
     try:
         try:
             source = {"gguf_file": file.name, "trust_remote_code": False}
-            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+            if quantised is None:
+                _save_floats(AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source), scratch)
+            else:
+                quantised_weights.write_folder(quantised, digest, scratch)
+            _repair_tokenizer(tokenizer, file)
         except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
             raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
-        # Loading dequantised the tensors, but transformers refuses to save a model whose config says it is quantised.
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.hf_quantizer = None
-        model.save_pretrained(scratch)
-        _repair_tokenizer(tokenizer, file)
         tokenizer.save_pretrained(scratch)
         _put(scratch, target)
         return target
@@ -215,6 +259,14 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
         shutil.rmtree(scratch, ignore_errors=True)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def _save_floats(model: PreTrainedModel, folder: Path) -> None:
+    # Loading dequantised the tensors, but transformers refuses to save a model whose config says it is quantised.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(folder)
 
 
 def _put(scratch: Path, target: Path) -> None:
@@ -235,13 +287,12 @@ def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rule of
     SmolLM's tokenizer: every digit is a token of its own.
     """
-    stored = gguf.GGUFReader(file)
+    metadata = GGUFFile(file).metadata
     for name, key in _SPECIAL.items():
-        field = stored.get_field(f"tokenizer.ggml.{key}_token_id")
-        if field is not None:
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(field.contents())))
-    kind = stored.get_field("tokenizer.ggml.pre")
-    if kind is not None and kind.contents() == "smollm":
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(token)))
+    if metadata.get("tokenizer.ggml.pre") == "smollm":
         from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
 
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(

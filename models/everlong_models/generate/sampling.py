@@ -80,6 +80,11 @@ class SamplingParams(BaseModel):
     )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=MAX_STOP_STRINGS)
     ignore_eos: bool = Field(False, description="Continue after the end-of-text token")
+    stop_repetition: bool = Field(
+        True,
+        description="End an answer that repeats itself over and over, and drop what it repeats: `finish_reason` is then "
+        '"repetition". No effect with `ignore_eos` or `json_schema`',
+    )
     logit_bias: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]] = Field(
         default_factory=dict, max_length=MAX_LOGIT_BIAS
     )

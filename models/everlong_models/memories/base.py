@@ -1,10 +1,10 @@
-"""`MemoryModel`: the interface of every memory in this package. tests/models/memory_contract.py checks what all must obey."""
+"""`SegmentReader`: the interface of every memory in this package. tests/models/memory_contract.py checks what all must obey."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,80 +39,19 @@ class TrainingSegment(NamedTuple):
     auxiliary: Tensor
 
 
-@runtime_checkable
-class MemoryModel(Protocol):
-    """A transformer with a memory of fixed size.
+class SegmentReader(nn.Module, ABC):
+    """A transformer with a memory of fixed size. The base class splits tokens into segments and checks inputs.
 
     Shapes: B rows, T tokens, S = `segment_length`, V vocabulary. All methods are pure: they do not change the input
     state, and the module keeps nothing between calls. `read`, `forward` and `segment` are differentiable.
     """
 
-    @property
-    def segment_length(self) -> int:
-        """S: tokens in a full segment."""
-
-    @property
-    def vocab_size(self) -> int:
-        """V: token ids are 0 … V-1."""
-
-    def initial_state(self, rows: int = 1) -> MemoryState:
-        """Return the memory before anything was read."""
-
-    def read(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        """Return the memory after reading `tokens` (B, n·S), n ≥ 0 full segments. Computes no logits."""
-
-    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
-        """Return logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T)."""
-
-    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """Return what `forward` and `read` return for one full segment `tokens` (B, S): logits (B, S, V) and the new memory.
-
-        The logits at the last position predict the next segment's first token.
-        """
-
-    def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
-        """Like `segment`, and also return the memory's auxiliary loss.
-
-        Accepts 1 ≤ T ≤ S `tokens` (B, T). `lengths` (B,): how many tokens of each row count towards the loss; default
-        all. After a segment that is not full, the returned state is meaningless: do not continue from it.
-        """
-
-    @property
-    def learns_without_targets(self) -> bool:
-        """Whether a segment without prediction targets still has an auxiliary loss that needs a pass with gradients."""
-
-    @property
-    def one_pass_tokens(self) -> int:
-        """The longest prefix of a new document, at least S tokens, in which every token attends to all before it.
-
-        `logits_at` processes that many tokens in one pass.
-        """
-
-    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return logits (n, V) at `positions` (n,) of `rows` (n,) for the first `tokens` (B, T) of new documents.
-
-        1 ≤ T ≤ `one_pass_tokens`. The logits are those of reading the documents segment by segment.
-        """
-
-    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Start a segment with its first 1 ≤ T ≤ S `tokens` (B, T). Returns the cache and the last position's logits (B, V)."""
-
-    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """Append one token per row, `tokens` (B,), to `cache` in place. Returns logits (B, V) for the next token."""
-
-    def close(self, cache: Cache) -> MemoryState:
-        """Return the memory after the open segment of each row, whatever its length."""
-
-    def view(self, state: MemoryState, tokens: Tensor, read: int) -> MemoryView:
-        """Describe a `state` of one row that has read `read` tokens, with the open segment `tokens` (1, T), 0 ≤ T ≤ S."""
-
-
-class SegmentReader(nn.Module, ABC):
-    """Base class of all memories: splits tokens into segments and checks inputs. See `MemoryModel` for the interface."""
-
     segment_length: int
+    """S: tokens in a full segment."""
     vocab_size: int
+    """V: token ids are 0 … V-1."""
     learns_without_targets: bool = False
+    """Whether a segment without prediction targets still has an auxiliary loss that needs a pass with gradients."""
 
     @property
     def graph_capturable(self) -> bool:
@@ -124,7 +63,7 @@ class SegmentReader(nn.Module, ABC):
 
     @abstractmethod
     def initial_state(self, rows: int = 1) -> MemoryState:
-        """See `MemoryModel`."""
+        """Return the memory before anything was read."""
 
     @abstractmethod
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
@@ -132,19 +71,19 @@ class SegmentReader(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
-        """See `MemoryModel`."""
+        """Return logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T)."""
 
     @abstractmethod
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """See `MemoryModel`."""
+        """Start a segment with its first 1 ≤ T ≤ S `tokens` (B, T). Returns the cache and the last position's logits (B, V)."""
 
     @abstractmethod
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """See `MemoryModel`."""
+        """Append one token per row, `tokens` (B,), to `cache` in place. Returns logits (B, V) for the next token."""
 
     @abstractmethod
     def close(self, cache: Cache) -> MemoryState:
-        """See `MemoryModel`."""
+        """Return the memory after the open segment of each row, whatever its length."""
 
     @property
     def visible_tokens(self) -> int:
@@ -199,7 +138,7 @@ class SegmentReader(nn.Module, ABC):
         return []
 
     def read(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        """Return the memory after reading `tokens` (B, n·S).
+        """Return the memory after reading `tokens` (B, n·S), n ≥ 0 full segments. Computes no logits.
 
         Raises `TokenError` unless the length is a multiple of S, and `StateShape` or `StateNotFinite` for a state that
         does not fit this model.
@@ -222,23 +161,37 @@ class SegmentReader(nn.Module, ABC):
         return state
 
     def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """Return logits (B, S, V) and the next memory of one full segment, in two passes. Override it where one pass is enough."""
+        """Return what `forward` and `read` return for one full segment `tokens` (B, S): logits (B, S, V) and the new memory.
+
+        The logits at the last position predict the next segment's first token. This takes two passes; override it where
+        one is enough.
+        """
         self.check_full(tokens, state)
         return self.forward(tokens, state), self._read_segment(tokens, state)
 
     def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
-        """Return the result of `segment` or `forward`, and an auxiliary loss of zero. Overridden by memories that have one."""
+        """Like `segment`, and also return the auxiliary loss: zero, unless a memory overrides this.
+
+        Accepts 1 ≤ T ≤ S `tokens` (B, T). `lengths` (B,): how many tokens of each row count towards the loss; default
+        all. After a segment that is not full, the returned state is meaningless: do not continue from it.
+        """
         full = tokens.shape[1] == self.segment_length
         logits, after = self.segment(tokens, state) if full else (self.forward(tokens, state), state)
         return TrainingSegment(logits, after, logits.new_zeros(len(logits)))
 
     @property
     def one_pass_tokens(self) -> int:
-        """One segment. Overridden by memories that keep more tokens."""
+        """The longest prefix of a new document, at least S tokens, in which every token attends to all before it.
+
+        `logits_at` processes that many tokens in one pass. Overridden by memories that keep more tokens than a segment.
+        """
         return self.segment_length
 
     def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """See `MemoryModel`."""
+        """Return logits (n, V) at `positions` (n,) of `rows` (n,) for the first `tokens` (B, T) of new documents.
+
+        1 ≤ T ≤ `one_pass_tokens`. The logits are those of reading the documents segment by segment.
+        """
         return self.forward(tokens, self.initial_state(len(tokens)))[rows, positions]
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:

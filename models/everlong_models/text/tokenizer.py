@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -56,7 +57,10 @@ class ResumePoint(NamedTuple):
 
 
 class Tokenizer:
-    """A Hugging Face fast tokenizer. Raises `BackboneError` for a slow one, which cannot be streamed."""
+    """A Hugging Face fast tokenizer. Raises `BackboneError` for a slow one, which cannot be streamed.
+
+    Takes over the tokenizer that it is given, whose vocabulary is then in memory once: a copy of a large one takes 0.1 GB.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -64,9 +68,13 @@ class Tokenizer:
             raise BackboneError(f"{type(tokenizer).__name__} is not a fast tokenizer")
         spec: dict[str, Any] = json.loads(fast.to_str())
         # Special tokens such as the beginning of text are part of the chat template here, never of a piece of text.
-        spec.update(post_processor=None, truncation=None, padding=None)
+        self._removed = {name: spec.get(name) for name in ("post_processor", "truncation", "padding")}
+        spec.update(dict.fromkeys(self._removed))
         self._spec = json.dumps(spec, sort_keys=True)
-        self._markup, self._text = (FastTokenizer.from_str(self._spec) for _ in range(2))
+        self._text: FastTokenizer = fast
+        self._text.post_processor = None
+        self._text.no_truncation()
+        self._text.no_padding()
         self._text.encode_special_tokens = True
         self.streams = _restartable(spec)
         byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
@@ -77,7 +85,13 @@ class Tokenizer:
         eos = tokenizer.eos_token_id
         self.eos_ids: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
-        self.hf = tokenizer
+        self._hf = tokenizer
+
+    def to_hf(self) -> PreTrainedTokenizerBase:
+        """Return a copy of the Hugging Face tokenizer, with all its rules. Takes half a second for a large vocabulary."""
+        copied = copy.copy(self._hf)
+        copied._tokenizer = FastTokenizer.from_str(json.dumps(json.loads(self._spec) | self._removed))
+        return copied
 
     def add_eos_ids(self, ids: Iterable[int]) -> None:
         """Add tokens that end an answer. Ids outside the vocabulary are ignored."""
@@ -107,8 +121,15 @@ class Tokenizer:
         return spans + _moved(encoding.offsets[:count], last[0]) if whole or self.streams else []
 
     def encode_markup(self, text: str) -> list[int]:
-        """Return the token ids of `text`, with special tokens recognised. Only for templates, never for users' text."""
-        return list(self._markup.encode(text, add_special_tokens=False).ids)
+        """Return the token ids of `text`, with special tokens recognised. Only for templates, never for users' text.
+
+        No other thread may use the tokenizer meanwhile.
+        """
+        self._text.encode_special_tokens = False
+        try:
+            return list(self._text.encode(text, add_special_tokens=False).ids)
+        finally:
+            self._text.encode_special_tokens = True
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`."""
@@ -141,7 +162,7 @@ class Tokenizer:
 
     def render(self, messages: list[dict[str, str]], *, answer: bool) -> str:
         """Render `messages` with the chat template. `answer`: add the opening of the assistant's answer."""
-        rendered = self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+        rendered = self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         return str(rendered)
 
     def grammar_tokenizer(self, vocab_size: int) -> LLTokenizer:

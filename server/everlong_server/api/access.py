@@ -9,11 +9,12 @@ import re
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from redis.exceptions import RedisError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong_server.api.errors import ERROR_RESPONSES, error_response
+from everlong_server.api.errors import ERROR_RESPONSES, READ_ONLY, as_server_error, error_response
 from everlong_server.api.views import get_shared
 from everlong_server.errors import NotFound, PermissionDenied, Unauthenticated
 from everlong_server.observability.metrics import Metrics
@@ -22,7 +23,7 @@ from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.tenants.credentials import SCOPES, Caller
 
 PROBE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
-PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/favicon.ico"}
+PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json", "/favicon.ico"}
 """Paths that need no key: probes, and pages without users' data."""
 
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
@@ -61,11 +62,11 @@ class Access:
                 self._check_origin(HTTPConnection(scope))
                 caller = await self._caller(HTTPConnection(scope), needed)
                 scope.setdefault("state", {})["caller"] = caller
-                if self._settings.tenant_requests_per_minute is not None:
-                    headers = await get_shared(HTTPConnection(scope)).stores.quota.of(caller.tenant).request()
+                headers = await self._count(HTTPConnection(scope), caller, needed)
         except Exception as error:
             response, known = error_response(error)
             self._metrics.rejections.labels(known.code).inc()
+            scope.setdefault("state", {})["refused"] = known.code
             # For a WebSocket, Starlette sends it as the response to the handshake.
             await response(scope, receive, send)
             return
@@ -76,6 +77,17 @@ class Access:
             await send(message)
 
         await self._app(scope, receive, send_with_headers if headers else send)
+
+    async def _count(self, connection: HTTPConnection, caller: Caller, needed: str) -> dict[str, str]:
+        """Count the request against the tenant's quota, if there is one, and return the response headers of the quota."""
+        if self._settings.tenant_requests_per_minute is None:
+            return {}
+        try:
+            return await get_shared(connection).stores.quota.of(caller.tenant).request()
+        except RedisError as error:
+            if needed == "read" and as_server_error(error).code == READ_ONLY:
+                return {}  # reads go on while the store accepts no writes, and so no counts
+            raise
 
     def _check_port(self, scope: Scope) -> None:
         """Raise `NotFound` if the path is not served on the connection's port."""

@@ -22,6 +22,8 @@ from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimit
 CLIENT_CLOSED = 499
 """nginx's status for a client that disconnected. Only the metrics show it."""
 
+READ_ONLY = "store_read_only"
+
 log = logging.getLogger(__name__)
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -47,9 +49,16 @@ def as_server_error(error: BaseException) -> ServerError:
         return error
     if isinstance(error, RequestValidationError | ValidationError):
         return _invalid(error)
-    # When a Lua script runs out of memory, Redis returns an ordinary error whose text quotes -OOM.
-    if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "-OOM" in str(error)):
+    # When a Lua script fails, Redis returns an ordinary error whose text quotes the command's error.
+    quoted = str(error) if isinstance(error, ResponseError) else ""
+    if isinstance(error, OutOfMemoryError) or "-OOM" in quoted:
         return Unavailable("the server's store is full", code="store_full", retry_after=30)
+    if "NOREPLICAS" in quoted:
+        return Unavailable(
+            "the server's store accepts no writes: its disk is full, or its replicas are away",
+            code=READ_ONLY,
+            retry_after=30,
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("the blob store is full: %s", error)
         return Unavailable("the server's store is full", code="store_full", retry_after=30)
@@ -76,7 +85,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     first = error.errors()[0]
     # For a union, such as `recall`, pydantic adds the tried alternative to the path. It is not a field of the request.
     not_fields = re.compile(r"body|query|path|[A-Z]\w*|literal\[.*\]")
-    path = [part for part in map(str, first["loc"]) if not not_fields.fullmatch(part)]
+    path = [_cut(part) for part in map(str, first["loc"]) if not not_fields.fullmatch(part)]
     if first["type"] == "json_invalid":
         return InvalidRequest(
             f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json"
@@ -86,7 +95,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     shown = (
         ""
         if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | list)
-        else f", got {_short(value)}"
+        else f", got {_cut(repr(value))}"
     )
     return InvalidRequest(f"{param or 'the body'}: {first['msg']}{shown}", param=param, code=_CODES.get(first["type"]))
 
@@ -95,9 +104,9 @@ _HTTP_CODES = {405: "method_not_allowed", 408: "request_timeout", 413: "too_larg
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+def _cut(text: str, length: int = 60) -> str:
+    """Shorten a text that the request chose, so that an error does not repeat a megabyte of it."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:

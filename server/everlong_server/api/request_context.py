@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 
@@ -11,13 +12,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from everlong_server.observability.logs import REQUEST_ID
 from everlong_server.observability.tracing import Tracing
 
+log = logging.getLogger(__name__)
+
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class RequestContext:
     """Uses the request's own `x-request-id` if it has at most 64 characters of `A-Z a-z 0-9 . _ : -`; else creates an id.
 
-    The parent of its span is the request's `traceparent` (W3C Trace Context).
+    Logs one line for each refused WebSocket handshake. The parent of its span is the request's `traceparent` (W3C Trace Context).
     """
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
@@ -40,9 +43,15 @@ class RequestContext:
             http__request__method=method,
             everlong__request_id=request_id,
         ) as span:
+            in_handshake = scope["type"] == "websocket"
 
             async def send_with_id(message: Message) -> None:
-                if message["type"] in ("http.response.start", "websocket.accept"):
+                nonlocal in_handshake
+                if in_handshake and message["type"] != "websocket.accept":
+                    reason = scope.get("state", {}).get("refused", "path_not_found")
+                    log.info("WebSocket handshake refused: %s, request %s", reason, request_id)
+                in_handshake = False
+                if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
                     MutableHeaders(scope=message)["x-request-id"] = request_id
                     route = getattr(scope.get("route"), "path", "")
                     if route:

@@ -188,6 +188,19 @@ class Evidence(Wire):
     section: str | None = Field(None, description="heading above the passage, for Word, EPUB and HTML")
 
 
+class Citation(Wire):
+    """A sentence of an answer, `content[start:end]`, rests on a passage: on `text[document_start:document_end]` of the
+    document. The server finds citations by comparing words. All offsets count characters, like those of `Evidence`."""
+
+    start: int
+    end: int
+    evidence: int = Field(description="position of the passage in the answer's `evidence`, from 0")
+    document: str
+    document_start: int
+    document_end: int
+    filename: str | None
+
+
 class Message(Wire):
     """A message of a session. A user's message has no `finish_reason` and no `usage`."""
 
@@ -198,11 +211,16 @@ class Message(Wire):
     created_at: float
     session: str | None = None
     model: str | None = None
-    finish_reason: Literal["stop", "length", "cancelled"] | None = None
+    finish_reason: Literal["stop", "length", "repetition", "cancelled"] | None = Field(
+        None, description="repetition: the answer began to repeat itself over and over, and was cut there"
+    )
     usage: Usage | None = None
     seed: int | None = None
     logprobs: list[dict[str, Any]] | None = None
     evidence: list[Evidence] | None = None
+    citations: list[Citation] | None = Field(
+        None, description="by sentence, in the order of the answer; none for a sentence that no passage supports"
+    )
 
 
 class Quote(Wire):

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from everlong_server.api.bodies.json_body import parse_json
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.sse import error_event
 from everlong_server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
@@ -96,11 +97,9 @@ def _parsed(frame: MutableMapping[str, Any]) -> dict[str, Any]:
     if text is None:
         raise InvalidRequest("the frame is binary: send JSON text", code="invalid_frame")
     try:
-        message = json.loads(text)
-    except ValueError as error:
-        raise InvalidRequest(f"the frame is not valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise InvalidRequest("the frame's JSON is nested too deeply", code="invalid_json") from None
+        message = parse_json(text)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the frame is not valid JSON: {error.msg}", code="invalid_json") from None
     if not isinstance(message, dict):
         raise InvalidRequest("the frame is not a JSON object: send one", code="invalid_frame")
     return message

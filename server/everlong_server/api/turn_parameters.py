@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic_core import to_json
-
 from everlong_models import SamplingParams
 from everlong_server.api import schemas
 from everlong_server.engine.answering.grounding import Recall
@@ -48,11 +46,11 @@ def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool 
 
 
 def require_json(schema: dict[str, Any] | None, name: str) -> None:
-    """Raise `InvalidRequest` if the schema in the field `name` cannot be encoded as JSON again, to be stored and sent."""
+    """Raise `InvalidRequest` if the schema in the field `name` cannot be encoded as JSON again: a number such as 1e999 is
+    read as infinity."""
     try:
-        json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
-        to_json([[[[schema]]]])  # pydantic limits the depth, and a response adds four levels
-    except (ValueError, RecursionError) as error:
+        json.dumps(schema, allow_nan=False)
+    except ValueError as error:
         raise InvalidRequest(f"{name}: the schema cannot be encoded as JSON again: {error}", param=name) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -21,99 +22,59 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._create_counters()
-        self._create_answer_metrics()
-        self._create_storage_metrics()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("everlong_requests_total", "Requests answered", ["method", "route", "status"])
+        self.rejections = counter("everlong_rejections_total", "Refused requests, by error code", ["code"])
+
+        self.answers = counter("everlong_answers_total", "Complete answers, by finish reason", ["reason"])
+        self.answering = gauge("everlong_answering", "Answers being generated or queued")
+        self.rows = gauge("everlong_rows", "Answers in the current decode batch")
+        self.batch_fill = histogram(
+            "everlong_batch_fill_ratio",
+            "Size of the decode batch as a share of EVERLONG_MAX_STREAMS, per step",
+            buckets=_SHARE,
+        )
+        self.tokens_read = counter("everlong_tokens_read_total", "Tokens of documents read into memory")
+        self.tokens_prompt = counter("everlong_tokens_prompt_total", "Tokens of messages that were prefilled")
+        self.tokens_generated = counter("everlong_tokens_generated_total", "Tokens generated")
+        self.tokens_reused = counter(
+            "everlong_tokens_reused_total", "Context tokens reused from memory instead of prefilled again"
+        )
+        self.first_token_seconds = histogram(
+            "everlong_first_token_seconds", "Time from the request to the first token", buckets=_LATENCY
+        )
+        self.token_seconds = histogram(
+            "everlong_token_seconds", "Time between two tokens of one answer", buckets=_TOKEN
+        )
+        self.answer_seconds = histogram(
+            "everlong_answer_seconds", "Time from the request to the end of the answer", buckets=_LONG
+        )
+        self.segment_seconds = histogram(
+            "everlong_segment_seconds", "Time to prefill one segment, queueing included", buckets=_LATENCY
+        )
+
+        self.queued = gauge(
+            "everlong_queued", "Jobs of this model in Redis, waiting or running, on all replicas", ["queue"]
+        )
+        self.redeliveries = counter(
+            "everlong_redeliveries_total", "Jobs taken over from a replica that died", ["queue"]
+        )
+        self.lease_losses = counter("everlong_lease_losses_total", "Writers that lost their lease", ["of"])
+        self.state_bytes = gauge("everlong_state_bytes", "Size of one session's memory")
+        self.checkpoint_seconds = histogram(
+            "everlong_checkpoint_seconds", "Time to write a document's state to Redis", buckets=_LATENCY
+        )
+        self.redis_seconds = histogram(
+            "everlong_redis_seconds", "Round-trip time to Redis, measured with each heartbeat", buckets=_TOKEN
+        )
         # These series exist from the start, so that alerts on them work before the first event.
         for queue in ("readings", "responses"):
             self.redeliveries.labels(queue)
             self.queued.labels(queue)
         for of in ("session", "reading"):
             self.lease_losses.labels(of)
-
-    def _create_counters(self) -> None:
-        registry = self.registry
-        self.requests = Counter(
-            "everlong_requests_total", "Requests answered", ["method", "route", "status"], registry=registry
-        )
-        self.tokens_read = Counter(
-            "everlong_tokens_read_total", "Tokens of documents read into memory", registry=registry
-        )
-        self.tokens_prompt = Counter(
-            "everlong_tokens_prompt_total", "Tokens of messages that were prefilled", registry=registry
-        )
-        self.tokens_generated = Counter("everlong_tokens_generated_total", "Tokens generated", registry=registry)
-        self.tokens_reused = Counter(
-            "everlong_tokens_reused_total",
-            "Context tokens reused from memory instead of prefilled again",
-            registry=registry,
-        )
-        self.answers = Counter(
-            "everlong_answers_total", "Complete answers, by finish reason", ["reason"], registry=registry
-        )
-        self.rejections = Counter(
-            "everlong_rejections_total", "Refused requests, by error code", ["code"], registry=registry
-        )
-
-    def _create_answer_metrics(self) -> None:
-        registry = self.registry
-        self.answering = Gauge("everlong_answering", "Answers being generated or queued", registry=registry)
-        self.first_token_seconds = Histogram(
-            "everlong_first_token_seconds",
-            "Time from the request to the first token",
-            buckets=_LATENCY,
-            registry=registry,
-        )
-        self.token_seconds = Histogram(
-            "everlong_token_seconds", "Time between two tokens of one answer", buckets=_TOKEN, registry=registry
-        )
-        self.segment_seconds = Histogram(
-            "everlong_segment_seconds",
-            "Time to prefill one segment, queueing included",
-            buckets=_LATENCY,
-            registry=registry,
-        )
-
-        self.answer_seconds = Histogram(
-            "everlong_answer_seconds",
-            "Time from the request to the end of the answer",
-            buckets=_LONG,
-            registry=registry,
-        )
-        self.rows = Gauge("everlong_rows", "Answers in the current decode batch", registry=registry)
-        self.batch_fill = Histogram(
-            "everlong_batch_fill_ratio",
-            "Size of the decode batch as a share of EVERLONG_MAX_STREAMS, per step",
-            buckets=_SHARE,
-            registry=registry,
-        )
-
-    def _create_storage_metrics(self) -> None:
-        registry = self.registry
-        self.queued = Gauge(
-            "everlong_queued", "Jobs of this model in Redis, waiting or running, on all replicas", ["queue"],
-            registry=registry,
-        )  # fmt: skip
-        self.redeliveries = Counter(
-            "everlong_redeliveries_total", "Jobs taken over from a replica that died", ["queue"], registry=registry
-        )
-        self.lease_losses = Counter(
-            "everlong_lease_losses_total", "Writers that lost their lease", ["of"],
-            registry=registry,
-        )  # fmt: skip
-        self.state_bytes = Gauge("everlong_state_bytes", "Size of one session's memory", registry=registry)
-        self.checkpoint_seconds = Histogram(
-            "everlong_checkpoint_seconds",
-            "Time to write a document's state to Redis",
-            buckets=_LATENCY,
-            registry=registry,
-        )
-        self.redis_seconds = Histogram(
-            "everlong_redis_seconds",
-            "Round-trip time to Redis, measured with each heartbeat",
-            buckets=_TOKEN,
-            registry=registry,
-        )
 
     def watch_engine(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
         """Report the engine's running answers and batch size at each scrape, and the size of one memory in bytes."""

@@ -24,10 +24,10 @@ from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.tracing import TracingError
-from everlong_server.process.protocol import BoundedHeadersProtocol
+from everlong_server.process.protocol import BoundedHeadersProtocol, HandshakeProtocol
 from everlong_server.services import NoKeys, Shared
 from everlong_server.settings import Settings
-from everlong_server.store.redis.embedded import EmbeddedRedis
+from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis
 from everlong_server.store.vault import VaultError
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,13 @@ def listen(
 _IDLE_SECONDS = 75
 
 
+_SPACE = {
+    DiskSpace.ENOUGH: "the disk of the data folder has space again: all requests are answered",
+    DiskSpace.LOW: "the disk of the data folder is nearly full: writes get 503, reads and deletions go on",
+    DiskSpace.NONE: "the disk of the data folder is full: writes and deletions get 503, reads go on",
+}
+
+
 class _Server(uvicorn.Server):
     """Drains before it exits: after the first signal it refuses new work and lets running answers finish."""
 
@@ -83,6 +90,7 @@ class _Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 http=BoundedHeadersProtocol,
+                ws=HandshakeProtocol,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -114,8 +122,11 @@ class _Server(uvicorn.Server):
         if shared is not None and not shared.engine.alive and not self.should_exit:
             log.error("the device failed: the server exits and must be restarted")
             self.failed = self.should_exit = True
-        if self._embedded is not None and counter % 10 == 0 and self._embedded.revive():
-            log.error("the embedded Redis died and was restarted")
+        if self._embedded is not None:
+            if counter % 10 == 0 and self._embedded.revive():
+                log.error("the embedded Redis died and was restarted")
+            if (space := self._embedded.check_disk()) is not None:
+                log.log(logging.INFO if space is DiskSpace.ENOUGH else logging.ERROR, _SPACE[space])
         return await super().on_tick(counter)
 
     def sockets(self) -> list[socket.socket] | None:

@@ -1,16 +1,29 @@
-"""`BoundedHeadersProtocol`: uvicorn's HTTP protocol with a limit on the size of headers, and errors in the API's format.
+"""Uvicorn's protocols, corrected.
 
-Needed because httptools buffers headers without a limit.
+`BoundedHeadersProtocol`, for HTTP, limits the size of headers and the time in which they arrive: httptools buffers them without a
+limit, and uvicorn waits for ever. It answers with errors in the API's format. `HandshakeProtocol`, for WebSockets, ends refused
+handshakes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum number of bytes a connection may send without making progress on a request. One read may exceed it."""
+
+HEAD_SECONDS = 20.0
+"""A request's headers must be complete this long after their first byte."""
+SILENT_SECONDS = 75.0
+"""A new connection must send its first byte within this time."""
 
 
 def _answer(status: bytes, code: str, message: str) -> bytes:
@@ -26,17 +39,54 @@ _TOO_LONG = _answer(
     "headers_too_large",
     f"the request's headers are larger than the limit of {MAX_HEAD_BYTES} bytes",
 )
+_TOO_SLOW = _answer(
+    b"408 Request Timeout", "request_timeout", f"the request's headers were not complete after {HEAD_SECONDS:g} s"
+)
 _NO_HTTP = _answer(b"400 Bad Request", "invalid_http", "the request is not valid HTTP/1.1")
 
 
 class BoundedHeadersProtocol(HttpToolsProtocol):
-    """Closes a connection whose headers, trailers or chunk extensions are too long."""
+    """Closes a connection whose headers, trailers or chunk extensions are too long, or whose headers are too slow."""
 
     _unparsed_bytes = 0
     """Bytes received since the parser last made progress."""
+    _in_head = False
+    """Whether a part of a request's headers has arrived."""
+    _between_requests = True
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for the first request."""
+        super().connection_made(transport)
+        self._start_timer(SILENT_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._end_slow_connection)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_slow_connection(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # the answer to an earlier request goes first
+            self._start_timer(HEAD_SECONDS)
+        elif not self.transport.is_closing():
+            if self._in_head:
+                self.transport.write(_TOO_SLOW)
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the transport, or answer 431 if the limit is exceeded."""
+        if self._between_requests and not self._in_head:
+            self._in_head = True
+            self._start_timer(HEAD_SECONDS)
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             if not self.transport.is_closing():
                 self.transport.write(_TOO_LONG)
@@ -58,9 +108,38 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Reset the count: the request's headers are complete."""
         self._unparsed_bytes = 0
+        self._in_head = self._between_requests = False
+        self._stop_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Reset the count: a part of the request's body arrived."""
         self._unparsed_bytes = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Expect the next request."""
+        self._between_requests = True
+        super().on_message_complete()
+
+
+class HandshakeProtocol(WebSocketsSansIOProtocol):
+    """Answers every handshake that is refused, closes its connection, and logs no error for it."""
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes from the transport.
+
+        The library refuses a handshake with a line longer than 8 KiB or more than 128 headers. Uvicorn would not send its
+        answer, and leave the connection open for ever.
+        """
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.transport.is_closing():
+            log.info("WebSocket handshake refused: %s", type(self.conn.handshake_exc).__name__)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send an event of the application. A complete refusal completes the handshake; uvicorn would log it as an error."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True

@@ -21,6 +21,7 @@ from everlong_server.services.shared import Shared, Stores
 from everlong_server.settings import Settings
 from everlong_server.store.records import now
 from everlong_server.store.redis.connection import Client, connect
+from everlong_server.store.replica_lock import ReplicaLock
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
 
@@ -35,8 +36,10 @@ async def run_services(
     async with AsyncExitStack() as stack:
         redis = connect(redis_url, settings.redis_copies)
         stack.push_async_callback(redis.aclose)
-        stores = Stores.open(settings, redis, model.fingerprint, uuid.uuid4().hex)
-        await _prepare(settings, redis, stores)
+        replica = uuid.uuid4().hex
+        stores = Stores.open(settings, redis, model.fingerprint, replica)
+        lock = stack.enter_context(ReplicaLock(settings.data_dir.expanduser().absolute(), replica))
+        await _prepare(settings, redis, stores, lock)
         engine = _start_engine(settings, model, metrics)
         stack.push_async_callback(engine.stop)
         shared = Shared(
@@ -55,11 +58,12 @@ async def run_services(
         yield shared
 
 
-async def _prepare(settings: Settings, redis: Client, stores: Stores) -> None:
+async def _prepare(settings: Settings, redis: Client, stores: Stores, lock: ReplicaLock) -> None:
     """Prepare the stored data. Retries until Redis can be reached."""
     embedded = settings.redis_url is None
     while True:
         try:
+            await lock.end_leases_of_the_dead(redis)
             await stores.reading_jobs.prepare(alone=embedded)
             await stores.background_jobs.prepare(alone=False)
             # With an embedded Redis no other server can be uploading. A remote blob store may be down, which must not

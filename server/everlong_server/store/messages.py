@@ -20,11 +20,27 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Citation:
+    """A sentence of an answer, its characters `start` to `end`, rests on `document_start` to `document_end` of `document`.
+
+    `evidence`: the position of the passage in the answer's evidence, from 0. `filename`: the document's; None if it has none.
+    """
+
+    start: int
+    end: int
+    evidence: int
+    document: str
+    document_start: int
+    document_end: int
+    filename: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerMessage:
     """An answer. While it is being generated, only the first fields are known.
 
     `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the model saw.
-    `finish_reason`: stop, length or cancelled. `logprobs`: None unless they were requested.
+    `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested.
     """
 
     id: str
@@ -37,6 +53,7 @@ class AnswerMessage:
     finish_reason: str = ""
     usage: Usage = field(default_factory=Usage)
     logprobs: list[dict[str, Any]] | None = None
+    citations: Sequence[Citation] = ()
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""
@@ -49,6 +66,7 @@ class AnswerMessage:
         """Return the JSON object of the complete answer."""
         return {
             **self.head(), "evidence": [evidence_json(passage) for passage in self.evidence], "content": self.content,
+            "citations": [asdict(citation) for citation in self.citations],
             "finish_reason": self.finish_reason, "usage": asdict(self.usage),
             **({} if self.logprobs is None else {"logprobs": self.logprobs}),
         }  # fmt: skip
@@ -62,7 +80,10 @@ class AnswerMessage:
         """Decode the JSON object of a complete answer."""
         fields = {name: value for name, value in stored.items() if name not in ("object", "role")}
         evidence = tuple(Passage(**passage) for passage in stored["evidence"])
-        return AnswerMessage(**fields | {"evidence": evidence, "usage": Usage(**stored["usage"])})
+        citations = tuple(Citation(**citation) for citation in stored.get("citations", ()))
+        return AnswerMessage(
+            **fields | {"evidence": evidence, "citations": citations, "usage": Usage(**stored["usage"])}
+        )
 
 
 def question_json(content: str, created_at: float) -> dict[str, Any]:

@@ -97,8 +97,8 @@ class Response:
         return self.said[-1].content
 
     def answered(self, message: AnswerMessage, session: Session) -> Response:
-        """Return the response with its answer: completed, or incomplete if it reached the token limit."""
-        status = "incomplete" if message.finish_reason == "length" else "completed"
+        """Return the response with its answer: completed, or incomplete if it reached the token limit or was cut in a loop."""
+        status = "incomplete" if message.finish_reason in ("length", "repetition") else "completed"
         return replace(self, status=status, completed_at=now(), message=message, session=session)
 
     def request_fields(self) -> dict[str, str | float]:

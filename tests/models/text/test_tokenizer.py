@@ -365,7 +365,7 @@ class TestTokenizer:
     @pytest.mark.parametrize("name", ["gpt2", "smollm", "o200k", "metaspace"])
     def test_special_tokens_mean_something_in_markup_only(self, name):
         tokenizer = bpe(name)
-        special = {tokenizer.hf.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>")}
+        special = {tokenizer._text.token_to_id(t) for t in ("<|im_start|>", "<|im_end|>")}
         assert special < set(tokenizer.encode_markup(self.SPECIAL))
         assert special.isdisjoint(tokenizer.encode(self.SPECIAL))
         stream = tokenizer.stream()
@@ -411,7 +411,7 @@ class TestTokenizer:
     def test_decoding_any_bytes_one_by_one(self, what):
         """Runs of bytes that are no text, and characters in them, of which no part is shown; special and unknown tokens."""
         tokenizer = bpe("gpt2")
-        alphabet = {b: tokenizer.hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
+        alphabet = {b: tokenizer._text.token_to_id(c) for b, c in byte_characters().items()}
         ids = [alphabet[one[0]] if isinstance(one, bytes) else one for one in what]
         stream = tokenizer.text_stream()
         assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids)
@@ -420,7 +420,7 @@ class TestTokenizer:
     def test_tokens_without_text_are_decoded_once(self, what, monkeypatch):
         """Special tokens under `ignore_eos`, or bytes preferred by a bias: otherwise each step would take longer than the last."""
         tokenizer = bpe("gpt2")
-        alphabet = {b: tokenizer.hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
+        alphabet = {b: tokenizer._text.token_to_id(c) for b, c in byte_characters().items()}
         waiting = []
 
         class Stream:
@@ -441,7 +441,7 @@ class TestTokenizer:
 
     def test_a_character_is_shown_when_it_is_whole(self):
         tokenizer = bpe("gpt2")
-        alphabet = {b: tokenizer.hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
+        alphabet = {b: tokenizer._text.token_to_id(c) for b, c in byte_characters().items()}
         stream = tokenizer.text_stream()
         assert [stream.feed(alphabet[b]) for b in "a🙂é".encode()] == ["a", "", "", "", "🙂", "", "é"]
         assert stream.finish() == ""
@@ -537,7 +537,7 @@ def test_invalid_utf8_does_not_end_an_answer() -> None:
 
 
 def test_an_answer_ends_with_the_models_end_tokens() -> None:
-    tokenizer = Tokenizer(bpe("gpt2").hf)
+    tokenizer = Tokenizer(bpe("gpt2").to_hf())
     (end,) = tokenizer.eos_ids
     tokenizer.add_eos_ids([end, 0, 10**9, -1])
     assert tokenizer.eos_ids == (end, 0)

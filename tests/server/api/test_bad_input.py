@@ -64,15 +64,19 @@ def test_schemas_that_json_cannot_represent(server: Server, session: str) -> Non
     deep: dict = {}
     for _ in range(400):
         deep = {"not": deep}
-    for schema in ({"const": "\ud800"}, deep):
-        body = json.dumps({"content": "hi", "json_schema": schema})
+    for schema, code, param in (
+        (json.dumps({"const": "\ud800"}), "invalid_json", None),
+        (json.dumps(deep), "invalid_json", None),
+        ('{"const": 1e999}', "invalid_value", "json_schema"),
+    ):
+        body = f'{{"content": "hi", "json_schema": {schema}}}'
         for headers in ({}, {"idempotency-key": "schema"}):
             answer = server.http.post(
                 f"/v1/sessions/{session}/messages",
                 content=body,
                 headers={"content-type": "application/json"} | headers,
             )
-            server.error(answer, 422, "invalid_value", "json_schema")
+            server.error(answer, 422, code, param)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])

@@ -19,9 +19,9 @@ from starlette.websockets import WebSocketState
 
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_models.text.tokenizer import Tokenizer
+from everlong_server.api.bodies.request_file import RequestFile
 from everlong_server.api.native.stream import _SessionSocket
 from everlong_server.api.openai.responses_socket import _ResponsesSocket
-from everlong_server.api.request_file import RequestFile
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.documents.ingest import DiscardingWriter, receive
 from everlong_server.engine.documents.token_stream import token_blocks

@@ -19,7 +19,7 @@ from everlong_server.store import idempotency as stored
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from tests.process import Server
+from tests.process import Server, wait_for
 
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
 
@@ -181,7 +181,7 @@ def test_a_slow_upload_is_accepted(new_server: Callable[..., Server]) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(4):
             time.sleep(0.4)  # less than it may stand still, and more together
-            yield b"A word. "
+            yield b"A word. " * 100
 
     answer = server.http.post("/v1/documents", content=pieces(), headers={"content-type": "text/plain"})
     assert answer.status_code == 202, answer.text
@@ -252,6 +252,61 @@ def test_a_retried_stream_is_replayed_at_once(server: Server) -> None:
     assert next(event for event in two if "delta" in event)["delta"] == text
     assert two[0] == one[0]
     assert server.get_session(session)["messages"] == 2
+
+
+ASKED = {"input": "Hello", "max_output_tokens": 16, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.mark.parametrize("more", [{}, {"store": False}, {"background": True}], ids=str)
+def test_a_response(server: Server, more: dict[str, Any]) -> None:
+    headers, path = key(), "/v1/responses"
+    one, two = (server.http.post(path, json=ASKED | more, headers=headers) for _ in range(2))
+    assert one.status_code == 200, one.text
+    assert two.json() == one.json()
+    for other in ({"input": "Bye"}, {"stream": True}):
+        refused = server.http.post(path, json=ASKED | more | other, headers=headers)
+        server.error(refused, 422, "idempotency_key_reused", "Idempotency-Key")
+    assert server.http.post(path, json=ASKED | more, headers=key()).json()["id"] != one.json()["id"]
+    if "background" in more:
+        answered = f"{path}/{one.json()['id']}"
+        wait_for(lambda: server.http.get(answered).json()["status"] == "incomplete")
+        assert server.http.post(path, json=ASKED | more, headers=headers).json() == one.json()
+
+
+def test_a_retried_stream_of_a_response_is_replayed(server: Server) -> None:
+    headers = key()
+    one, two = (
+        events(server.http.post("/v1/responses", json=ASKED | {"stream": True}, headers=headers)) for _ in range(2)
+    )
+    assert one[-1]["type"] == "response.incomplete"
+    assert two[-1]["response"] == one[-1]["response"]
+    kinds = [event["type"] for event in one]
+    assert [event["type"] for event in two] == sorted(set(kinds), key=kinds.index)
+    assert [event["sequence_number"] for event in two] == list(range(len(two)))
+    for replayed in two:
+        if "delta" not in replayed:
+            first = next(event for event in one if event["type"] == replayed["type"])
+            assert replayed | {"sequence_number": 0} == first | {"sequence_number": 0}
+    assert "".join(event.get("delta", "") for event in one) == "".join(event.get("delta", "") for event in two)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_response_whose_server_died_before_the_record(server: Server, background: bool) -> None:
+    """It was stored: it is not made again."""
+    headers, asked = key(), ASKED | {"background": background}
+    one = server.http.post("/v1/responses", json=asked, headers=headers).json()
+    orphan(server, one["id"])
+    two = server.http.post("/v1/responses", json=asked, headers=headers).json()
+    assert (two["id"], two["created_at"]) == (one["id"], one["created_at"])
+    assert background or two == one
+
+
+def test_a_refused_response_can_be_corrected(server: Server) -> None:
+    headers = key()
+    server.error(
+        server.http.post("/v1/responses", json=ASKED | {"model": "x"}, headers=headers), 404, "model_not_found"
+    )
+    assert server.http.post("/v1/responses", json=ASKED, headers=headers).status_code == 200
 
 
 def test_a_message_in_progress(server: Server) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from everlong_client.cli.citations import citation_lines
 from everlong_client.cli.terminal import console, fail, print_error, print_note, write
 from everlong_client.client import Conversation, Everlong
 from everlong_client.errors import EverlongError
@@ -17,8 +18,6 @@ from everlong_client.types.session import Session
 
 with suppress(ImportError):  # Windows has no readline
     import readline  # noqa: F401  # gives the prompt history and editing
-
-__all__ = ["Chat"]
 
 HELP = """\
 /new   start a new session on the same documents
@@ -100,6 +99,8 @@ class Chat:
                             write(event.delta)
             finally:
                 write("\n")
+        for line in citation_lines(answer.message):
+            print_note(line)
         if self._terminal:
             usage, end = answer.message.usage, answer.message.finish_reason
             ended = "" if end == "stop" else f" ({end})"

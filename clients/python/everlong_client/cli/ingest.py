@@ -17,8 +17,6 @@ from everlong_client.errors import (
 )
 from everlong_client.types.document import Document
 
-__all__ = ["ingest_files"]
-
 
 def ingest_files(client: Everlong, files: Sequence[Path], *, wait: bool = True) -> Iterator[Document | None]:
     """Upload the files (`-` is standard input) and yield their documents in the same order.

@@ -19,8 +19,6 @@ from everlong_client.client import Everlong
 from everlong_client.transport.wire import DEFAULT_URL, VERSION
 from everlong_client.types.message import Sampling
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(name="everlong", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 Url = Annotated[str, typer.Option("--url", envvar="EVERLONG_URL", help="The server's address.")]

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from everlong_client.cli.table import headline, phrase_text
 from everlong_client.types.memory import Memory, MemoryLayer
 
-__all__ = ["draw"]
-
 _COLUMNS = 240
 _PHRASES = 5
 _CREAM, _INK, _RED = "#f6f3ec", "#222222", "#b3262e"

@@ -19,8 +19,6 @@ from typer.main import get_command
 from everlong_client.cli.terminal import fail
 from everlong_client.errors import APIConnectionError, AuthenticationError, EverlongError
 
-__all__ = ["Commands"]
-
 COMMANDS = "everlong.commands"
 SUMMARIES = "everlong.summaries"
 DISTRIBUTIONS = {"everlong": "the server", "everlong-lab": "training, evaluation and benchmarks"}

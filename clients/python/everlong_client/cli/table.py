@@ -8,8 +8,6 @@ from rich.filesize import decimal
 
 from everlong_client.types.memory import Memory, MemoryLayer, MemoryPhrase
 
-__all__ = ["headline", "phrase_text", "table"]
-
 _WIDEST = 60
 
 

@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import TracebackType
-from typing import NoReturn, Protocol, Self, TextIO
+from typing import NoReturn, Self, TextIO, TypeAlias
 
 import typer
 from rich.console import Console
@@ -19,17 +18,6 @@ from rich.text import Text
 
 from everlong_client.transport.upload import UploadProgress
 from everlong_client.types.document import Document
-
-__all__ = [
-    "ProgressReport",
-    "console",
-    "fail",
-    "print_error",
-    "print_note",
-    "progress_report",
-    "require_stream",
-    "write",
-]
 
 # Removed from all output, so that a document or an answer cannot send control sequences to the terminal.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
@@ -75,29 +63,8 @@ def _line(text: str) -> str:
     return " ".join(text.split()).translate(_CONTROLS)
 
 
-class ProgressReport(Protocol):
-    """Shows the progress of uploads and of their reading. Use it with `with`."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def upload(self, name: str) -> UploadProgress:
-        """Return the callback for the upload of the file `name`."""
-
-    def reading(self, name: str) -> Callable[[Document], object]:
-        """Return the callback for the reading of the file `name`."""
-
-
-def progress_report() -> ProgressReport:
-    """Return progress bars if standard error is a terminal, else plain lines."""
-    return ProgressBars() if console().is_terminal else ProgressLines()
-
-
 class ProgressBars(Progress):
-    """One progress bar for each document: it fills during the upload, and again during the reading."""
+    """One progress bar for each document: it fills during the upload, and again during the reading. Use it with `with`."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"))
@@ -107,6 +74,7 @@ class ProgressBars(Progress):
         self._bars: dict[str, TaskID] = {}
 
     def upload(self, name: str) -> UploadProgress:
+        """Return the callback for the upload of the file `name`."""
         bar = self._bars[name] = self.add_task(f"uploading {escape(name)}", detail="")
 
         def show(sent: int, total: int | None) -> None:
@@ -115,6 +83,7 @@ class ProgressBars(Progress):
         return show
 
     def reading(self, name: str) -> Callable[[Document], object]:
+        """Return the callback for the reading of the file `name`."""
         bar = self._bars[name]
         self.reset(bar, description=f"reading {escape(name)}", total=None, detail="")
 
@@ -126,7 +95,7 @@ class ProgressBars(Progress):
 
 
 class ProgressLines:
-    """One line for each upload, and one for each 10 % that is read."""
+    """One line for each upload, and one for each 10 % that is read. Has the methods of `ProgressBars`."""
 
     def __enter__(self) -> Self:
         return self
@@ -149,6 +118,14 @@ class ProgressLines:
                 print_note(f"reading {name}: {10 * tenths} %, {_reading_detail(document)}")
 
         return show
+
+
+ProgressReport: TypeAlias = ProgressBars | ProgressLines
+
+
+def progress_report() -> ProgressReport:
+    """Return progress bars if standard error is a terminal, else plain lines."""
+    return ProgressBars() if console().is_terminal else ProgressLines()
 
 
 def _reading_detail(document: Document) -> str:

@@ -11,8 +11,6 @@ from typing import Any
 from everlong_client.errors import APIConnectionError, APIStatusError, APITimeoutError, EverlongError, NotFoundError
 from everlong_client.transport.call import Call
 
-__all__ = ["RETRIES", "Retrying"]
-
 RETRIES = 3
 LONGEST_WAIT = 60.0  # seconds; if the server asks for a longer delay, the error is raised and the caller decides
 LONGEST_PAUSE = 8.0  # seconds

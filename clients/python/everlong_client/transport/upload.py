@@ -13,8 +13,6 @@ from typing import IO, Protocol, TypeAlias, runtime_checkable
 
 from everlong_client.errors import NotSentError
 
-__all__ = ["CHUNK", "PART", "AnySource", "Source", "Upload", "UploadProgress"]
-
 CHUNK = 256 * 1024  # bytes
 PART = 8 * 1024 * 1024
 """Bytes. A longer source is sent in parts of this size, so that a lost connection costs at most one part."""

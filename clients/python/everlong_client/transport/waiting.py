@@ -25,8 +25,6 @@ from everlong_client.types.document import Document
 from everlong_client.types.record import from_json
 from everlong_client.types.session import Session
 
-__all__ = ["Waiting", "document_of"]
-
 T = TypeVar("T", Document, Session)
 
 READ_TIMEOUT = 10.0  # seconds without a byte after which the request is repeated

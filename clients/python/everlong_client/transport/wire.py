@@ -23,8 +23,6 @@ from everlong_client.errors import (
 from everlong_client.transport.call import Call
 from everlong_client.transport.retrying import RETRIES, Retrying
 
-__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire", "encode", "new_http_client"]
-
 T = TypeVar("T")
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 

@@ -11,8 +11,6 @@ from everlong_client.errors import StreamError, UnexpectedAnswerError
 from everlong_client.types.message import Evidence, Message
 from everlong_client.types.record import from_json
 
-__all__ = ["Answer", "Event", "OtherEvent", "ResponseCompleted", "ResponseCreated", "ResponseEvidence", "TextDelta"]
-
 
 @dataclass(frozen=True, slots=True)
 class ResponseCreated:

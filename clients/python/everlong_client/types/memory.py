@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Memory", "MemoryDocument", "MemoryLayer", "MemoryPart", "MemoryPhrase", "Quote"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quote:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-__all__ = ["Evidence", "Message", "Recall", "Sampling", "Usage"]
-
 
 class Recall(TypedDict, total=False):
     """The maximum number of passages that are put before a message, and the maximum number of their tokens."""
@@ -30,6 +28,7 @@ class Sampling(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
+    stop_repetition: bool | None
     logit_bias: Mapping[str, float] | None
     logprobs: bool | None
     top_logprobs: int | None
@@ -60,6 +59,22 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Citation:
+    """A sentence of an answer, `content[start:end]`, rests on `document_start` to `document_end` of a document.
+
+    All offsets count characters. `evidence` is the position of the passage in the answer's evidence, from 0.
+    """
+
+    start: int
+    end: int
+    evidence: int
+    document: str
+    document_start: int
+    document_end: int
+    filename: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
     """The tokens of an answer. `reused_tokens` were in the memory already and were not read again."""
 
@@ -72,8 +87,9 @@ class Usage:
 class Message:
     """An answer.
 
-    `finish_reason` is stop, length or cancelled. Sending `seed` again reproduces the answer. `logprobs` has the server's
-    format, and is None unless requested. `evidence` is sorted, best first. `created_at` is in Unix seconds.
+    `finish_reason` is stop, length, repetition (the answer began to loop, and was cut there) or cancelled. Sending `seed`
+    again reproduces the answer. `logprobs` has the server's format, and is None unless requested. `evidence` is sorted, best
+    first; `citations` are in the order of the answer's sentences. `created_at` is in Unix seconds.
     """
 
     id: str
@@ -86,4 +102,5 @@ class Message:
     model: str | None = None
     logprobs: Any = None
     evidence: tuple[Evidence, ...] = ()
+    citations: tuple[Citation, ...] = ()
     created_at: float = 0

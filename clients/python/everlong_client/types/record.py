@@ -9,8 +9,6 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from everlong_client.errors import UnexpectedAnswerError
 
-__all__ = ["from_json"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from typing import Literal
 from everlong_client.types.document import Failure
 from everlong_client.types.message import Recall
 
-__all__ = ["Session"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:

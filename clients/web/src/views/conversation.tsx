@@ -8,6 +8,7 @@ import { plural } from "../lib/format.js";
 import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { type Turn, ask, loadMessages, sessionMessages, turns, withdraw } from "../state/turns.js";
+import { CitedText } from "./cited-text.js";
 import { Composer } from "./composer.js";
 import { Passages } from "./passages.js";
 import { MenuButton } from "./sidebar.js";
@@ -118,8 +119,11 @@ function Messages({ session, messages, turn }: { session: Session; messages: rea
             <Question key={message.id} text={message.content} />
           ) : (
             <article key={message.id} class="answer" aria-label="Answer">
-              <p class="words">{message.content}</p>
+              <CitedText message={message} />
               {message.finish_reason === "cancelled" && <p class="note">The answer was stopped here.</p>}
+              {message.finish_reason === "repetition" && (
+                <p class="note">The answer began to repeat itself and was stopped here.</p>
+              )}
               {message.finish_reason === "length" && <p class="note">The answer reached its maximum number of tokens.</p>}
               {message.evidence && <Passages evidence={message.evidence} />}
               {message.usage && (

@@ -6,7 +6,7 @@ Computes what `Llama.hidden` computes, up to the rounding of weights (four or ei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,29 +24,34 @@ CACHED = torch.float16
 
 
 class DecodeLayers:
-    """The decoder layers with quantised copies of their weights.
+    """The decoder layers with quantised weights.
 
-    `layers`: layer modules of transformers' Llama; `can_quantise` must hold for each of their weights. `norm` (D,): the weight of the
-    last norm. `head_dim`: a multiple of `PANEL`.
+    `layers`: each layer's matrices; `norms`: the weights (D,) of each layer's two norms; `norm` (D,): the weight of the last norm; `scale`:
+    the attention's. `head_dim`: a multiple of `PANEL`.
     """
 
     def __init__(
-        self, layers: Sequence[Any], norm: Tensor, *, heads: int, kv_heads: int, head_dim: int, eps: float
+        self,
+        layers: Sequence[Mapping[Layer, QuantisedMatrix]],
+        norms: Sequence[tuple[Tensor, Tensor]],
+        norm: Tensor,
+        *,
+        scale: float,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
     ) -> None:
-        prepare(quantise.quantise_groups, decode_step.step, matrix_product.multiply)
-        self.layers = [_quantise_layer(layer) for layer in layers]
-        self._norms = [
-            [norm.weight.detach().float().clone() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-            for layer in layers
-        ]
+        prepare(decode_step.step, matrix_product.multiply)
+        self.layers = layers
+        self._norms = [[weight.detach().float().clone() for weight in pair] for pair in norms]
         self._norm = norm.detach().float().clone()
         self._table = np.zeros((len(layers), len(Layer), len(Matrix)), np.int64)
         for row, matrices, (before, between) in zip(self._table, self.layers, self._norms, strict=True):
             for name, matrix in matrices.items():
                 row[name] = matrix.table
             row[Layer.NORMS, Matrix.N], row[Layer.NORMS, Matrix.K] = before.data_ptr(), between.data_ptr()
-        self._eps, self._scale = (np.array([number], np.float32) for number in (eps, layers[0].self_attn.scaling))
-        first = self.layers[0]
+        self._eps, self._scale = (np.array([number], np.float32) for number in (eps, scale))
         self._sizes = {
             DecodeJob.LAYERS: len(layers), DecodeJob.WIDTH: self._table[0, Layer.DOWN, Matrix.N], DecodeJob.HEADS: heads, DecodeJob.KV_HEADS: kv_heads,
             DecodeJob.HEAD_DIM: head_dim, DecodeJob.MLP_WIDTH: self._table[0, Layer.DOWN, Matrix.K], DecodeJob.TABLE: self._table.ctypes.data,
@@ -54,7 +59,7 @@ class DecodeLayers:
             DecodeJob.SCALE: self._scale.ctypes.data, DecodeJob.RANK: self._table[:, :, Matrix.RANK].max(),
         }  # fmt: skip
         self._widths = {
-            DecodeJob.Y: first[Layer.QKV].table[Matrix.N], DecodeJob.MIXED: heads * head_dim, DecodeJob.GATE: self._sizes[DecodeJob.MLP_WIDTH],
+            DecodeJob.Y: (heads + 2 * kv_heads) * head_dim, DecodeJob.MIXED: heads * head_dim, DecodeJob.GATE: self._sizes[DecodeJob.MLP_WIDTH],
             DecodeJob.UP: self._sizes[DecodeJob.MLP_WIDTH], DecodeJob.OUT: self._sizes[DecodeJob.WIDTH],
         }  # fmt: skip
 
@@ -106,6 +111,12 @@ class DecodeLayers:
             },
         )  # fmt: skip
         return hidden
+
+
+def quantise_layers(layers: Sequence[Any]) -> list[dict[Layer, QuantisedMatrix]]:
+    """Quantise the matrices of transformers' Llama layers; `can_quantise` must hold for each of their weights."""
+    prepare(quantise.quantise_groups)
+    return [_quantise_layer(layer) for layer in layers]
 
 
 def _quantise_layer(layer: Any) -> dict[Layer, QuantisedMatrix]:

@@ -22,7 +22,15 @@ from everlong_models.kernels.cpu.atomics import address, fetch_add, int_pointer
 from everlong_models.kernels.cpu.float_products import mix_2, mix_more, scores_1, scores_4
 from everlong_models.kernels.cpu.job import FIELDS, LAYER_ROWS, LINE, MATRIX_FIELDS, DecodeJob, Layer, Matrix
 from everlong_models.kernels.cpu.matrix_product import low_rank_input, part_size, product, quantise_input
-from everlong_models.kernels.cpu.primitives import compiled, compiled_sum, dot, floats, softmax_weights, wait
+from everlong_models.kernels.cpu.primitives import (
+    compiled,
+    compiled_as,
+    compiled_sum,
+    dot,
+    floats,
+    softmax_weights,
+    wait,
+)
 from everlong_models.kernels.cpu.simd import GROUP, LANES, silu, store_float16
 
 _POSITIONS_IN_CACHE = 64
@@ -50,10 +58,10 @@ def _rotated(x, cos, sin, scale, out):
         out[i + half] = (x[i + half] * cos[i + half] + x[i] * sin[i + half]) * scale
 
 
-def _of_heads(one, two, three):
+def _of_heads(name, one, two, three):
     """Make a function that calls the `simd` intrinsic for a number of heads."""
 
-    @compiled
+    @compiled_as(name)
     def of_heads(heads, *to):
         if heads == 3:
             three(*to)
@@ -66,10 +74,10 @@ def _of_heads(one, two, three):
 
 
 _scores_1, _scores_4, _mix_2, _mix_more = (
-    _of_heads(*scores_1),
-    _of_heads(*scores_4),
-    _of_heads(*mix_2),
-    _of_heads(*mix_more),
+    _of_heads("scores_1", *scores_1),
+    _of_heads("scores_4", *scores_4),
+    _of_heads("mix_2", *mix_2),
+    _of_heads("mix_more", *mix_more),
 )
 
 
@@ -179,16 +187,22 @@ def _prepare_input(job, own, layers, layer, phase):
         weight = layers[layer, Layer.NORMS, Matrix.N if phase == Layer.QKV else Matrix.K]
         _normed(floats(job[DecodeJob.X], B, D), floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
     quantise_input(x, quantised, sums)
-    for n in range(2 if phase == Layer.GATE else 1):
+    for n in range(2 if phase == Layer.GATE else 1):  # `V` has no update
         matrix = layers[layer, phase + n]
         low_rank_input(matrix, x, floats(reduced[n], x.shape[0], matrix[Matrix.RANK]))
+
+
+@compiled
+def _outputs(layers, layer, phase):
+    """Return the number of a phase's outputs."""
+    return layers[layer, phase, Matrix.N] + (layers[layer, Layer.V, Matrix.N] if phase == Layer.QKV else 0)
 
 
 @compiled
 def _compute_part(job, own, layers, layer, phase, start, end):
     """Compute outputs `start` … `end` of a phase's matrices, and apply them: the MLP's gate, or the residual sum."""
     x, quantised, sums, reduced = _phase_input(job, own, phase)
-    B, F, N = x.shape[0], job[DecodeJob.MLP_WIDTH], layers[layer, phase, Matrix.N]
+    B, F, N = x.shape[0], job[DecodeJob.MLP_WIDTH], _outputs(layers, layer, phase)
     out = floats(
         job[DecodeJob.Y] if phase == Layer.QKV else job[DecodeJob.GATE] if phase == Layer.GATE else job[DecodeJob.OUT],
         B,
@@ -197,7 +211,12 @@ def _compute_part(job, own, layers, layer, phase, start, end):
     up = floats(job[DecodeJob.UP], B, F)
     for n in range(2 if phase == Layer.GATE else 1):
         matrix = layers[layer, phase + n]
-        product(matrix, B, quantised, sums, floats(reduced[n], B, matrix[Matrix.RANK]), up if n else out, start, end)
+        to, own = up if n else out, floats(reduced[n], B, matrix[Matrix.RANK])
+        product(matrix, B, quantised, sums, own, to, 0, start, min(end, matrix[Matrix.N]))
+    first = layers[layer, phase, Matrix.N]
+    if end > first:  # only with `V`
+        values = layers[layer, Layer.V]
+        product(values, B, quantised, sums, floats(reduced[1], B, 0), out, first, max(start - first, 0), end - first)
     if phase == Layer.GATE:
         _silu_gate(out, up, start, end)
     elif phase != Layer.QKV:
@@ -220,7 +239,7 @@ def step(data):
     for layer in range(job[DecodeJob.LAYERS]):
         for phase in (Layer.QKV, _ATTEND, Layer.O, Layer.GATE, Layer.DOWN):
             N = (
-                layers[layer, phase, Matrix.N]
+                _outputs(layers, layer, phase)
                 if phase != _ATTEND
                 else job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.HEADS_PER_PART]
             )

@@ -69,18 +69,19 @@ _AHEAD = 2048
 """Prefetch distance in bytes of codes. The processor's own prefetcher stops at the end of a page."""
 
 
-def _dots(bits: int, rows: int) -> Any:
+def _dots(bits: int, rows: int, *, signed: bool = False) -> Any:
     """Make the intrinsic for products of `rows` rows with one panel of quantised weights.
 
         y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] x[m, g, k] + c[g, n] t[m, g]
 
     for `rows` rows m and `PANEL` outputs n; `quantise_16` produces x, s and t. The sum over a group is an integer sum, without
-    rounding. Strides count units of four bytes.
+    rounding. With `signed` codes there is no c, and each half of a group has its own d. Strides count units of four bytes.
 
     An output's operations and their order do not depend on the number of rows. Panels are read in memory order, because one row is
     bound by memory bandwidth.
     """
     size, wide = 2 * PANEL * bits // 8, PANEL // LANES  # bytes of a panel's weights for two k
+    halves = 2 if signed else 1
 
     def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
         def weights(address: ir.Value) -> list[ir.Value]:
@@ -90,7 +91,8 @@ def _dots(bits: int, rows: int) -> Any:
             """
             vectors = []
             for part in range(size // (2 * LANES)):
-                whole = b.zext(code.load(b.add(address, code.number(2 * LANES * part)), PAIRS_8), PAIRS_16)
+                extend = b.sext if signed else b.zext
+                whole = extend(code.load(b.add(address, code.number(2 * LANES * part)), PAIRS_8), PAIRS_16)
                 vectors += [whole] if bits == 8 else [whole, code.high(whole)]
             return vectors
 
@@ -109,26 +111,30 @@ def _dots(bits: int, rows: int) -> Any:
         sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
         totals = [code.totals(VECTOR, wide) for _ in range(rows)]
         with code.loop(groups) as group:
-            inner = [code.totals(INTS, wide) for _ in range(rows)]
             first = b.mul(group.index, code.number(GROUP // 2))
             ahead = b.add(codes, b.add(b.mul(first, code.number(size)), code.number(_AHEAD)))
             for line in range(GROUP // 2 * size // 64):
                 code.fetch(b.add(ahead, code.number(64 * line)))
-            with code.loop(code.number(GROUP // 2)) as k:
-                at = b.add(first, k.index)
-                q = weights(b.add(codes, b.mul(at, code.number(size))))
+            scale = b.mul(group.index, code.number(2 * PANEL))
+            for half in range(halves):
+                inner = [code.totals(INTS, wide) for _ in range(rows)]
+                with code.loop(code.number(GROUP // 2 // halves)) as k:
+                    at = b.add(b.add(first, code.number(GROUP // 2 // halves * half)), k.index)
+                    q = weights(b.add(codes, b.mul(at, code.number(size))))
+                    for m in range(rows):
+                        two = code.spread(code.load(code.offset(x_rows[m], at), INT32), INTS)
+                        for part, total in zip(q, inner[m], strict=True):
+                            b.store(b.add(b.load(total), code.pairs(part, b.bitcast(two, PAIRS_16))), total)
                 for m in range(rows):
-                    two = code.spread(code.load(code.offset(x_rows[m], at), INT32), INTS)
-                    for part, total in zip(q, inner[m], strict=True):
-                        b.store(b.add(b.load(total), code.pairs(part, b.bitcast(two, PAIRS_16))), total)
-            for m in range(rows):
-                pair = code.offset(sums_rows[m], b.mul(group.index, code.number(2)))
-                step, sum = (code.spread(code.load(code.offset(pair, n))) for n in range(2))
-                at = b.mul(group.index, code.number(2 * PANEL))
-                for part in range(wide):
-                    d, c = (code.half(scales, b.add(at, code.number(PANEL * n + LANES * part))) for n in range(2))
-                    code.add(b.fmul(d, step), b.sitofp(summed(inner[m], part), VECTOR), totals[m][part])
-                    code.add(c, sum, totals[m][part])
+                    pair = code.offset(sums_rows[m], b.mul(group.index, code.number(2)))
+                    step, sum = (code.spread(code.load(code.offset(pair, n))) for n in range(2))
+                    for part in range(wide):
+                        d, c = (
+                            code.half(scales, b.add(scale, code.number(PANEL * n + LANES * part))) for n in (half, 1)
+                        )
+                        code.add(b.fmul(d, step), b.sitofp(summed(inner[m], part), VECTOR), totals[m][part])
+                        if not signed:
+                            code.add(c, sum, totals[m][part])
         for m, row in enumerate(totals):
             for n, total in enumerate(row):
                 code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))
@@ -142,3 +148,4 @@ def _dots(bits: int, rows: int) -> Any:
 
 # For six, four, two rows and one row.
 dots_4, dots_8 = ([_dots(bits, rows) for rows in (6, 4, 2, 1)] for bits in (4, 8))
+dots_signed = [_dots(8, rows, signed=True) for rows in (6, 4, 2, 1)]

@@ -22,10 +22,14 @@ class Matrix(IntEnum):
     A = 6  # (rank, K)
     B = 7  # (N / PANEL, rank, PANEL)
     RANK = 8
+    SIGNED = 9  # 1: codes are int8, and the two float16 of a group are the steps of its halves; 0: they are its step and its minimum
 
 
 class Layer(IntEnum):
-    """The rows of a layer in a table. Each is a `Matrix`, but `NORMS`: its `N` and `K` are the addresses of the norms' weights (D,)."""
+    """The rows of a layer in a table. Each is a `Matrix`, but `NORMS`: its `N` and `K` are the addresses of the norms' weights (D,).
+
+    `V`: the values' matrix if its codes are of another kind than those of queries and keys; otherwise zeros, and `QKV` has all three.
+    """
 
     QKV = 0
     O = 1  # noqa: E741 - as papers call it
@@ -33,13 +37,14 @@ class Layer(IntEnum):
     UP = 3
     DOWN = 4
     NORMS = 5
+    V = 6
 
 
 class DecodeJob(IntEnum):
     """The fields of a decode step or a product: sizes, addresses, and the strides of keys and values in bytes."""
 
     ROWS = 0
-    TABLE = 1  # int64: a `Matrix`, or (layers, 6, 9)
+    TABLE = 1  # int64: a `Matrix`, or (layers, 7, 10)
     SCRATCH = 2  # scratch memory, one slice for each thread
     SCRATCH_SIZE = 3  # of one thread's slice, in float32 values
     COUNTERS = 4  # int64, `LINE` bytes apart: threads that have started; then for each phase, the next part and the number of parts done

@@ -6,9 +6,9 @@ from numba import carray
 
 from everlong_models.kernels.cpu.atomics import address, fetch_add, int_pointer
 from everlong_models.kernels.cpu.float_products import add_low_rank
-from everlong_models.kernels.cpu.integer_products import dots_4, dots_8, quantise_16
+from everlong_models.kernels.cpu.integer_products import dots_4, dots_8, dots_signed, quantise_16
 from everlong_models.kernels.cpu.job import FIELDS, LINE, MATRIX_FIELDS, DecodeJob, Matrix
-from everlong_models.kernels.cpu.primitives import compiled, dot, floats
+from everlong_models.kernels.cpu.primitives import compiled, compiled_as, dot, floats
 from everlong_models.kernels.cpu.simd import GROUP, PANEL
 
 _BLOCK = 32
@@ -32,10 +32,10 @@ def low_rank_input(matrix, x, reduced):
             reduced[m, r] = dot(x[m], a[r])
 
 
-def _dots(six, four, two, one):
+def _dots(name, six, four, two, one):
     """Make a function that calls the `simd` intrinsic for a number of rows."""
 
-    @compiled
+    @compiled_as(name)
     def dots(rows, *to):
         if rows == 6:
             six(*to)
@@ -49,42 +49,43 @@ def _dots(six, four, two, one):
     return dots
 
 
-_dots_4, _dots_8 = _dots(*dots_4), _dots(*dots_8)
+_dots_4, _dots_8, _dots_signed = _dots("4", *dots_4), _dots("8", *dots_8), _dots("signed", *dots_signed)
 
 
 @compiled
-def product(matrix, rows, quantised, sums, reduced, y, start, end):
-    """Compute the outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b.
+def product(matrix, rows, quantised, sums, reduced, y, first, start, end):
+    """Compute the outputs `start` … `end` of y[:, first :] ← x Wᵀ + x Aᵀ Bᵀ + b.
 
     `quantised` and `sums` are results of `quantise_input`; `reduced` is x Aᵀ.
     """
     N, K, bits, rank = matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
-    groups = K // GROUP
+    groups, stride = K // GROUP, y.shape[1]
     for n in range(start, end, PANEL):
         codes, scales, m = matrix[Matrix.CODES] + n * K * bits // 8, matrix[Matrix.SCALES] + 4 * n * groups, 0
         while m < rows:
             left = rows - m
             many = 6 if left >= 6 and left != 8 else 4 if left >= 4 else 2 if left >= 2 else 1
             to = (
-                codes, scales, quantised + 2 * m * K, address(sums) + 8 * m * groups, address(y) + 4 * (m * N + n),
-                groups, K // 2, 2 * groups, N,
+                codes, scales, quantised + 2 * m * K, address(sums) + 8 * m * groups, address(y) + 4 * (m * stride + first + n),
+                groups, K // 2, 2 * groups, stride,
             )  # fmt: skip
             if bits == 4:
                 _dots_4(many, *to)
+            elif matrix[Matrix.SIGNED]:
+                _dots_signed(many, *to)
             else:
                 _dots_8(many, *to)
             m += many
     if rank:
         for m in range(rows):
             for n in range(start, end, PANEL):
-                add_low_rank(
-                    address(reduced) + 4 * m * rank, matrix[Matrix.B] + 4 * n * rank, address(y) + 4 * (m * N + n), rank
-                )
+                to = address(y) + 4 * (m * stride + first + n)
+                add_low_rank(address(reduced) + 4 * m * rank, matrix[Matrix.B] + 4 * n * rank, to, rank)
     if matrix[Matrix.BIAS]:
         bias = floats(matrix[Matrix.BIAS], 1, N)[0]
         for m in range(rows):
             for n in range(start, end):
-                y[m, n] += bias[n]
+                y[m, first + n] += bias[n]
 
 
 @compiled
@@ -110,4 +111,4 @@ def multiply(data):
             quantise_input(x, quantised, sums)
             low_rank_input(matrix, x, reduced)
             prepared = True
-        product(matrix, B, quantised, sums, reduced, y, part * size, min(N, (part + 1) * size))
+        product(matrix, B, quantised, sums, reduced, y, 0, part * size, min(N, (part + 1) * size))

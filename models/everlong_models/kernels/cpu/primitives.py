@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numba import carray, njit, types
 
@@ -12,6 +15,20 @@ compiled = njit(error_model="numpy")
 """Division by zero gives ∞ or NaN, as in PyTorch. An exception would leave a part undone, and all threads would wait for it."""
 compiled_sum = njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 """The compiler may reorder a sum. The compiled order is the same for every row."""
+
+
+def compiled_as(name: str) -> Callable[[Callable[..., None]], Any]:
+    """Return `compiled` for a closure that is made several times.
+
+    numba names machine code after `__qualname__`. Kernels that different processes stored may be loaded by one process, and the linker would
+    then take two closures with the same name for the same function.
+    """
+
+    def compile_named(function: Callable[..., None]) -> Any:
+        function.__qualname__ = f"{function.__qualname__}-{name}"
+        return compiled(function)
+
+    return compile_named
 
 
 @compiled_sum

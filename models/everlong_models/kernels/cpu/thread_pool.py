@@ -24,6 +24,7 @@ from torch import Tensor
 from everlong_models.kernels.cpu import (
     atomics,
     decode_step,
+    dequantise,
     float_products,
     integer_products,
     job,
@@ -34,6 +35,7 @@ from everlong_models.kernels.cpu import (
     simd,
 )
 from everlong_models.kernels.cpu import quantise as quantise_kernel
+from everlong_models.kernels.cpu.dequantise import DequantiseJob
 from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
 from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
 from everlong_models.kernels.cpu.quantise import QuantiseJob
@@ -49,14 +51,14 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 
 _SOURCES = (
-    atomics, decode_step, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
+    atomics, decode_step, dequantise, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
 )  # fmt: skip
 """All modules with compiled code."""
 
 
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
-    """Return a kernel of `decode_step`, `prefill`, `sampling_kernel` or `quantise` as machine code."""
+    """Return a kernel of `decode_step`, `prefill`, `sampling_kernel`, `quantise` or `dequantise` as machine code."""
     make = partial(cfunc, SIGNATURE, error_model="numpy")
     # numba finds stored code by the function's name and file. The name includes a hash, because code of another version would read a
     # job's table wrongly, and code for another processor may use instructions that this one lacks.
@@ -80,7 +82,11 @@ def _run(
     function: Callable[..., None],
     phases: int,
     scratch_size: int,
-    fields: Mapping[DecodeJob, int] | Mapping[PrefillJob, int] | Mapping[QuantiseJob, int] | Mapping[SampleJob, int],
+    fields: Mapping[DecodeJob, int]
+    | Mapping[PrefillJob, int]
+    | Mapping[QuantiseJob, int]
+    | Mapping[DequantiseJob, int]
+    | Mapping[SampleJob, int],
 ) -> None:
     """Run a kernel on all threads. `scratch_size`: scratch memory of each thread, in float32 values."""
     threads = torch.get_num_threads() if _POOLED else 1
@@ -159,6 +165,18 @@ def quantise(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple
     }  # fmt: skip
     _run(quantise_kernel.quantise_groups, 1, 2 * PANEL + PANEL * GROUP // 4, fields)
     return codes, scales, not off[0]
+
+
+def write_bfloat16(matrix: np.ndarray, to: Tensor) -> None:
+    """Write a `Matrix` (N, K) as its transpose (K, N) to `to`. Raises `ValueError` for another shape, type or layout."""
+    N, K = int(matrix[Matrix.N]), int(matrix[Matrix.K])
+    if to.shape != (K, N) or to.dtype != torch.bfloat16 or not to.is_contiguous() or to.device.type != "cpu":
+        raise ValueError(
+            f"the result must be contiguous, bfloat16 of shape ({K}, {N}) on the CPU, got {to.dtype} of shape {tuple(to.shape)}"
+        )
+    same = (Matrix.N, Matrix.K, Matrix.BITS, Matrix.SIGNED, Matrix.CODES, Matrix.SCALES)
+    fields = {DequantiseJob[field.name]: int(matrix[field]) for field in same}
+    _run(dequantise.dequantise, 1, 0, {**fields, DequantiseJob.TO: to.data_ptr()})
 
 
 def pack_panels(weight: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request
 from sse_starlette import EventSourceResponse
 
 from everlong_server.api import schemas
+from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.request_file import RequestFile
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
 from everlong_server.api.views import CallerServices, document_view
@@ -23,21 +23,7 @@ router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_R
 
 _POLL_SECONDS = 0.25
 
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "text/plain": {"schema": {"type": "string"}},
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file"],
-                    "properties": {"file": {"type": "string", "format": "binary"}},
-                }
-            },
-        },
-    }
-}
+_UPLOAD = request_body({"file": BINARY}, **{"text/plain": {"schema": {"type": "string"}}})
 
 
 @router.post("", status_code=202, openapi_extra=_UPLOAD)

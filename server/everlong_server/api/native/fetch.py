@@ -14,14 +14,15 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from everlong_server.api import schemas
+from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.bodies.request_file import RequestFile
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.request_file import RequestFile
 from everlong_server.api.views import CallerServices, document_view
 from everlong_server.engine.documents.text_checker import clean_filename
 from everlong_server.errors import InvalidRequest, PermissionDenied
 from everlong_server.observability.tracing import current_span
 
-router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 

@@ -7,11 +7,17 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from everlong_server.api import schemas
+from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.views import CallerServices
 from everlong_server.store.tenants.credentials import ApiKey
 
-router = APIRouter(prefix="/v1/keys", tags=["access"], responses={s: ERROR_RESPONSES[s] for s in (404, 422, 429, 503)})
+router = APIRouter(
+    prefix="/v1/keys",
+    tags=["access"],
+    responses={s: ERROR_RESPONSES[s] for s in (404, 422, 429, 503)},
+    route_class=JsonRoute,
+)
 
 
 @router.post("", status_code=201)

@@ -8,10 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic_core import PydanticSerializationError
 
 from everlong_server.api import schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
+from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
@@ -22,7 +22,7 @@ from everlong_server.api.views import CallerServices, memory_view, session_view
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post("", status_code=201)
@@ -138,7 +138,7 @@ async def _events(
     try:
         # Also checked for a recorded answer, as the session may have been deleted or belong to another tenant.
         session = await services.sessions.get(session_id)
-        await record.check_same_request("message", session_id, _request_json(body))
+        await record.check_same_request("message", session_id, body.model_dump_json())
         message, message_id = record.answer, f"msg_{record.id}"
         if message is None and not record.first:  # the first server died, perhaps after it committed the turn
             message = await services.sessions.message(session_id, message_id)
@@ -153,14 +153,6 @@ async def _events(
     except BaseException as error:
         await record.give_up(error)
         raise
-
-
-def _request_json(body: schemas.CreateMessage) -> str:
-    """Return the request as JSON, to compare retries. Raises `InvalidRequest` for a schema that JSON cannot represent."""
-    try:
-        return body.model_dump_json()
-    except PydanticSerializationError as error:  # a lone surrogate, or nested too deeply
-        raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
 
 async def _whole(events: AsyncGenerator[NativeEvent, None]) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.openai.chat_schemas import (
@@ -38,7 +40,7 @@ from everlong_server.services import Services
 from everlong_server.store.messages import AnswerMessage, evidence_json
 from everlong_server.store.records import Message, new_id, now
 
-router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post(
@@ -159,8 +161,8 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
     messages: list[AnswerMessage] = []
     no_usage: dict[str, Any] = {"usage": None} if usage else {}
 
-    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, **end: str | None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, **(end or {"finish_reason": None})}
         return {**head, "choices": [choice], **no_usage}
 
     async with contextlib.aclosing(_events(turns)) as events:
@@ -174,7 +176,8 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
                     yield chunk(index, {"content": text}, _logprobs(logprobs or None))
                 case ResponseCompleted(message):
                     messages.append(message)
-                    yield chunk(index, {}, None, message.finish_reason)
+                    yield chunk(index, {"citations": [asdict(citation) for citation in message.citations]})
+                    yield chunk(index, {}, **_end(message))
     if usage:
         yield {**head, "choices": [], "usage": _usage(messages)}
 
@@ -182,11 +185,21 @@ async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -
 def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
     evidence = [evidence_json(passage) for passage in message.evidence]
     answer = {"role": "assistant", "content": message.content, "refusal": None, "evidence": evidence}
+    answer["citations"] = [asdict(citation) for citation in message.citations]
     return {
         "index": index,
         "message": answer,
         "logprobs": _logprobs(message.logprobs),
-        "finish_reason": message.finish_reason,
+        **_end(message),
+    }
+
+
+def _end(message: AnswerMessage) -> dict[str, str | None]:
+    """Return why the answer ended, in values of `finish_reason` that OpenAI's SDKs know."""
+    looped = message.finish_reason == "repetition"
+    return {
+        "finish_reason": "length" if looped else message.finish_reason,
+        "stop_reason": "repetition" if looped else None,
     }
 
 

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
-from everlong_server.api.schemas import Evidence, Recall, Wire
+from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
 
 MAX_MESSAGES = 2048
 MAX_CHOICES = 16
@@ -60,11 +60,12 @@ Content = Annotated[
 
 
 class ChatMessage(Nullable, Wire):
-    """A message of a chat. Answers can be sent back unchanged: their `evidence` is ignored."""
+    """A message of a chat. Answers can be sent back unchanged: their `evidence` and `citations` are ignored."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     evidence: Any = Field(None, description="ignored")
+    citations: Any = Field(None, description="ignored")
 
 
 class StreamOptions(Nullable, Wire):
@@ -121,6 +122,7 @@ class ChatAnswer(Wire):
     content: str
     refusal: None = None
     evidence: list[Evidence]
+    citations: list[Citation]
 
 
 class ChatLogprobs(Wire):
@@ -137,6 +139,10 @@ class ChatChoice(Wire):
     message: ChatAnswer
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: Literal["repetition"] | None = Field(
+        description="repetition: the answer began to repeat itself over and over, and was cut there; `finish_reason` is then "
+        "length, a value that OpenAI's SDKs know"
+    )
 
 
 class CachedTokens(Wire):

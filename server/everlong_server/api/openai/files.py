@@ -10,11 +10,11 @@ from typing import IO, Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
+from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.file_schemas import File, FileDeleted, FileList
 from everlong_server.api.openai.file_view import find_file, no_file, view_file
-from everlong_server.api.request_file import RequestFile
 from everlong_server.api.schemas import AfterId
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
@@ -23,23 +23,7 @@ router = APIRouter(prefix="/v1/files", tags=["openai"], responses=ERROR_RESPONSE
 
 PURPOSE = "user_data"
 _PIECE = 1 << 18
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": [PURPOSE]},
-                    },
-                }
-            },
-        },
-    }
-}
+_UPLOAD = request_body({"file": BINARY, "purpose": {"type": "string", "enum": [PURPOSE]}})
 
 
 @router.post("", openapi_extra=_UPLOAD)

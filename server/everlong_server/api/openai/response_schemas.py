@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from everlong_models import SamplingParams
 from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
-from everlong_server.api.schemas import Evidence, Recall, Wire
+from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
 
 MAX_METADATA = 16
 
@@ -71,6 +71,7 @@ class InputMessage(Nullable, Wire):
     status: str | None = Field(None, max_length=64, description="ignored")
     phase: str | None = Field(None, max_length=64, description="ignored")
     evidence: Any = Field(None, description="ignored")
+    citations: Any = Field(None, description="ignored")
 
 
 Input = Annotated[
@@ -138,12 +139,21 @@ class CreateResponse(Nullable, SamplingParams):
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
+class FileCitation(Wire):
+    """A file that a sentence of the answer rests on. `index`: the end of the sentence, in characters of the text."""
+
+    type: Literal["file_citation"] = "file_citation"
+    file_id: str
+    filename: str = Field(description="name of the file, or its id if it has no name")
+    index: int
+
+
 class ResponseText(Wire):
     """The text of an answer."""
 
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[Any] = Field(max_length=0)
+    annotations: list[FileCitation]
     logprobs: list[dict[str, Any]]
 
 
@@ -156,6 +166,7 @@ class ResponseMessage(Wire):
     status: Literal["in_progress", "completed", "incomplete"]
     content: list[ResponseText]
     evidence: list[Evidence]
+    citations: list[Citation] = Field(description="the annotations, with the cited parts of the documents")
 
 
 class CachedInput(Wire):
@@ -191,7 +202,9 @@ class ResponseFailure(Wire):
 class IncompleteDetails(Wire):
     """The reason that an answer is incomplete."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "repetition"] = Field(
+        description="repetition: the answer began to repeat itself over and over, and was cut there"
+    )
 
 
 class Response(Wire):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated, Literal
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as Answer
 
+from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
-from everlong_server.api.openai.response_events import response_events, response_view
+from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.openai.response_events import replayed_events, response_events, response_view
 from everlong_server.api.openai.response_requests import parse_request
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
@@ -23,9 +27,12 @@ from everlong_server.api.openai.response_schemas import (
 from everlong_server.api.sse import event_stream
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.responses import ResponseTurn
-from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.errors import Conflict, InvalidRequest, NotFound
+from everlong_server.services import Services
+from everlong_server.store import responses as store
+from everlong_server.store.idempotency import IdempotencyRecord
 
-router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESPONSES)
+router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post(
@@ -33,31 +40,90 @@ router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESP
     response_model=Response,
     responses={200: {"content": {"text/event-stream": {}}}},
 )
-async def create(body: CreateResponse, request: Request, services: CallerServices) -> Answer:
+async def create(
+    body: CreateResponse, request: Request, services: CallerServices, key: IdempotencyKey = None
+) -> Answer:
     """Creates a response: as JSON, with `stream` as server-sent events, or with `background` later.
 
     With `previous_response_id` it continues from that response without prefilling it again;
     `usage.input_tokens_details.cached_tokens` counts the reused tokens. Instructions of earlier responses stay in the memory.
+    A retry with the same Idempotency-Key returns the first response.
     """
-    previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
-    response = await parse_request(services, body, previous)
-    if body.background:
-        if body.stream or not body.store:
-            name = "stream" if body.stream else "store"
-            raise InvalidRequest(
-                f"{name}: a background response is always stored and never streamed; leave the field out", param=name
-            )
-        await services.response_turns.queue(response)
-        return JSONResponse(response_view(response))
-    keep = services.response_turns.keep if body.store else None
-    answering = await run_unless_disconnected(request, services.response_turns.begin(response, previous, keep))
-    if answering is None:
-        return Answer(status_code=CLIENT_CLOSED)
+    record = await services.idempotency.begin(key)
+    try:
+        await record.check_same_request("response", body.model_dump_json())
+        view = record.answer or await _stored_view(services, record)
+        if view is None and body.background:
+            view = await _queued(services, body, record)
+        if view is not None:
+            await record.finish(view)
+        else:
+            answering = await run_unless_disconnected(request, _begin(services, body, record))
+            if answering is not None and body.stream:
+                events = _recorded(record, response_events(answering))
+                return event_stream(events, services.shared.settings.keepalive_seconds)
+            if answering is not None:
+                view = await run_unless_disconnected(request, _answered(record, answering))
+        if view is None:
+            await record.give_up(None)
+            return Answer(status_code=CLIENT_CLOSED)
+    except BaseException as error:
+        await record.give_up(error)
+        raise
     if body.stream:
-        return event_stream(response_events(answering), services.shared.settings.keepalive_seconds)
-    if await run_unless_disconnected(request, _whole(answering)) is None:
-        return Answer(status_code=CLIENT_CLOSED)
-    return JSONResponse(response_view(answering.response))
+        return event_stream(replayed_events(view), services.shared.settings.keepalive_seconds)
+    return JSONResponse(view)
+
+
+async def _stored_view(services: Services, record: IdempotencyRecord) -> dict[str, Any] | None:
+    """Return the response that an earlier try stored before its server died; None if there is none."""
+    if not record.first:
+        with contextlib.suppress(NotFound):
+            return response_view(await services.response_turns.get(f"resp_{record.id}"))
+    return None
+
+
+async def _parsed(
+    services: Services, body: CreateResponse, record: IdempotencyRecord
+) -> tuple[store.Response, store.Response | None]:
+    """Return the requested response, with the id that every retry gives it, and the one before it."""
+    previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
+    return replace(await parse_request(services, body, previous), id=f"resp_{record.id}"), previous
+
+
+async def _queued(services: Services, body: CreateResponse, record: IdempotencyRecord) -> dict[str, Any]:
+    """Queue a background response and return it."""
+    response, _ = await _parsed(services, body, record)
+    if body.stream or not body.store:
+        name = "stream" if body.stream else "store"
+        raise InvalidRequest(
+            f"{name}: a background response is always stored and never streamed; leave the field out", param=name
+        )
+    await services.response_turns.queue(response)
+    return response_view(response)
+
+
+async def _begin(services: Services, body: CreateResponse, record: IdempotencyRecord) -> ResponseTurn:
+    """Start to answer a response."""
+
+    async def keep(answered: store.Response) -> None:
+        if not await record.is_owner():
+            raise Conflict("another server has taken this request over: retry it", param="Idempotency-Key")
+        await services.response_turns.keep(answered)
+
+    response, previous = await _parsed(services, body, record)
+    return await services.response_turns.begin(response, previous, keep if body.store else None)
+
+
+async def _recorded(
+    record: IdempotencyRecord, events: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a response. Records it before the last event, or releases the key if it failed."""
+    async with record, contextlib.aclosing(events):
+        async for event in events:
+            if event["type"] in ("response.completed", "response.incomplete"):
+                await record.finish(event["response"])
+            yield event
 
 
 @router.get("/{response_id}", response_model=Response)
@@ -105,8 +171,11 @@ async def input_items(
     return InputItemList(data=data, first_id=first, last_id=last, has_more=start + limit < len(items))
 
 
-async def _whole(answering: ResponseTurn) -> bool:
-    async with contextlib.aclosing(answering.events) as turn:
+async def _answered(record: IdempotencyRecord, answering: ResponseTurn) -> dict[str, Any]:
+    """Wait for the answer, record the response and return it."""
+    async with record, contextlib.aclosing(answering.events) as turn:
         async for _ in turn:
             pass
-    return True
+        view = response_view(answering.response)
+        await record.finish(view)
+    return view

@@ -6,31 +6,17 @@ import contextlib
 
 from fastapi import APIRouter, Request
 
+from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.openai.file_schemas import CompleteUpload, CreateUpload, Upload, UploadPart
 from everlong_server.api.openai.file_view import find_file, view_file
-from everlong_server.api.request_file import RequestFile
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
 from everlong_server.services import Services
 from everlong_server.store import uploads as store
 
-router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPONSES)
-
-_PART = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["data"],
-                    "properties": {"data": {"type": "string", "format": "binary"}},
-                }
-            },
-        },
-    }
-}
+router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post("")
@@ -39,7 +25,7 @@ async def create(body: CreateUpload, services: CallerServices) -> Upload:
     return await _view(services, await services.multipart_uploads.create(body.bytes, body.filename, body.purpose))
 
 
-@router.post("/{upload_id}/parts", openapi_extra=_PART)
+@router.post("/{upload_id}/parts", openapi_extra=request_body({"data": BINARY}))
 async def add(upload_id: str, request: Request, services: CallerServices) -> UploadPart:
     """Adds a part: any bytes of the file. A part whose response was lost can be sent again."""
     part = await services.multipart_uploads.add_part(upload_id, RequestFile(request, part="data", fields={}))

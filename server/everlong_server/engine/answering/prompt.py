@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from everlong_server.engine.answering.grounding import (
     RECENT_TOKENS,
+    TEMPLATE,
     Recall,
     Template,
     search_words,
@@ -18,6 +19,15 @@ from everlong_server.engine.answering.grounding import (
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.store.texts.passages import Passage, Passages
+
+INSTRUCT = Template(
+    "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "
+    "say.\n\n",
+    "\n\n",
+    "\n\nQuestion: ",
+)
+"""The template for instruct models as their authors made them. The instruction to decline comes first: at the end, it made
+Qwen2.5-Coder 0.5B decline most of the questions that the passages answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +43,44 @@ class Prompt:
 class PromptBuilder:
     """Builds the prompts of one model."""
 
-    def __init__(self, engine: Engine, passages: Passages, template: Template) -> None:
+    def __init__(self, engine: Engine, passages: Passages, template: Template | None = None) -> None:
+        """`template`: None takes `INSTRUCT` for a backbone with a chat template, else `TEMPLATE`."""
         self._engine = engine
         self._passages = passages
-        self._template = template
+        instructed = not engine.model.tuned and engine.model.tokenizer.chat_template
+        self._template = template or (INSTRUCT if instructed else TEMPLATE)
 
     async def prompt(self, context: TurnContext, content: str, recall: Recall) -> Prompt:
         """Return the prompt for the message `content`, with passages of the session's documents."""
-        found, lacks_answer = await self._search(context, content, recall)
+        documents = context.session.documents
+        if not recall.passages or not documents:
+            return await asyncio.to_thread(self.build, context, content, None, recall, lacks_answer=False)
+        has_history = bool(context.session.messages or context.unread)
+        words = await asyncio.to_thread(search_words, content, context.previous_question)
+        found: list[Passage] | None = await self._passages.search(documents, words, recall.passages) if words else []
+        lacks_answer = bool(words) and await asyncio.to_thread(
+            texts_lack_answer, content, found or [], has_history=has_history
+        )
+        if (lacks_answer or not found) and not await self._passages.complete(documents):
+            # A document was deleted. The memory still has it.
+            found, lacks_answer = found or None, False
         # On a thread: this takes time in proportion to the message.
         return await asyncio.to_thread(self.build, context, content, found, recall, lacks_answer=lacks_answer)
 
-    async def _search(self, context: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
-        """Return the passages of the session's documents that match the question, best first, and whether the documents lack
-        the answer."""
-        documents, has_history = context.session.documents, bool(context.session.messages or context.unread)
-        if not recall.passages or not documents:
-            return [], False
-        words = await asyncio.to_thread(search_words, content, context.previous_question)
-        found = await self._passages.search(documents, words, recall.passages) if words else []
-        lacks_answer = await asyncio.to_thread(texts_lack_answer, content, found, has_history=has_history)
-        return found, bool(words) and lacks_answer and await self._passages.complete(documents)
-
     def build(
-        self, context: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacks_answer: bool
+        self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool
     ) -> Prompt:
         """Return the prompt for the message `content`.
 
-        `found`: passages to choose evidence from, best first. `lacks_answer`: the documents do not hold the answer.
+        `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
+        documents do not hold the answer.
         """
         model = self._engine.model
         tokenizer, memory = model.tokenizer, model.memory
+        # What nothing was found for is small talk: the end of the text, which the memory keeps, would only be quoted.
+        searched, found = found is not None, found or []
         # Not without kept tokens: a text that fits into the open segment is seen whole.
-        prompt_only = bool(memory.kept_tokens(context.state)) and not context.session.messages
+        prompt_only = bool(memory.kept_tokens(context.state)) and not context.session.messages and searched
         question = [*tokenizer.encode(content), *model.chat.ask]
         budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
         if window:
@@ -73,10 +88,8 @@ class PromptBuilder:
         evidence, text = self._select(context, found, budget, len(question), prompt_only=prompt_only)
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = self._template.nothing if self._count(self._template.nothing) <= budget else ""
-        grounded = bool(evidence or text)
-        prompt_only = prompt_only and grounded
         tokens = [*self._lead(context, from_start=prompt_only), *tokenizer.encode(text), *question]
-        return Prompt(tokens, evidence, RECENT_TOKENS if grounded else None, prompt_only)
+        return Prompt(tokens, evidence, RECENT_TOKENS if searched else None, prompt_only)
 
     def _select(
         self, context: TurnContext, found: Sequence[Passage], budget: int, after: int, *, prompt_only: bool

@@ -6,6 +6,7 @@ Nothing changes if the caller disconnects, the lease is lost or the server is ki
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everlong_models import Grammar, GrammarError, SamplingParams
+from everlong_server.engine.answering.citations import cite
 from everlong_server.engine.answering.events import (
     AnswerEvent,
     ResponseCompleted,
@@ -21,7 +23,7 @@ from everlong_server.engine.answering.events import (
     ResponseEvidence,
     TextDelta,
 )
-from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template
+from everlong_server.engine.answering.grounding import Recall, Template
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
@@ -100,7 +102,7 @@ class TurnRunner:
         quota: Quota,
         *,
         max_message_chars: int,
-        template: Template = TEMPLATE,
+        template: Template | None = None,
     ) -> None:
         self._engine = engine
         self._quota = quota
@@ -170,7 +172,7 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message = answer.complete(message, context.session.snapshot, request)
+            message = await self._cited(content, answer.complete(message, context.session.snapshot, request))
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
@@ -187,6 +189,12 @@ class TurnRunner:
     async def _located(self, passages: Sequence[Passage]) -> list[Passage]:
         """Return the passages with their token offsets, pages and sections."""
         return await self._passages.located(await self._token_offsets.with_tokens(passages))
+
+    async def _cited(self, question: str, message: AnswerMessage) -> AnswerMessage:
+        """Return the complete answer with the citations of its sentences."""
+        found = await asyncio.to_thread(cite, question, message.content, message.evidence)
+        names = await self._passages.filenames({citation.document for citation in found})
+        return replace(message, citations=[replace(c, filename=names.get(c.document)) for c in found])
 
     def _request(
         self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model
+from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import (
     AnswerFinished,
@@ -19,7 +20,6 @@ from everlong_server.engine.device.requests import (
     MemoryViewRequest,
     PrefillRequest,
     RequestFailed,
-    TokenDelta,
 )
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable

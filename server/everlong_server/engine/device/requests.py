@@ -5,29 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """A generated token: the text that it completes (often empty), and its log-probabilities if they were requested."""
-
-    text: str
-    logprobs: list[dict[str, Any]]
+from everlong_server.engine.device.answer_text import AnswerText, TokenDelta
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFinished:
     """The end of an answer.
 
-    `tokens`: number of generated tokens, without the end-of-text token. `state`, `open`: memory and open segment after the
-    answer. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
+    `tokens`: number of the answer's tokens, without the end-of-text token and a loop that was cut. `state`, `open`: memory
+    and open segment after these tokens. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
     """
 
     reason: str
@@ -84,11 +75,17 @@ class AnswerRequest:
     logits: Tensor | None = None
     """Logits (V,) of the next token."""
     generated: int = 0
-    """Number of generated tokens."""
-    detokeniser: Detokeniser | None = None
+    """Number of generated tokens, with those of a loop that was cut."""
+    text: AnswerText | None = None
+    dropped: int = 0
+    """Number of generated tokens that the answer does not keep."""
+    committed: list[tuple[MemoryState, list[int]]] = field(default_factory=list)
+    """States, and the segments that followed them, that hold tokens which may turn out to be a loop. Oldest first."""
 
     def commit_segment(self, state: MemoryState, segment: int) -> None:
         """Replace the state by `state`, which includes the open segment of `segment` tokens, and empty the open segment."""
+        if self.text is not None:
+            self.committed = [*self.committed, (self.state, self.open)] if self.text.held else []
         if self.visible_kept is not None:
             self.visible_kept += segment - self.hidden_open
         self.state, self.open, self.hidden_open = state, [], 0
@@ -106,21 +103,42 @@ class AnswerRequest:
         """Move the rest of the prompt to the open segment, and prepare to sample tokens."""
         self.open, self.prompt_read = self.open + self.prompt[self.prompt_read :], len(self.prompt)
         self.sampler = Sampler(self.params, self.seed, self.context, vocab_size, self.grammar)
-        self.detokeniser = Detokeniser(tokenizer, self.params.stop)
+        may_loop = self.params.ignore_eos or self.grammar is not None or not self.params.stop_repetition
+        self.text = AnswerText(tokenizer, self.params, may_loop=may_loop)
 
-    def delta(self, token: int, tokenizer: Tokenizer) -> TokenDelta:
-        """Count a sampled token and return its text, with log-probabilities if they were requested."""
-        assert self.detokeniser is not None
+    def accept(self, token: int) -> None:
+        """Count a sampled token, and emit the tokens that are not held back any more."""
+        assert self.text is not None
         assert self.logits is not None
         self.generated += 1
-        text, top = self.detokeniser.feed(token), self.params.top_logprobs
-        return TokenDelta(text, [logprobs(tokenizer, self.logits, token, top)] if self.params.logprobs else [])
+        for delta in self.text.feed(token, self.logits):
+            self.sink(delta)
+
+    def emit_held(self) -> None:
+        """Emit the text that is held back."""
+        assert self.text is not None
+        for delta in self.text.finish():
+            self.sink(delta)
+
+    def drop_held(self, *, unread: int) -> None:
+        """Take the tokens that are held back out of the answer and its memory, so that both agree with the emitted text.
+
+        They are a loop, or the end of a cancelled answer: had it continued, or if it is generated again after a server was
+        lost, other text follows. `unread`: number of them that are in neither the open segment nor the state.
+        """
+        assert self.text is not None
+        self.dropped = self.text.drop_held()
+        count = self.dropped - unread
+        while count > len(self.open):
+            count -= len(self.open)
+            self.state, self.open = self.committed.pop()
+        self.open = self.open[: len(self.open) - count]
 
     def finished(self, reason: str) -> AnswerFinished:
         """Return the end of the answer, with its state on the CPU."""
-        assert self.detokeniser is not None
+        assert self.text is not None
         return AnswerFinished(
-            reason, self.detokeniser.text, self.state.to("cpu"), list(self.open), self.generated, len(self.prompt),
+            reason, self.text.text, self.state.to("cpu"), list(self.open), self.generated - self.dropped, len(self.prompt),
             time.perf_counter() - (self.started or 0.0),
         )  # fmt: skip
 

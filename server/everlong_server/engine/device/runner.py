@@ -28,7 +28,6 @@ from everlong_server.engine.device.requests import (
     PrefillRequest,
     Request,
     RequestFailed,
-    TokenDelta,
 )
 from everlong_server.engine.device.scheduler import Scheduler, Work
 from everlong_server.engine.device.token_sampler import TokenSampler
@@ -356,7 +355,7 @@ class Runner:
     def _emit(self, request: AnswerRequest, token: int) -> bool:
         """Pass an answer's next token to its sink. Returns False if the token ends the answer."""
         assert request.sampler is not None
-        assert request.detokeniser is not None
+        assert request.text is not None
         params, tokenizer, grammar = request.params, self._model.tokenizer, request.grammar
         request.sampler.accept(token)
         # Even under `ignore_eos`, a grammar may allow nothing but the end.
@@ -364,22 +363,21 @@ class Runner:
         if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
             self._finish(request, "stop")
             return False
-        request.sink(request.delta(token, tokenizer))
-        over = request.detokeniser.stopped or (grammar is not None and grammar.finished)
-        if over or request.generated >= params.max_tokens:
-            self._finish(request, "stop" if over else "length", token)
-            return False
-        return True
+        request.accept(token)
+        over = request.text.stopped or (grammar is not None and grammar.finished)
+        reason = "stop" if over else "repetition" if request.text.looping else "length"
+        if reason == "length" and request.generated < params.max_tokens:
+            return True
+        self._finish(request, reason, token)
+        return False
 
     def _finish(self, request: AnswerRequest, reason: str, last: int | None = None) -> None:
-        """End an answer. `last`: its last token, if that is not prefilled yet.
-
-        Text that the detokeniser holds back is emitted now. A cancelled answer drops it: had the answer continued, or if it is
-        generated again after a server was lost, other text follows.
-        """
-        assert request.detokeniser is not None
-        if reason != "cancelled" and (rest := request.detokeniser.finish()):
-            request.sink(TokenDelta(rest, []))
+        """End an answer. `last`: its last token, if that is not prefilled yet."""
+        if reason in ("cancelled", "repetition"):
+            request.drop_held(unread=int(last is not None))
+            last = None
+        else:
+            request.emit_held()
         end = partial(self._end, reason=reason, last=last)
         if len(request.open) + (last is not None) >= self._memory.segment_length:
             self._defer(request, end)

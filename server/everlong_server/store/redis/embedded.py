@@ -1,32 +1,55 @@
 """`EmbeddedRedis`: a Redis server that everlong runs itself, on a Unix socket in its data folder, with an append-only file.
 
 It starts and ends with everlong. If both are killed with SIGKILL, nothing is lost: Redis writes each command to the append-only
-file before it replies. A Redis that ends by itself is started again. A Redis that outlives everlong is taken over by the next
-everlong server on the same folder.
+file before it replies. A Redis that ends by itself is started again.
+
+A Redis that cannot write its append-only file exits. So while the disk is nearly full, Redis refuses writes and still answers
+reads.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import IO
 
-import psutil
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 _START_SECONDS = 120.0  # a large append-only file takes a while to load
 _SOCKET_PATH_LIMIT = 100  # bytes in sockaddr_un, with room for a terminator
+
+# Asks the kernel to kill this process when its parent dies (prctl's PR_SET_PDEATHSIG and SIGKILL), and becomes Redis unless the
+# parent has died already. Linux only. A function between fork and exec (`preexec_fn`) could hang in a process with threads.
+_DIE_WITH_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class DiskSpace(Enum):
+    """What the free space of the disk allows Redis to write: the settings of Redis for each state."""
+
+    ENOUGH = ("0", "0")
+    LOW = ("1", "0")
+    """Nothing that takes memory, as if Redis were out of memory. Deletions are possible."""
+    NONE = ("1", "1")
+    """Nothing, as if Redis lacked a replica."""
+
+
+_LOW_BYTES, _NONE_BYTES = 64 << 20, 4 << 20
+"""Free bytes below which the disk's state is `LOW` and `NONE`."""
+_SPACE_SETTINGS = ("maxmemory", "min-replicas-to-write")
 
 
 class EmbeddedRedisError(Exception):
@@ -72,9 +95,8 @@ class EmbeddedRedis:
                 f"{len(os.fsencode(self.socket))} bytes, at most {_SOCKET_PATH_LIMIT} are possible; choose a shorter --data-dir"
             )
         self._process: subprocess.Popen[bytes] | None = None
-        self._taken_over = 0
-        """The process id of a Redis that was running already; 0 if there was none."""
         self._lock: IO[str] | None = None
+        self._space = DiskSpace.ENOUGH
 
     @property
     def url(self) -> str:
@@ -82,7 +104,7 @@ class EmbeddedRedis:
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Start Redis, or take over one that is running, and wait until it answers. Raises `EmbeddedRedisError`."""
+        """Start Redis and wait until it answers. Raises `EmbeddedRedisError`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("w")
         try:
@@ -91,12 +113,12 @@ class EmbeddedRedis:
             raise EmbeddedRedisError(
                 f"another server uses the data folder {self.folder.parent}: stop it, or choose another --data-dir"
             ) from error
-        if self._loading():  # a Redis that outlived its server; a second one would destroy its files
-            self._await(lambda: not self._loading())
+        # A Redis that outlived its server would do so again, and a second Redis would destroy its files.
+        self._await(lambda: not self._loading())
         if self.answers():
-            self._taken_over = self._pid()
-            return
-        self._process = self._launch(_die_with_parent)
+            self._shut_down()
+            self._await(lambda: not self.answers())
+        self._process = self._launch()
         self._await(self.answers)
 
     def _await(self, done: Callable[[], bool]) -> None:
@@ -109,34 +131,51 @@ class EmbeddedRedis:
 
     def revive(self) -> bool:
         """Start Redis again if it has ended, and return whether it had. Does not wait until it has loaded its file."""
-        if psutil.pid_exists(self._taken_over) if self._process is None else self._process.poll() is None:
+        if self._process is None or self._process.poll() is None:
             return False
-        # By now there are threads, and code between fork and exec could hang. So this Redis is not set to die with its
-        # parent: it outlives a server that is killed, and the next server on the folder takes it over.
-        self._process = self._launch(None)
+        self._process = self._launch()
         return True
 
-    def _launch(self, before_exec: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+    def check_disk(self) -> DiskSpace | None:
+        """Let Redis refuse or allow writes, as the free space of the disk demands. Returns the new state if it has changed."""
+        space = self._disk_space()
+        if space is self._space:
+            return None
+        client = self._client()
+        try:
+            for name, value in zip(_SPACE_SETTINGS, space.value, strict=True):
+                client.config_set(name, value)
+        except redis.exceptions.RedisError:  # it is loading or being restarted; the next call tries again
+            return None
+        finally:
+            client.close()
+        self._space = space
+        return space
+
+    def _disk_space(self) -> DiskSpace:
+        """Return the state of the disk. To return to a better state takes twice as many free bytes, so that it does not flap."""
+        free = shutil.disk_usage(self.folder).free
+        if free < _NONE_BYTES * (1 + (self._space is DiskSpace.NONE)):
+            return DiskSpace.NONE
+        return DiskSpace.LOW if free < _LOW_BYTES * (1 + (self._space is not DiskSpace.ENOUGH)) else DiskSpace.ENOUGH
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        self._space = self._disk_space()
+        command = [
+            redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
+            "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+            "--maxmemory-policy", "noeviction", "--daemonize", "no",
+        ]  # fmt: skip
+        for name, value in zip(_SPACE_SETTINGS, self._space.value, strict=True):
+            command += [f"--{name}", value]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
         with (self.folder / "redis.log").open("ab") as log:
-            return subprocess.Popen(
-                [
-                    redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
-                    "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
-                    "--maxmemory-policy", "noeviction", "--daemonize", "no",
-                ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=before_exec,  # noqa: PLW1509 - before there are threads
-                start_new_session=True,
-            )  # fmt: skip
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def stop(self) -> None:
         """End Redis, which first writes its data, and unlock the folder."""
-        client = self._client()
-        try:
-            client.shutdown()
-        except redis.exceptions.RedisError:
-            pass  # Redis closes the connection instead of replying, or has ended already
-        finally:
-            client.close()
+        self._shut_down()
         if self._process is not None:
             self._process.wait(timeout=30)
             self._process = None
@@ -148,10 +187,12 @@ class EmbeddedRedis:
         # Without redis-py's retries, which wait for seconds: callers need to know at once that nobody answers.
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
-    def _pid(self) -> int:
+    def _shut_down(self) -> None:
         client = self._client()
         try:
-            return int(client.info("server")["process_id"])
+            client.shutdown()
+        except redis.exceptions.RedisError:
+            pass  # Redis closes the connection instead of replying, or has ended already
         finally:
             client.close()
 
@@ -177,10 +218,3 @@ class EmbeddedRedis:
             return False
         finally:
             client.close()
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel, in the child process, to kill it when its parent dies. Linux only; elsewhere the next server takes it over."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)

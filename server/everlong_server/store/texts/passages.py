@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
@@ -189,6 +189,14 @@ class Passages:
             replace(passage, page=entry.page, section=entry.section) if entry else passage
             for passage, entry in zip(passages, entries, strict=True)
         ]
+
+    async def filenames(self, documents: Collection[str]) -> dict[str, str | None]:
+        """Return the file names of those of `documents` that exist."""
+        names = {}
+        for document_id in documents:
+            with contextlib.suppress(NotFound):
+                names[document_id] = (await self._documents.get(document_id)).filename
+        return names
 
     async def complete(self, documents: Sequence[str]) -> bool:
         """Whether all of `documents` exist and have an index. Only then does an empty result mean that nothing matches."""

@@ -223,7 +223,7 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
     exact, quantized = adapted(), adapted()
     exact.optimize()
     quantized.optimize(quantize=True)
-    assert {matrix.bits for layer in quantized._optimised._decoding.layers for matrix in layer.values()} == {4}
+    assert {matrix.bits for layer in quantized._optimised.decoding.layers for matrix in layer.values()} == {4}
     kv, x, at = torch.randn(2, 3, 2, 2, 40, 16).half(), torch.randn(2, 1, 64), torch.tensor([20, 11])
     expected, found = exact.hidden(x, kv=kv.float(), at=at), quantized.hidden(x, kv=kv, at=at)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # the rounding to 16 bits
@@ -339,7 +339,7 @@ def test_wrong_types_and_shapes_of_a_step_are_refused(name, change):
     """The kernel only receives addresses, so types and shapes are checked before."""
     backbone = build()
     backbone.optimize(quantize=True)
-    decoding = backbone._optimised._decoding
+    decoding = backbone._optimised.decoding
     x, kv, at = decoded(backbone, 2, 40)
     given = {"x": x, "kv": kv, "at": at, "cos": torch.ones(40, 16), "sin": torch.zeros(41, 16)}
     assert decoding(**given).shape == (2, 1, 64)

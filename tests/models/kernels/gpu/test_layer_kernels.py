@@ -160,7 +160,7 @@ def test_results_with_cuda_graphs_equal_those_without() -> None:
     """Three rows, so that a place behind them is computed as well."""
     backbone = Backbone(llama().model.float().to(WHERE))
     assert backbone.optimize() is None
-    assert backbone._optimised._fused
+    assert backbone._optimised.overwrites
     memory = RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone).eval()
     tokens = torch.randint(0, 60, (3, 24), generator=torch.Generator().manual_seed(0)).to(WHERE)
     read, state = ReadGraphs(memory, CUDAGraphs(DEVICE)), memory.initial_state(3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
+import uuid
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from everlong_server.store.redis import keys
-from tests.process import Server
+from tests.process import Server, wait_for
 from tests.server.tenants import MODEL, UNKNOWN, Tenant, client, credentials, new_key
 
 
@@ -44,6 +46,39 @@ def test_a_socket_with_a_key(locked: Server, alice: Tenant, bad_keys: dict, lack
         if kind not in ("empty", "another scheme", "two"):
             assert refused(locked, session, key=bearer) == (401, code), kind
     assert refused(locked, session, key=lacking["write"]) == (403, "missing_scope")
+
+
+@pytest.mark.parametrize("path", ["v1/sessions/ses_1/stream", "v1/responses", "v1/nothing"])
+@pytest.mark.parametrize("kind", ["no key", "bad key", "bad ticket", "good key"])
+def test_a_refused_handshake_is_one_line_of_the_log(locked: Server, alice: Tenant, path: str, kind: str) -> None:
+    query, headers, code = {
+        "no key": ("", {}, "missing_api_key"),
+        "bad key": ("", {"Authorization": "Bearer evl_0_1"}, "invalid_api_key"),
+        "bad ticket": ("?ticket=tkt_1", {}, "invalid_ticket"),
+        "good key": ("", {"Authorization": f"Bearer {alice.key}"}, "path_not_found"),
+    }[kind]
+    if kind == "good key" and path != "v1/nothing":
+        return
+    id = f"handshake-{uuid.uuid4().hex}"
+    before = len(locked.log.read_text())
+    with pytest.raises(InvalidStatus) as caught:
+        connect(f"ws://127.0.0.1:{locked.port}/{path}{query}", additional_headers=headers | {"x-request-id": id})
+    assert caught.value.response.status_code == (403 if kind == "good key" else 401)
+    if kind != "good key":
+        assert caught.value.response.headers["x-request-id"] == id
+    wait_for(lambda: id in locked.log.read_text())
+    (line,) = [line for line in locked.log.read_text()[before:].splitlines() if "andshake" in line or id in line]
+    assert line == f"INFO everlong_server.api.request_context: WebSocket handshake refused: {code}, request {id}"
+    assert "ERROR" not in locked.log.read_text()[before:]
+
+
+def test_a_handshake_that_is_too_long_is_answered_and_closed(locked: Server) -> None:
+    for head in (f"GET /{'x' * 9000} HTTP/1.1", "GET /v1/responses HTTP/1.1\r\n" + "\r\n".join(["a: b"] * 200)):
+        with socket.create_connection(("127.0.0.1", locked.port), timeout=60) as peer:
+            lines = f"{head}\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+            peer.sendall(lines.encode())
+            answer = b"".join(iter(lambda peer=peer: peer.recv(4096), b""))
+        assert answer.split()[1] in (b"414", b"431"), answer[:200]
 
 
 def test_another_tenants_socket_is_unknown(locked: Server, alice: Tenant, bob: Tenant) -> None:

@@ -87,7 +87,7 @@ def test_a_chat_is_kept_by_its_caller(client: OpenAI) -> None:
     assert items[1].content[0].text == first.output_text
 
 
-@pytest.mark.parametrize("beside", [r'["\ud800"]', "[" * 300 + "]" * 300, "[NaN]"])
+@pytest.mark.parametrize("beside", ['["\\u0000"]', "[" * 150 + "]" * 150, "[1e999]"])
 def test_other_fields_of_an_answer_are_not_kept(server: Server, beside: str) -> None:
     said = f'{{"type": "output_text", "text": "y", "annotations": {beside}, "logprobs": {beside}}}'
     body = f'[{{"role": "user", "content": "x"}}, {{"role": "assistant", "content": [{said}]}}, {{"role": "user", "content": "z"}}]'

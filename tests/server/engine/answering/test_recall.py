@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from everlong_models import load_model
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.grounding import TEMPLATE
+from everlong_server.engine.answering.prompt import INSTRUCT
 from everlong_server.store.texts.blobs import Blobs
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_model
@@ -306,11 +306,12 @@ def test_the_prompt_says_so_if_the_text_does_not_hold_the_answer(new_server, tin
     foreign, talk = "Which submarine torpedoed Zanzibar's aquarium?", "Tell me about submarines."
     said = prompt(foreign) - prompt(foreign, recall=False)
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
-    told = len(model.tokenizer.encode(TEMPLATE.nothing))
+    told = len(model.tokenizer.encode(INSTRUCT.nothing))
     # A first answer without evidence begins a chat instead of continuing the text.
-    assert said == told + len(model.chat.head) - len(model.chat.separator)
-    assert prompt(talk) == prompt(talk, recall=False)
-    assert prompt(foreign, recall={"tokens": told - 1}) == prompt(foreign, recall=False), "the budget holds"
+    begins = len(model.chat.head) - len(model.chat.separator)
+    assert said == told + begins
+    assert prompt(talk) == prompt(talk, recall=False) + begins
+    assert prompt(foreign, recall={"tokens": told - 1}) == prompt(foreign, recall=False) + begins, "the budget holds"
     assert server.http.delete(f"/v1/documents/{document}").is_success
     forks = (server.http.post(f"/v1/sessions/{session}/fork").json()["id"] for _ in range(2))
     gone = [

@@ -14,13 +14,13 @@ from everlong_lab.benchmarks import flat
 from everlong_lab.benchmarks import prefill as read
 from everlong_models import MEMORIES, GrammarCompiler, Model, SamplingParams, load_model
 from everlong_server.engine.device import runner as running
+from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.requests import (
     AnswerFinished,
     AnswerRequest,
     MemoryViewRequest,
     PrefillRequest,
     RequestFailed,
-    TokenDelta,
 )
 from everlong_server.engine.device.runner import Runner
 from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, gpu

@@ -19,6 +19,7 @@ from everlong_models import MemoryState, SamplingParams, load_model
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import StateNotFinite
 from everlong_models.kernels.yield_point import yield_point
+from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import (
@@ -26,7 +27,6 @@ from everlong_server.engine.device.requests import (
     AnswerRequest,
     PrefillRequest,
     RequestFailed,
-    TokenDelta,
 )
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Overloaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -132,15 +133,85 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
     assert server.document(document["id"]) == document
     assert server.http.get(f"/v1/sessions/{session}/messages").json()["data"][1]["content"] == said["content"]
     assert server.say(session, "And on.", **GREEDY)["content"]
-    # It does not end with a server that is killed: the next one takes it over.
+    # It dies with a server that is killed, as the first one does.
+    restarted = psutil.Process(server.redis.info("server")["process_id"])
     server.kill9()
+    wait_for(lambda: not restarted.is_running() or restarted.status() == psutil.STATUS_ZOMBIE)
     server.start()
     assert server.document(document["id"]) == document
-    # And restarts it like one of its own.
-    psutil.Process(server.redis.info("server")["process_id"]).kill()
-    wait_for(lambda: server.log.read_text().count("died and was restarted") == 2)
-    wait_for(lambda: server.http.get("/readyz").status_code == 200)
-    assert server.document(document["id"]) == document
+
+
+def test_a_redis_that_outlived_its_server_is_replaced(new_server, tmp_path: Path) -> None:
+    """As on systems where a process does not die with its parent."""
+    data = tmp_path / "data"
+    with tempfile.TemporaryDirectory(prefix="evl") as short:
+        (Path(short) / "d").symlink_to(data)
+        server = new_server(data=data).start()
+        document = server.read(STORY.read_text()[:2000])
+        server.terminate()
+        orphan = subprocess.Popen(
+            [redis_server(), "--port", "0", "--unixsocket", f"{short}/d/redis/redis.sock", "--dir", str(data / "redis"),
+             "--appendonly", "yes"], stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        wait_for(lambda: redis_of(server))
+        server.start()
+        assert orphan.wait(60) == 0
+        assert server.redis.info("server")["process_id"] != orphan.pid
+        assert server.document(document["id"]) == document
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 160 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("left", [16 << 20, 0])
+@pytest.mark.parametrize("at_once", [False, True], ids=["noticed", "at once"])
+def test_reads_go_on_while_the_disk_is_full(small_disk: Path, new_server, left: int, at_once: bool) -> None:
+    """`at_once`: Redis writes before the server notices the full disk, exits, and is restarted."""
+    server = new_server(data=small_disk / "data", tenant_requests_per_minute=100_000).start()
+    document = server.read(STORY.read_text()[:2000])
+    session = server.session(document["id"])["id"]
+    server.say(session, "Hello.", **GREEDY)
+    before = server.get_session(session)
+    client = server.redis
+
+    with (small_disk / "filler").open("wb") as filler:
+        free = shutil.disk_usage(small_disk).free
+        filler.write(bytes(free - left if left else free))
+        filler.flush()
+        while not left and shutil.disk_usage(small_disk).free:  # until nothing more fits
+            with contextlib.suppress(OSError):
+                filler.write(b"0" * 4096)
+                filler.flush()
+        if at_once and not left:
+            with contextlib.suppress(redis.RedisError):
+                client.set("{everlong}:test", b"x" * (1 << 20), px=60_000)
+        wait_for(lambda: ("nearly full" if left else "is full") in server.log.read_text())
+        wait_for(lambda: redis_of(server))
+        for _ in range(3):
+            assert server.get_session(session) == before
+            assert server.document(document["id"]) == document
+            messages = server.http.get(f"/v1/sessions/{session}/messages")
+            assert len(messages.json()["data"]) == 2
+        code = "store_full" if left else "store_read_only"
+        server.error(server.http.post("/v1/sessions", json={"documents": [document["id"]]}), 503, code)
+        server.error(server.http.post(f"/v1/sessions/{session}/messages", json={"content": "?"}), 503, code)
+        assert server.http.post("/v1/documents", content=b"more").status_code == 503
+        if left:  # deletions make room
+            other = server.http.delete(f"/v1/documents/{document['id']}")
+            assert other.status_code == 200
+    (small_disk / "filler").unlink()
+    wait_for(lambda: "has space again" in server.log.read_text())
+    assert server.get_session(session) == before
+    assert server.say(session, "And on.", **GREEDY)["content"]
+    assert server.read("more text")["status"] == "ready"
 
 
 def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:

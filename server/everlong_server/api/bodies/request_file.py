@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from python_multipart.multipart import parse_options_header
 
-from everlong_server.api.multipart import FormFields, FormParser
+from everlong_server.api.bodies.multipart import FormFields, FormParser
 from everlong_server.engine.documents.formats.catalogue import MEDIA_TYPES, is_accepted
 from everlong_server.engine.documents.text_checker import too_large
 from everlong_server.errors import UnsupportedMedia
@@ -17,6 +17,19 @@ from everlong_server.errors import UnsupportedMedia
 _RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 _FORM_OVERHEAD = 4096
 """Bytes that a form may have around the file."""
+
+
+BINARY = {"type": "string", "format": "binary"}
+"""The JSON Schema of a file."""
+
+
+def request_body(form: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """Return the `openapi_extra` of an endpoint that takes a form with these required fields, each with its JSON Schema.
+
+    `others`: further content of `requestBody`, by media type.
+    """
+    schema = {"type": "object", "required": list(form), "properties": form}
+    return {"requestBody": {"required": True, "content": {**others, "multipart/form-data": {"schema": schema}}}}
 
 
 class HttpBody(Protocol):

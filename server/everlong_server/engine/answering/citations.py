@@ -1,0 +1,109 @@
+"""Citations: which passages each sentence of an answer rests on, found by aligning their words. Works with any model.
+
+A sentence rests on the part of a passage that has most of its words. Rare words count more than frequent ones, as in a
+search, and words of the question count little, since an answer repeats them whether or not a passage supports it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from everlong_server.store.messages import Citation
+from everlong_server.store.texts.passages import Passage
+
+_MIN_SUPPORT = 0.6
+"""Share of a sentence's weight that the cited passages must have together."""
+_MIN_GAIN = 0.35
+"""Share of a sentence's weight that each passage must add."""
+_MAX_PASSAGES = 3
+"""Passages of one sentence."""
+_QUESTION_WEIGHT = 0.2
+"""Weight of words that the question has, too."""
+_CLOSE = 0.9
+"""Share of the best passage's words that another must have to be chosen because it is more about the question."""
+_MIN_WEIGHT = 0.5
+"""Share of the weight of the rarest possible word that the words of each passage must have: more than "yes" and "the"."""
+_PREFIX = 5
+"""Letters by which words are compared, so that most inflections of a word are equal."""
+
+# A full stop after a short word with a capital, such as Mr., Dr. or J., ends no sentence.
+_STOP = r"\.(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z][a-z]\.)"
+_SENTENCE = re.compile(rf"[^\n]+?(?:(?:[!?…]|{_STOP})[.!?…]*[\"'”’»)\]]*(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))")
+_WORD = re.compile(r"[^\W_]+")
+# Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+
+
+def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citation]:
+    """Return the citations of `answer`, in its order. A sentence that no passage supports has none."""
+    spans = [(number, start, end) for number, p in enumerate(evidence) for start, end in _sentences(p.text)]
+    parts = [_words(evidence[number].text[start:end]) for number, start, end in spans]
+    if not parts:
+        return []
+    counts, asked = Counter(word for words in parts for word in words), _words(question)
+    rarity = {word: math.log((1 + len(parts)) / count) for word, count in counts.items()}
+    wholes = [_words(passage.text) & asked for passage in evidence]
+    # How much of the question a part and its passage have: of two parts with the same words of an answer, one of them is meant.
+    about = [
+        sum(rarity[word] for word in words & asked) + sum(rarity[word] for word in wholes[span[0]])
+        for words, span in zip(parts, spans, strict=True)
+    ]
+    rarest = math.log(1 + len(parts))
+
+    def weight(word: str) -> float:
+        return (_QUESTION_WEIGHT if word in asked else 1.0) * rarity.get(word, rarest)
+
+    citations = []
+    for start, end in _sentences(answer):
+        weights = {word: weight(word) for word in _words(answer[start:end])}
+        for part in _supporting(weights, parts, about, _MIN_WEIGHT * rarest):
+            number, first, last = spans[part]
+            passage = evidence[number]
+            citations.append(
+                Citation(start, end, number, passage.document, passage.start + first, passage.start + last)
+            )
+    return citations
+
+
+def _supporting(
+    weights: dict[str, float], parts: Sequence[set[str]], about: Sequence[float], least: float
+) -> list[int]:
+    """Return the parts that support a sentence, best first: those that together have its words. None if too few have them.
+
+    `about`: how much each part is about the question. `least`: the weight of the words that each must add at least.
+    """
+    total, missing, chosen = sum(weights.values()), set(weights), list[int]()
+    while missing and len(chosen) < _MAX_PASSAGES:
+        gains = [sum(weights[word] for word in missing & words) for words in parts]
+        if max(gains) < max(least, _MIN_GAIN * total):
+            break
+        close = [part for part, gain in enumerate(gains) if gain >= _CLOSE * max(gains)]
+        chosen.append(max(close, key=about.__getitem__))
+        missing -= parts[chosen[-1]]
+    supported = total - sum(weights[word] for word in missing)
+    return chosen if supported >= _MIN_SUPPORT * total else []
+
+
+def _sentences(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each sentence or line of a text starts and ends, without white space around it."""
+    for match in _SENTENCE.finditer(text):
+        sentence = match.group()
+        stripped = sentence.strip()
+        if _WORD.search(stripped):
+            start = match.start() + sentence.index(stripped)
+            yield start, start + len(stripped)
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text as they are compared: pairs of characters for scripts without spaces."""
+    words = set[str]()
+    for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if _UNSPACED.fullmatch(word):
+            words |= {word[at : at + 2] for at in range(max(1, len(word) - 1))}
+        else:
+            words.add(word[:_PREFIX])
+    return words

@@ -1,0 +1,122 @@
+"""Tiny GGUF files with every kind of block, and the same models with float weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import PreTrainedModel
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from everlong_models.backbone.gguf_blocks import floats_of
+from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.backbone.quantised_weights import config_of
+
+WIDTH, MLP, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 2, 8, 2, 264
+KINDS = {"attn_q": Kind.Q4_K, "attn_k": Kind.Q4_K, "attn_v": Kind.Q6_K, "attn_output": Kind.Q5_K}
+KINDS |= {
+    "ffn_gate": Kind.Q5_0,
+    "ffn_up": Kind.Q4_1,
+    "ffn_down": Kind.Q4_0,
+    "token_embd": Kind.Q5_1,
+    "output": Kind.Q8_0,
+}
+_SCALES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+"""Where a K-quant's float16 scales are in a block."""
+
+
+def blocks(rows: int, columns: int, kind: Kind, seed: int) -> np.ndarray:
+    """Return a random matrix in blocks: uint8 (rows, bytes of a row), weights of about 0.05."""
+    random = np.random.default_rng(seed)
+    if kind not in _SCALES:
+        weights = random.normal(0, 0.05, (rows, columns)).astype(np.float32)
+        return gguf.quants.quantize(weights, kind)
+    size, bytes_of_one = gguf.GGML_QUANT_SIZES[kind]
+    made = random.integers(0, 256, (rows * columns // size, bytes_of_one), np.uint8)
+    for at in _SCALES[kind]:
+        step = random.uniform(0.5, 1.0, len(made)) * (1e-4 if kind == Kind.Q4_K else 5e-5)
+        made[:, at : at + 2] = step.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return made.reshape(rows, -1)
+
+
+def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = False, **more: object) -> Path:
+    """Write a model with biases of queries, keys and values, and a tokenizer of bytes. `more`: other metadata."""
+    writer, kv_width = gguf.GGUFWriter(file, family), WIDTH // HEADS * KV_HEADS
+    writer.add_context_length(2048)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(MLP)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10_000.0)
+    for name, value in more.items():
+        writer.add_string(name, str(value))
+    characters = [bytes_to_unicode()[byte] for byte in range(256)]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|{n}|>" for n in range(VOCABULARY - 260))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*characters, "he", *special])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * len(special))
+    writer.add_token_merges(["h e"])
+    writer.add_eos_token_id(259)
+    writer.add_bos_token_id(257)
+    sizes = {
+        "attn_q": (WIDTH, WIDTH),
+        "attn_k": (kv_width, WIDTH),
+        "attn_v": (kv_width, WIDTH),
+        "attn_output": (WIDTH, WIDTH),
+    }
+    sizes |= {"ffn_gate": (MLP, WIDTH), "ffn_up": (MLP, WIDTH), "ffn_down": (WIDTH, MLP)}
+    matrices = {f"blk.{n}.{name}": (name, size) for n in range(LAYERS) for name, size in sizes.items()}
+    matrices |= {name: (name, (VOCABULARY, WIDTH)) for name in ("token_embd", *(() if tied else ("output",)))}
+    random = np.random.default_rng(seed)
+    for number, (name, (part, size)) in enumerate(matrices.items()):
+        kind = KINDS[part]
+        made = blocks(*size, kind, 1000 * seed + number)
+        writer.add_tensor(f"{name}.weight", made, raw_shape=made.shape, raw_dtype=kind)
+        if part in ("attn_q", "attn_k", "attn_v"):
+            writer.add_tensor(f"{name}.bias", random.normal(0, 1, size[0]).astype(np.float32))
+    for name in ("output_norm", *(f"blk.{n}.{part}" for n in range(LAYERS) for part in ("attn_norm", "ffn_norm"))):
+        writer.add_tensor(f"{name}.weight", random.uniform(0.5, 1.5, WIDTH).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+_NAMES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "token_embd": "embed_tokens", "output_norm": "norm",
+}  # fmt: skip
+
+
+def float_model(path: Path) -> PreTrainedModel:
+    """Return transformers' model with the file's weights as float32."""
+    from transformers import AutoModelForCausalLM
+
+    file, state = GGUFFile(path), {}
+    config = config_of(file)
+    for name, tensor in file.tensors.items():
+        *block, part, field = name.split(".")
+        weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
+        heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(part)
+        if heads and file.metadata["general.architecture"] == "llama":
+            weights = weights.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        prefix = "lm_head" if part == "output" else f"model.{f'layers.{block[1]}.' if block else ''}{_NAMES[part]}"
+        state[f"{prefix}.{field}"] = weights
+    model = AutoModelForCausalLM.from_config(config)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    biases = {name for name in missing if name.endswith(".bias")}
+    assert not unexpected
+    assert set(missing) - biases <= {"lm_head.weight"}
+    for name in biases:
+        torch.nn.init.zeros_(model.get_parameter(name))
+    model.tie_weights()
+    return model.eval()

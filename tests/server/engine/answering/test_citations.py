@@ -1,0 +1,77 @@
+"""Each sentence of an answer cites the passages that hold it, and no other does."""
+
+from __future__ import annotations
+
+import pytest
+
+from everlong_server.engine.answering.citations import cite
+from everlong_server.store.texts.passages import Passage
+
+BOATS = (
+    "The club owns fourteen boats: six single sculls, four doubles, three quads and one eight named Persephone. "
+    "Persephone was built by Empacher in 2019 and may only be taken out with a qualified cox."
+)
+FEES = "Annual membership costs 340 euros for adults and 120 euros for juniors under eighteen. Payment is due on 15 January."
+SAFETY = "Rowing is forbidden when the river gauge at Sutton Weir reads above 2.4 metres, and during thunderstorms."
+TEXTS = (BOATS, FEES, SAFETY)
+EVIDENCE = [Passage(f"doc_{n}", 1000 * n, 1000 * n + len(text), 0, 0, text) for n, text in enumerate(TEXTS)]
+
+
+def cited(question: str, answer: str, evidence: list[Passage] = EVIDENCE) -> list[tuple[str, int, str]]:
+    """Return the cited sentences: their text, the place of the passage in the evidence, and the part of it."""
+    found = []
+    for c in cite(question, answer, evidence):
+        passage = evidence[c.evidence]
+        assert c.document == passage.document
+        part = passage.text[c.document_start - passage.start : c.document_end - passage.start]
+        found.append((answer[c.start : c.end], c.evidence, part))
+    return found
+
+
+def test_a_sentence_cites_the_sentence_that_it_repeats() -> None:
+    question = "How many boats does the club own?"
+    first = BOATS[: BOATS.index(" Persephone was")]
+    assert cited(question, "The club owns fourteen boats.") == [("The club owns fourteen boats.", 0, first)]
+    assert cited(question, "Fourteen") == [("Fourteen", 0, first)]
+
+
+def test_each_sentence_has_its_own() -> None:
+    answer = "Persephone was built by Empacher.\n\n- Juniors pay 120 euros.\n- Mr. Brown pays nothing."
+    sentences = [(sentence, number) for sentence, number, _ in cited("Tell me more.", answer)]
+    assert sentences == [("Persephone was built by Empacher.", 0), ("- Juniors pay 120 euros.", 1)]
+
+
+def test_a_sentence_can_rest_on_two_passages() -> None:
+    answer = "Adults pay 340 euros, thunderstorms forbid rowing."
+    assert {number for _, number, _ in cited("What are the rules?", answer)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "The text does not say what the telephone number of the club is.",
+        "Yes.",
+        "The club has a swimming pool in Paris.",
+        "I am happy to help you with boats and other things.",
+        "…",
+        "",
+    ],
+)
+def test_nothing_is_cited_for_what_no_passage_holds(answer: str) -> None:
+    assert cited("What is the club's telephone number?", answer) == []
+
+
+def test_words_of_the_question_support_nothing() -> None:
+    assert cited("How many boats does the club own?", "How many boats does the club own: seventy.") == []
+
+
+def test_no_evidence_no_citation() -> None:
+    assert cited("Who?", "Persephone was built by Empacher.", []) == []
+
+
+def test_scripts_without_spaces_are_compared_by_characters() -> None:
+    text = "俱乐部拥有十四艘船。会费是每年三百四十欧元。下次会议在三月十四日举行。"
+    evidence = [Passage("doc", 0, len(text), 0, 0, text)]
+    assert cited("会费是多少?", "会费是三百四十欧元。", evidence) == [
+        ("会费是三百四十欧元。", 0, "会费是每年三百四十欧元。")
+    ]
