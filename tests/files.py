@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import docx
 
+PICTURE = "a page that is a picture"
+
 
 def pdf(pages: Sequence[str], *, trailer: str = "") -> bytes:
-    """Return a PDF with one line of ASCII on each page; "" is a page without text. `trailer`: further entries of the trailer."""
+    """Return a PDF with one line of ASCII on each page; "" is a page without text, `PICTURE` a page that is a picture.
+
+    `trailer`: further entries of the trailer.
+    """
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
     kids = []
     for text in pages:
         words = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET" if text else "20 20 100 100 re f"
+        if text == PICTURE:
+            words = "q 200 0 0 200 100 0 cm BI /W 2 /H 2 /CS /G /BPC 8 ID 0000 EI Q"
         objects.append(f"<< /Length {len(words)} >>\nstream\n{words}\nendstream")
         kids.append(len(objects) + 1)
         objects.append(
@@ -32,6 +40,24 @@ def pdf(pages: Sequence[str], *, trailer: str = "") -> bytes:
         f"{out}xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
         f"trailer << /Size {len(objects) + 1} /Root 1 0 R {trailer} >>\nstartxref\n{len(out)}\n%%EOF\n"
     ).encode()
+
+
+def pdf_of(content: str, *, page: str = "", catalog: str = "", objects: Sequence[str] = ()) -> bytes:
+    """Return a PDF of one page with this content stream. `page`, `catalog`: further entries; `objects`: those from 6 0 on."""
+    bodies = [
+        f"<< /Type /Catalog /Pages 2 0 R {catalog} >>", "<< /Type /Pages /Count 1 /Kids [4 0 R] >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+        f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R /Resources << /Font << /F1 3 0 R >> >> {page} >>",
+        f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+        *objects,
+    ]  # fmt: skip
+    return ("%PDF-1.7\n" + "".join(f"{n} 0 obj\n{body}\nendobj\n" for n, body in enumerate(bodies, 1))
+            + "trailer << /Root 1 0 R >>\n%%EOF\n").encode("latin-1")  # fmt: skip
+
+
+def pdf_lines(*lines: tuple[float, float, str]) -> str:
+    """Return a content stream with these texts. `lines`: x, y and text."""
+    return "BT /F1 11 Tf " + " ".join(f"1 0 0 1 {x} {y} Tm ({text}) Tj" for x, y, text in lines) + " ET"
 
 
 def encrypted_pdf() -> bytes:
@@ -56,16 +82,58 @@ def word(*paragraphs: tuple[str, str]) -> bytes:
     return out.getvalue()
 
 
-def word_of(body: str) -> bytes:
-    """Return a Word file with this XML as its body."""
+def zipped(entries: Mapping[str, bytes | str]) -> bytes:
+    """Return a ZIP file with these entries."""
     out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(word())) as plain, zipfile.ZipFile(out, "w") as made:
+    with zipfile.ZipFile(out, "w") as packed:
+        for name, content in entries.items():
+            packed.writestr(name, content)
+    return out.getvalue()
+
+
+Change = Callable[[str, bytes], tuple[str, bytes]]
+
+
+def rezipped(data: bytes, changes: Mapping[str, Change | None], added: Mapping[str, bytes] = {}) -> bytes:
+    """Return a ZIP file with some entries changed: a function returns the new name and content, None removes the entry."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as plain, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
         for name in plain.namelist():
-            content = plain.read(name)
-            if name == "word/document.xml":
-                content = re.sub(rb"<w:body>.*</w:body>", f"<w:body>{body}</w:body>".encode(), content, flags=re.DOTALL)
+            change = changes.get(name, lambda name, content: (name, content))
+            if change is not None:
+                made.writestr(*change(name, plain.read(name)))
+        for name, content in added.items():
             made.writestr(name, content)
     return out.getvalue()
+
+
+def word_of(body: str, parts: Mapping[str, str | bytes] = {}) -> bytes:
+    """Return a Word file with this XML as its body.
+
+    `parts`: further parts, by name: "footnotes", "header2", or with a suffix. The name is also the relationship's id.
+    """
+    types = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    relations, added = "", {}
+    for name, content in parts.items():
+        target = name if "." in name else f"{name}.xml"
+        relations += (
+            f'<Relationship Id="{name}" Type="{types}/{name.partition(".")[0].rstrip("2")}" Target="{target}"/>'
+        )
+        added[f"word/{target}"] = content if isinstance(content, bytes) else content.encode()
+
+    def document(name: str, content: bytes) -> tuple[str, bytes]:
+        return name, re.sub(
+            rb"<w:body>.*</w:body>", lambda _: f"<w:body>{body}</w:body>".encode(), content, flags=re.DOTALL
+        )
+
+    def document_relations(name: str, content: bytes) -> tuple[str, bytes]:
+        return name, content.replace(b"</Relationships>", relations.encode() + b"</Relationships>")
+
+    changes: dict[str, Change | None] = {
+        "word/document.xml": document,
+        "word/_rels/document.xml.rels": document_relations,
+    }
+    return rezipped(word(), changes, added)
 
 
 def epub(chapters: Sequence[str | bytes], *, encrypted: Sequence[str] = ()) -> bytes:
@@ -128,3 +196,42 @@ def bomb(size: int) -> bytes:
                     entry.write(b"a " * (min(1 << 20, size - at) // 2))
                 entry.write(b"<" + tail)
     return out.getvalue()
+
+
+def outlook(subject: str, body: str) -> bytes:
+    """Return an Outlook message (MS-OXMSG): a compound file (MS-CFB) of version 3, with streams too large for its mini stream."""
+    sector = 512
+    streams = {
+        "__substg1.0_001A001F": "IPM.Note".encode("utf-16-le"),
+        "__substg1.0_0037001F": subject.encode("utf-16-le"),
+        "__substg1.0_1000001F": (body + " " * 2048)[:2048].encode("utf-16-le"),
+        "__properties_version1.0": b"",
+    }  # in the order of the format: shorter names first
+    contents = [content.ljust(8 * sector, b"\0") for content in streams.values()]
+    table = [0xFFFFFFFD, 2, 0xFFFFFFFE]  # the sector of the table, two of the directory
+    starts, data = [], b""
+    for content in contents:
+        starts.append(len(table))
+        table += [*range(len(table) + 1, len(table) + 8), 0xFFFFFFFE]
+        data += content
+
+    def entry(name: str, kind: int, right: int, child: int, start: int, size: int) -> bytes:
+        encoded = name.encode("utf-16-le") + b"\0\0"
+        links = struct.pack("<BBIII", kind, 1, 0xFFFFFFFF, right, child)
+        return (
+            encoded.ljust(64, b"\0")
+            + struct.pack("<H", len(encoded))
+            + links
+            + bytes(36)
+            + struct.pack("<IQ", start, size)
+        )
+
+    directory = entry("Root Entry", 5, 0xFFFFFFFF, 1, 0xFFFFFFFE, 0)
+    for number, name in enumerate(streams):
+        following = number + 2 if number + 1 < len(streams) else 0xFFFFFFFF
+        directory += entry(name, 2, following, 0xFFFFFFFF, starts[number], len(contents[number]))
+    header = struct.pack("<8s16xHHHHH6xIIIIIIIII", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", 0x3E, 3, 0xFFFE, 9, 6, 0, 1, 1, 0, 4096,
+                         0xFFFFFFFE, 0, 0xFFFFFFFE, 0)  # fmt: skip
+    header += struct.pack("<109I", 0, *[0xFFFFFFFF] * 108)
+    packed = struct.pack(f"<{len(table)}I", *table).ljust(sector, b"\xff")
+    return header + packed + directory.ljust(2 * sector, b"\0") + data

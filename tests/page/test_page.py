@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib.resources import files
+from importlib.resources import files as package_files
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from tests import files
 from tests.page.conftest import QUESTION, TEXT, HeldAnswer, Tab
 from tests.process import Server
 
-AXE = files("axe_playwright_python") / "axe.min.js"
+AXE = package_files("axe_playwright_python") / "axe.min.js"
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 LAYERS = ["", "{talk}", "{talk}/memory", "{talk}/{passage}", "{document}"]
@@ -270,9 +271,24 @@ def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Serve
         server.http.delete(f"/v1/sessions/{session}")
 
 
+def test_a_document_shows_what_is_not_in_its_text(tab: Tab, server: Server) -> None:
+    answer = server.http.post(
+        "/v1/documents", params={"filename": "scan.pdf"}, content=files.pdf(["Typed.", files.PICTURE])
+    )
+    page = tab.open()
+    card = page.locator(".card", has_text="scan.pdf")
+    card.get_by_text("1 note on its text").click()
+    expect(card.get_by_role("listitem")).to_have_text(
+        "Page 2: the page is a picture without text; it needs text recognition (OCR)"
+    )
+    server.http.delete(f"/v1/documents/{answer.json()['id']}")
+
+
 def test_the_file_dialog_offers_the_formats_that_the_server_accepts(tab: Tab, server: Server) -> None:
     page = tab.open()
-    expect(page.locator(".drop")).to_contain_text("Text, PDF, Word, EPUB or HTML of up to")  # the formats are loaded
+    expect(page.locator(".drop")).to_contain_text(
+        "Text, PDF, Word, PowerPoint, Excel, EPUB, HTML or 11 other formats of up to"
+    )  # the formats are loaded
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Choose files").click()
     accepted = (chooser.value.element.get_attribute("accept") or "").split(",")

@@ -148,10 +148,12 @@ export interface components {
             created_at: number;
             error: components["schemas"]["DocumentError"] | null;
             filename: string | null;
-            /** @description format that the text was converted from: pdf, docx, epub or html; null: uploaded as text */
+            /** @description id of the format that the text was converted from (GET /v1/formats); null: uploaded as text */
             format: string | null;
             id: string;
             model: string;
+            /** @description what the conversion left out of the text, or repaired; at most 100 and a few */
+            notes: components["schemas"]["DocumentNote"][];
             /**
              * @default document
              * @constant
@@ -183,6 +185,14 @@ export interface components {
              * @constant
              */
             object: "list";
+        };
+        /** @description Something that the conversion left out of the text, or repaired. */
+        DocumentNote: {
+            /** @description page or slide that it is about, counted from 1 */
+            page: number | null;
+            /** @description chapter, attachment or other part of the file that it is about */
+            part: string | null;
+            text: string;
         };
         /** @description A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8, not counting a byte-order mark. */
         DocumentText: {
@@ -260,12 +270,15 @@ export interface components {
             status: string;
             status_details: string | null;
         };
-        /** @description An accepted file format. The server recognises it by the file's content, not by its name. */
+        /**
+         * @description An accepted file format. The server recognises it by the file's content. The name and the declared type only decide
+         *     between formats whose files are text, such as HTML, and text.
+         */
         Format: {
             /** @description usual extensions; text files may have any */
             extensions: string[];
-            /** @enum {string} */
-            id: "text" | "pdf" | "docx" | "epub" | "html";
+            /** @description for example "pdf"; "text" for UTF-8 text, which is stored as it is */
+            id: string;
             media_types: string[];
             name: string;
             /**

@@ -39,7 +39,8 @@ test.each(Object.entries(SOURCES))("a %s is uploaded, with and without progress,
 
 test("the server lists the formats that it accepts", async () => {
   const { data, max_bytes } = await client.documents.formats();
-  expect(data[0]).toMatchObject({ id: "text", media_types: ["text/*"] });
+  expect(data[0]).toMatchObject({ id: "text" });
+  expect(data[0]!.media_types).toContain("text/*");
   expect(max_bytes).toBeGreaterThan(1e9);
 });
 

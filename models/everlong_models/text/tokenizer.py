@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
@@ -38,6 +39,8 @@ _ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
 _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
 _LOOK_AHEAD = 8  # characters that must be known after a cut; the longest that a pattern looks ahead is a contraction
 _CHUNK = 1 << 16
+_SECTION, _RUN = 1 << 16, 4096
+"""A text is divided at multiples of so many bytes where so many characters follow that are all white space, or all not."""
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _MAX_HELD = 8
 """Most tokens that are held back for an incomplete character, which has up to four bytes."""
@@ -95,18 +98,27 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(id for id in ids if 0 <= id < self.vocab_size)]))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`. A special token spelt out in it stays text."""
-        return list(self._encoded(text).ids)
+        """Return the token ids of `text`. A special token spelt out in it stays text.
 
-    def spans(self, text: str, *, whole: bool = True) -> list[tuple[int, int]]:
+        Encoding takes more than linear time and memory for a run of letters, or of white space. So such runs are divided (see
+        `_cuts`): a text with none of more than 4,096 characters has exactly the tokens of the Hugging Face tokenizer.
+        """
+        starts = [0, *self._cuts(text, 0)[0], len(text)]
+        return [token for start, end in pairwise(starts) for token in self._encoded(text[start:end]).ids]
+
+    def spans(self, text: str, *, whole: bool = True, at: int = 0) -> list[tuple[int, int]]:
         """Return the characters [start, end) of `text` for each token of `encode`. Tokens of one character share its span.
 
         `whole`: no text follows. Otherwise only tokens that following text cannot change are included; none for a tokenizer that does
-        not stream.
+        not stream. `at`: the byte of a longer text at which `text` begins.
         """
-        encoding = self._encoded(text)
-        offsets = list(encoding.offsets)
-        return offsets if whole else offsets[: _settled_tokens(encoding, text) if self.streams else 0]
+        cuts, undecided = self._cuts(text, at)
+        *before, last = pairwise([0, *cuts, len(text)])
+        spans = [span for start, end in before for span in _moved(self._encoded(text[start:end]).offsets, start)]
+        rest = text[slice(*last)]
+        encoding = self._encoded(rest)
+        count = len(encoding) if whole else _settled_tokens(encoding, rest, undecided - last[0])
+        return spans + _moved(encoding.offsets[:count], last[0]) if whole or self.streams else []
 
     def encode_markup(self, text: str) -> list[int]:
         """Return the token ids of `text`, with special tokens recognised. Only for templates, never for users' text.
@@ -136,9 +148,9 @@ class Tokenizer:
             return bytes([int(fallback[1], 16)])
         return self.token(token_id).encode()
 
-    def stream(self) -> TokenStream:
-        """Return an incremental encoder."""
-        return TokenStream(self)
+    def stream(self, at: int = 0) -> TokenStream:
+        """Return an incremental encoder. `at`: the byte of a longer text at which its text begins."""
+        return TokenStream(self, at)
 
     def is_hidden(self, token_id: int) -> bool:
         """Return whether a token has no visible text: a special token, or an id that only the model's larger vocabulary has."""
@@ -161,6 +173,10 @@ class Tokenizer:
         """Return the SHA-256 of vocabulary, rules and chat template, in hexadecimal."""
         return hashlib.sha256(f"{self._spec}\0{self.chat_template}".encode()).hexdigest()
 
+    def _cuts(self, text: str, at: int) -> tuple[list[int], int]:
+        """Return `_cuts`; none for a tokenizer that does not stream."""
+        return _cuts(text, at) if self.streams else ([], len(text))
+
     def _encoded(self, text: str) -> Encoding:
         # `encode_batch` releases Python's lock while it works; `encode` does not.
         return self._text.encode_batch([text], add_special_tokens=False)[0]
@@ -171,11 +187,13 @@ class TokenStream:
     """Encodes a text that arrives in pieces to exactly the tokens of the whole text, in bounded memory.
 
     Byte-level tokenizers merge within pre-tokens only. A pattern finds pre-tokens from left to right and never looks back. So the text
-    can be cut before any pre-token whose beginning is settled (see `_settled`); the rest is held back. Memory is bounded by the longest
-    run of letters. Other tokenizers receive the whole text at once, in `finish`.
+    can be cut before any pre-token whose beginning is settled (see `_settled`); the rest is held back. Long runs are divided (see
+    `_cuts`), which bounds the memory. Other tokenizers receive the whole text at once, in `finish`.
     """
 
     tokenizer: Tokenizer
+    at: int = 0
+    """The byte of a longer text at which this one begins."""
     consumed: int = 0
     """UTF-8 bytes of text whose tokens have all been returned. Encoding can be resumed there."""
     resume_points: list[ResumePoint] = field(default_factory=lambda: [ResumePoint(0, 0, 0)])
@@ -198,21 +216,32 @@ class TokenStream:
         self._waiting += len(text)
         if not self.tokenizer.streams or self._waiting < self._next:
             return []
-        pending = "".join(self._parts)
+        tokens, pending, undecided = self._sections()
         encoding = self.tokenizer._encoded(pending)
-        if count := _settled_tokens(encoding, pending):
-            tokens = self._return_tokens(pending, encoding, count)
+        if count := _settled_tokens(encoding, pending, undecided):
+            tokens += self._return_tokens(pending, encoding, count)
             self._next = self._waiting + _CHUNK
-            return tokens
-        self._hold(pending)
-        self._next = 2 * self._waiting  # one long run: try again when it has doubled, so the total work stays linear
-        return []
+        else:
+            self._next = 2 * self._waiting  # a run: try again when it has doubled, so the total work stays linear
+        return tokens
 
     def finish(self) -> list[int]:
         """Return the tokens of the remaining text."""
-        pending = "".join(self._parts)
+        tokens, pending, _ = self._sections()
         encoding = self.tokenizer._encoded(pending)
-        return self._return_tokens(pending, encoding, len(encoding))
+        return tokens + self._return_tokens(pending, encoding, len(encoding))
+
+    def _sections(self) -> tuple[list[int], str, int]:
+        """Return the tokens up to the last cut, the text after it, and the index in it from which on it may yet be cut."""
+        pending = "".join(self._parts)
+        cuts, undecided = self.tokenizer._cuts(pending, self.at + self.consumed)
+        tokens, end = [], 0
+        for start, end in pairwise([0, *cuts]):
+            section = pending[start:end]
+            encoding = self.tokenizer._encoded(section)
+            tokens += self._return_tokens(section, encoding, len(encoding))
+        self._hold(pending[end:])
+        return tokens, pending[end:], undecided - end
 
     def _return_tokens(self, pending: str, encoding: Encoding, count: int) -> list[int]:
         """Return the first `count` tokens, which end a pre-token, and hold back the rest of the text."""
@@ -280,6 +309,36 @@ class TextStream:
         return "".join([decode(held[:cut]), *map(self.feed, held[cut:])])
 
 
+def _cuts(text: str, at: int) -> tuple[list[int], int]:
+    """Return the indices at which a text is divided, and the first index at which that depends on what follows the text.
+
+    A text is divided at the first character at or after each multiple of 64 KiB, if it, the one before and the 4,096 after it are
+    all white space, or all not. This depends only on the text around the cut and on its place. So any reader that begins at a byte
+    `at` of the text divides it in the same places. Almost no text has such a run; there, a token may end where it otherwise would not.
+    """
+    cuts: list[int] = []
+    if at // _SECTION == (at + 4 * len(text)) // _SECTION:  # a character has at most four bytes
+        return cuts, len(text)
+    data = text.encode("utf-8", "surrogatepass")
+    index = byte = 0
+    for multiple in range((at // _SECTION + 1) * _SECTION - at, len(data), _SECTION):
+        cut = multiple
+        while cut < len(data) and data[cut] & 0xC0 == 0x80:
+            cut += 1
+        index, byte = index + len(data[byte:cut].decode("utf-8", "surrogatepass")), cut
+        around = text[max(0, index - 1) : index + _RUN]
+        is_run = around.isspace() or (len(around.split()) == 1 and not (around[0].isspace() or around[-1].isspace()))
+        if is_run and index + _RUN > len(text):
+            return cuts, index
+        if is_run and index:
+            cuts.append(index)
+    return cuts, len(text)
+
+
+def _moved(spans: Iterable[tuple[int, int]], by: int) -> list[tuple[int, int]]:
+    return [(start + by, end + by) for start, end in spans]
+
+
 def _settled(text: str) -> int:
     """Return the last index up to which the beginnings of pre-tokens no longer depend on what follows `text`.
 
@@ -293,9 +352,12 @@ def _settled(text: str) -> int:
     return at
 
 
-def _settled_tokens(encoding: Encoding, text: str) -> int:
-    """Return the number of tokens, up to the last settled beginning of a pre-token, that do not depend on what follows `text`."""
-    limit = _settled(text)
+def _settled_tokens(encoding: Encoding, text: str, undecided: int) -> int:
+    """Return the number of tokens, up to the last settled beginning of a pre-token, that do not depend on what follows `text`.
+
+    `undecided`: the first index at which the text may yet be divided.
+    """
+    limit = min(_settled(text), undecided)
     tokens = range(len(encoding) - 1, 0, -1)
     return next((n for n in tokens if _start(encoding, n) <= limit and _begins(encoding, n)), 0)
 

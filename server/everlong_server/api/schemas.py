@@ -33,6 +33,14 @@ class DocumentVectors(Wire):
     progress: float = Field(description="share of the text that has vectors, 0 to 1, as this server knows")
 
 
+class DocumentNote(Wire):
+    """Something that the conversion left out of the text, or repaired."""
+
+    text: str
+    page: int | None = Field(description="page or slide that it is about, counted from 1")
+    part: str | None = Field(description="chapter, attachment or other part of the file that it is about")
+
+
 class Document(Wire):
     """An uploaded text and the progress of its reading."""
 
@@ -41,7 +49,10 @@ class Document(Wire):
     filename: str | None
     status: Literal["queued", "reading", "ready", "failed"]
     format: str | None = Field(
-        description="format that the text was converted from: pdf, docx, epub or html; null: uploaded as text"
+        description="id of the format that the text was converted from (GET /v1/formats); null: uploaded as text"
+    )
+    notes: list[DocumentNote] = Field(
+        description="what the conversion left out of the text, or repaired; at most 100 and a few"
     )
     bytes: int = Field(description="size of the text in bytes of UTF-8")
     tokens: int = Field(description="tokens read so far")
@@ -69,9 +80,10 @@ class DocumentText(Wire):
 
 
 class Format(Wire):
-    """An accepted file format. The server recognises it by the file's content, not by its name."""
+    """An accepted file format. The server recognises it by the file's content. The name and the declared type only decide
+    between formats whose files are text, such as HTML, and text."""
 
-    id: Literal["text", "pdf", "docx", "epub", "html"]
+    id: str = Field(description='for example "pdf"; "text" for UTF-8 text, which is stored as it is')
     object: Literal["format"] = "format"
     name: str
     extensions: list[str] = Field(description="usual extensions; text files may have any")

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
-from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.formats.catalogue import accepted_formats
 from everlong_server.errors import RateLimited, Unavailable
 from everlong_server.services import Services, Shared, tenant_services
 from everlong_server.store.records import Document, Reading, Session, reading_id
@@ -57,6 +57,7 @@ def _document(document: Document, reading: Reading | None, model: str, vectors: 
         filename=document.filename,
         status=status,
         format=document.format,
+        notes=[schemas.DocumentNote(**asdict(note)) for note in document.notes],
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,
@@ -125,7 +126,7 @@ def formats_view(services: Services) -> schemas.FormatList:
     """Return the accepted file formats and the size limit."""
     data = [
         schemas.Format(id=id, name=name, extensions=list(extensions), media_types=list(media_types))
-        for id, name, extensions, media_types in formats.accepted_formats()
+        for id, name, extensions, media_types in accepted_formats()
     ]
     return schemas.FormatList(data=data, max_bytes=services.shared.settings.max_document_bytes)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from everlong_server.store.snapshot import Snapshot
+from everlong_server.store.texts import notes
+from everlong_server.store.texts.notes import Note
 
 Hash = Mapping[bytes, bytes]
 DEFAULT_TENANT = "default"
@@ -52,7 +54,7 @@ class Document:
     """An uploaded text. `bytes`: its length in UTF-8. `text_offset`: the byte at which it starts, after a byte-order mark.
 
     `digest`: SHA-256 of the blob, as hex; None: not checked. `format`: the file format that the text was converted from ("pdf", …); None for
-    plain text.
+    plain text. `notes`: what the conversion left out or repaired.
     """
 
     id: str
@@ -62,13 +64,14 @@ class Document:
     created_at: float
     digest: str | None = None
     format: str | None = None
+    notes: tuple[Note, ...] = ()
 
     def fields(self) -> dict[str, str | int | float]:
         """Return the fields of the hash that stores it."""
         return {
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
             "text_offset": self.text_offset, "created_at": self.created_at, "digest": self.digest or "",
-            "format": self.format or "",
+            "format": self.format or "", "notes": notes.encode(self.notes),
         }  # fmt: skip
 
     @staticmethod
@@ -82,6 +85,7 @@ class Document:
             created_at=float(stored[b"created_at"]),
             digest=stored[b"digest"].decode() or None,
             format=stored[b"format"].decode() or None,
+            notes=notes.decode(stored.get(b"notes", b"").decode()),
         )
 
 

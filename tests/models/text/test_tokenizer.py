@@ -274,6 +274,37 @@ class TestStreaming:
         assert len(text) <= counting.characters <= 8 * len(text)
 
     @pytest.mark.parametrize("name", STREAMING)
+    @pytest.mark.parametrize("run", ["x", "字", " ", "\n", "!", "\u0301", "A", "1", "!\u0301", "字A", "é"])
+    def test_long_runs_are_divided_alike_wherever_reading_begins(self, name, run, monkeypatch):
+        """And what is held back is bounded."""
+        monkeypatch.setattr(module, "_SECTION", 256)
+        monkeypatch.setattr(module, "_RUN", 32)
+        tokenizer, text = bpe(name), "start " + run * 600 + " the end. " * 9 + run * 300
+        expected, data, whole = tokenizer.encode(text), text.encode(), tokenizer.spans(text)
+        for size in (7, 61, 10_000):
+            stream, got, most = tokenizer.stream(), [], 0
+            for at in range(0, len(text), size):
+                got += stream.feed(text[at : at + size])
+                most = max(most, stream._waiting)
+            assert got + stream.finish() == expected
+            assert size > len(text) or most <= 2 * (256 + 2 * 32) + size
+            assert tokenizer.decode(expected) == text
+            for place in stream.resume_points[:: max(1, len(stream.resume_points) // 8)]:
+                rest = data[place.byte :].decode()
+                spans = [(start + place.char, end + place.char) for start, end in tokenizer.spans(rest, at=place.byte)]
+                assert spans == whole[place.token :]
+                known = tokenizer.spans(rest[:200], whole=False, at=place.byte)
+                assert [(a + place.char, b + place.char) for a, b in known] == spans[: len(known)]
+                again = tokenizer.stream(place.byte)
+                assert again.feed(rest) + again.finish() == expected[place.token :]
+
+    @pytest.mark.parametrize("name", STREAMING)
+    def test_texts_without_long_runs_are_not_divided(self, name, monkeypatch):
+        monkeypatch.setattr(module, "_SECTION", 256)
+        tokenizer, text = bpe(name), NOVEL.read_text()[20_000:30_000]
+        assert tokenizer.encode(text) == tokenizer._text.encode(text, add_special_tokens=False).ids
+
+    @pytest.mark.parametrize("name", STREAMING)
     @settings(max_examples=40, deadline=None)
     @given(pieces=TEXTS, more=TEXTS)
     @example(pieces=["a", "\n\n"], more=["x"])

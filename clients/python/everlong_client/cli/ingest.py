@@ -37,7 +37,10 @@ def ingest_files(client: Everlong, files: Sequence[Path], *, wait: bool = True) 
                 name = "standard input" if file == Path("-") else file.name
                 source = sys.stdin.buffer if file == Path("-") else file
                 try:
-                    documents.append((name, client.documents.upload(source, progress=progress.upload(name))))
+                    uploaded = client.documents.upload(source, progress=progress.upload(name))
+                    documents.append((name, uploaded))
+                    for note in uploaded.notes:
+                        print_note(f"{name}: {note}")
                 except (PayloadTooLargeError, UnsupportedMediaTypeError, UnprocessableEntityError) as error:
                     print_error(f"{name}: {error}")  # concerns this file only
                     documents.append((name, None))

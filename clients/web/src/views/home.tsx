@@ -1,5 +1,6 @@
 /** The start view: upload files, or choose documents, and start a conversation about them. */
 import { signal } from "@preact/signals";
+import type { Document, Formats } from "everlong-client";
 import { askConfirmation } from "../components/dialogs.js";
 import { LoadMore } from "../components/load-more.js";
 import { ReadingProgress } from "../components/reading-progress.js";
@@ -47,10 +48,33 @@ export function chooseFiles(): void {
   input.click();
 }
 
-const NAMES = { text: "Text", pdf: "PDF", docx: "Word", epub: "EPUB", html: "HTML" };
+const COMMON: Record<string, string> = { text: "Text", pdf: "PDF", docx: "Word", pptx: "PowerPoint", xlsx: "Excel", epub: "EPUB", html: "HTML" };
 
-function joinWithOr(names: readonly string[]): string {
+/** Returns the names of the common formats that the server accepts, and the number of others. */
+function formatNames({ data }: Formats): string {
+  const names = data.flatMap(({ id }) => COMMON[id] ?? []);
+  const others = data.length - names.length;
+  if (others > 0) names.push(plural(others, "other format"));
   return names.length > 1 ? `${names.slice(0, -1).join(", ")} or ${names.at(-1)}` : names.join();
+}
+
+/** What is not in a document's text, folded up. */
+function Notes({ document }: { document: Document }) {
+  if (document.notes.length === 0) return null;
+  return (
+    <details class="note">
+      <summary>{plural(document.notes.length, "note")} on its text</summary>
+      <ul>
+        {document.notes.map((note, index) => (
+          <li key={index}>
+            {note.page !== null && `Page ${note.page}: `}
+            {note.part !== null && `${note.part}: `}
+            {note.text}
+          </li>
+        ))}
+      </ul>
+    </details>
+  );
 }
 
 export function Home() {
@@ -68,7 +92,7 @@ export function Home() {
           Choose files
         </button>
         <p class="note">
-          {formats.value ? `${joinWithOr(formats.value.data.map(({ id }) => NAMES[id]))} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}.
+          {formats.value ? `${formatNames(formats.value)} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}.
           The server reads each document once, into a memory of fixed size. Answers come with the passages that support them.
         </p>
       </div>
@@ -150,6 +174,7 @@ export function Home() {
                 ) : (
                   <ReadingProgress document={document} />
                 )}
+                <Notes document={document} />
               </li>
             ))}
           </ul>

@@ -30,6 +30,7 @@ class FormParser:
         """Bytes of the file that were parsed and not yielded yet."""
         self._files: list[str | None] = []
         """The file name of the part, once its headers are parsed."""
+        self._media_type: str | None = None
         self._fields: dict[str, bytearray] = {}
         self._field: str | None = None
         """The field whose value is being parsed; None: the file."""
@@ -39,6 +40,11 @@ class FormParser:
     def filename(self) -> str | None:
         """Name of the file, if the form gives one."""
         return self._files[0] if self._files else None
+
+    @property
+    def media_type(self) -> str | None:
+        """Media type of the file, if the form gives one."""
+        return self._media_type
 
     async def chunks(self, stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Parse the form and yield the content of the file. Raises `InvalidRequest` for a malformed or incomplete form."""
@@ -77,6 +83,7 @@ class FormParser:
     def _headers_finished(self) -> None:
         _, options = parse_options_header(self._header.get(b"content-disposition", b""))
         part = options.get(b"name", b"").decode("utf-8", "replace")
+        media_type, _ = parse_options_header(self._header.get(b"content-type", b""))
         self._header.clear()
         self._field = None
         if part in self._required and part not in self._fields:
@@ -91,6 +98,7 @@ class FormParser:
         if self._files:
             raise InvalidRequest("the request has more than one document: send one", param=self._part)
         given = options.get(b"filename")
+        self._media_type = media_type.decode("latin-1") or None
         self._files.append(given.decode("utf-8", "replace") if given is not None else None)
 
     def _part_data(self, data: bytes, start: int, stop: int) -> None:

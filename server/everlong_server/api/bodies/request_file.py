@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from python_multipart.multipart import parse_options_header
 
 from everlong_server.api.bodies.multipart import FormFields, FormParser
-from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.formats.catalogue import MEDIA_TYPES, is_accepted
 from everlong_server.engine.documents.text_checker import too_large
 from everlong_server.errors import UnsupportedMedia
 
 # `curl --data-binary` sends application/x-www-form-urlencoded by default.
-_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
+_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 _FORM_OVERHEAD = 4096
 """Bytes that a form may have around the file."""
 
@@ -62,6 +62,7 @@ class RequestFile:
         self._fields = fields
         self._limit = limit
         self.filename: str | None = None
+        self.media_type: str | None = None
 
     @property
     def announced_bytes(self) -> int:
@@ -80,6 +81,7 @@ class RequestFile:
             form = FormParser(options.get(b"boundary", b""), self._fields or {}, self._part)
             async with contextlib.aclosing(form.chunks(self._body.stream())) as chunks:
                 async for chunk in chunks:
+                    self.filename, self.media_type = form.filename or filename, form.media_type
                     yield chunk
             self.filename = form.filename or filename
             return
@@ -88,15 +90,23 @@ class RequestFile:
                 f"content type {kind[:60]!r} is not supported: send multipart/form-data", param="content-type"
             )
         _check_type(kind, options.get(b"charset", b"utf-8").decode("latin-1"))
-        self.filename = filename
+        self.filename, self.media_type = filename, kind
         async for chunk in self._body.stream():
             yield chunk
 
 
 def _check_type(kind: str, charset: str) -> None:
-    if not (kind in _RAW_TYPES or kind.startswith("text/")):
+    if not (kind in _RAW_TYPES or is_accepted(kind)):
         raise UnsupportedMedia(
-            f"content type {kind[:60]!r} is not supported: send text/plain or multipart/form-data", param="content-type"
+            f"content type {kind[:60]!r} is not supported: send text/plain, multipart/form-data or the type of a supported "
+            "format (GET /v1/formats)",
+            param="content-type",
         )
-    if charset.lower().replace("_", "-") not in ("utf-8", "utf8", "us-ascii", "ascii"):
+    # A page or a mail declares its own encoding, or it is guessed.
+    if kind.lower() not in MEDIA_TYPES and charset.lower().replace("_", "-") not in (
+        "utf-8",
+        "utf8",
+        "us-ascii",
+        "ascii",
+    ):
         raise UnsupportedMedia(f"charset {charset[:60]!r} is not supported: send UTF-8", param="content-type")

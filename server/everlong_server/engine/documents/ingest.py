@@ -12,14 +12,15 @@ import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
+from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents import formats
-from everlong_server.engine.documents.text_checker import TextChecker, clean_filename
+from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.errors import NotFound, ServerError, Unavailable
+from everlong_server.errors import NotFound, ServerError, TooLarge, Unavailable
 from everlong_server.pools import Pool
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents
@@ -29,22 +30,22 @@ from everlong_server.store.redis.connection import Client
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs, BlobWriter
+from everlong_server.store.texts.notes import Note
 from everlong_server.store.texts.passages import Passages
 
-_CONVERTERS = Pool("everlong-convert", 2)
+_CONVERTERS = Pool("everlong-convert", 3)
 """Few threads, as a conversion may take gigabytes of memory and minutes."""
+_CONVERSIONS_PER_TENANT = 2
+"""Fewer than there are converters, so that one tenant cannot occupy all of them."""
+_tenant_conversions: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
 
-class FileSource(Protocol):
-    """A file that is being received."""
+class FileSource(Declaration, Protocol):
+    """A file that is being received. Its name and media type are known once `chunks` has yielded the first chunk."""
 
     @property
     def announced_bytes(self) -> int:
         """Size that the sender announced; 0 if unknown."""
-
-    @property
-    def filename(self) -> str | None:
-        """Name that the sender gave. Complete once `chunks` has ended."""
 
     def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the content. Raises `ServerError` if it cannot be received."""
@@ -54,8 +55,8 @@ class FileSource(Protocol):
 class ReceivedFile:
     """A received file: size of its text in bytes, offset of the text in the blob, SHA-256 of the blob, file name.
 
-    `format`: None for text; otherwise the format that its first bytes show, and after the conversion, the format it was
-    converted from. `suffix`: suffix of the blob's name until the conversion. It is unique, because a retry of the request
+    `format`: None for text; otherwise the kind that its first bytes show, and after the conversion, the format it was
+    converted from, with `notes` on what is not in the text. `suffix`: suffix of the blob's name until the conversion. It is unique, because a retry of the request
     uses the same name.
     """
 
@@ -64,6 +65,7 @@ class ReceivedFile:
     digest: str
     filename: str | None
     format: str | None
+    notes: tuple[Note, ...] = ()
     suffix: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.upload", compare=False)
 
     async def commit(self, writer: BlobWriter | DiscardingWriter) -> None:
@@ -73,7 +75,7 @@ class ReceivedFile:
     def as_document(self, document_id: str) -> Document:
         """Return the document record of this file."""
         return Document(
-            document_id, self.filename, self.bytes, self.text_offset, now(), self.digest, self.format
+            document_id, self.filename, self.bytes, self.text_offset, now(), self.digest, self.format, self.notes
         )  # fmt: skip
 
 
@@ -95,7 +97,7 @@ async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, lim
 
     Raises `ServerError` if the file is too large, not text, and not in a format that can be converted to text.
     """
-    checker = TextChecker(limit)
+    checker = TextChecker(limit, source)
     async with contextlib.aclosing(source.chunks()) as chunks:
         async for chunk in chunks:
             checker.feed(chunk)
@@ -164,7 +166,7 @@ class Ingest:
         """
         creating = False
         try:
-            received = await self._converted(document_id, received)
+            received = await self._converted(document_id, received, reserved)
             document, creating = received.as_document(document_id), True
             if await self.documents.create(document, self.engine.model.fingerprint, upload=upload, reserved=reserved):
                 return document
@@ -200,30 +202,41 @@ class Ingest:
         if self.engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
 
-    async def _converted(self, name: str, received: ReceivedFile) -> ReceivedFile:
+    async def _converted(self, name: str, received: ReceivedFile, reserved: int) -> ReceivedFile:
         """Convert the received file to text in the blob `name`, and store its outline. Returns it unchanged if it is text.
 
-        Raises `ServerError` if the file cannot be converted. Does not delete the text then, as it may belong to another server
+        `reserved`: bytes that the quota counts for the file already. Raises `ServerError` if the file cannot be converted. Does not delete the text then, as it may belong to another server
         that handles a retry of the request.
         """
         kind, blobs = received.format, self.blobs
         if kind is None:
             return received
 
-        def convert() -> ReceivedFile:
+        room = await self.quota.bytes_left()
+        limit = self.max_bytes if room is None else min(self.max_bytes, room + reserved)
+
+        def write_text() -> ReceivedFile:
             with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
-                source_format, headings = formats.convert(uploaded, kind, text, self.max_bytes)
-                outline.save(blobs, name, headings)
+                made = conversion.convert(uploaded, kind, text, limit)
+                outline.save(blobs, name, made.outline)
                 with text.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = text.stat().st_size
-                return replace(received, bytes=size, text_offset=0, digest=digest, format=source_format)
+                return replace(
+                    received, bytes=size, text_offset=0, digest=digest, format=made.format, notes=tuple(made.notes)
+                )
 
-        converting = asyncio.create_task(_CONVERTERS.run(convert))
         try:
-            return await asyncio.shield(converting)
-        except BaseException:
-            await asyncio.wait([converting])  # a cancelled conversion writes on until it ends
+            async with _tenant_conversions.setdefault(self.quota.tenant, asyncio.Semaphore(_CONVERSIONS_PER_TENANT)):
+                converting = asyncio.create_task(_CONVERTERS.run(write_text))
+                try:
+                    return await asyncio.shield(converting)
+                except BaseException:
+                    await asyncio.wait([converting])  # a cancelled conversion writes on until it ends
+                    raise
+        except TooLarge:
+            if limit < self.max_bytes:
+                await self.quota.require_bytes(limit + 1)
             raise
         finally:
             await blobs.delete(name + received.suffix)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from everlong_server.engine.documents.ingest import FileSource, Ingest, ReceivedFile
-from everlong_server.engine.documents.text_checker import TextChecker, clean_filename, too_large
+from everlong_server.engine.documents.text_checker import Declared, TextChecker, clean_filename, too_large
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, TooLarge
 from everlong_server.store.records import new_id
 from everlong_server.store.uploads import Part, Upload, Uploads
@@ -193,7 +193,10 @@ class MultipartUploads:
         """Join the parts in one blob and check the text. Raises `ServerError` if the file or its checksum is invalid."""
         self.ingest.require_running()
         blobs = self.ingest.blobs
-        checker, total = TextChecker(self.ingest.max_bytes), hashlib.md5(usedforsecurity=False)
+        checker, total = (
+            TextChecker(self.ingest.max_bytes, Declared(upload.filename)),
+            hashlib.md5(usedforsecurity=False),
+        )
         writer = await blobs.create(document_id)
         try:
             for part in parts:

@@ -7,9 +7,9 @@ import hashlib
 import re
 import unicodedata
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.formats.catalogue import HEAD, detect
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
 _MAGIC = {
@@ -19,60 +19,99 @@ _MAGIC = {
     b"\xff\xd8\xff": "a JPEG image",
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
-    b"\xd0\xcf\x11\xe0": "an old Office file",
-    b"{\\rtf": "an RTF file",
 }
 _BOM = codecs.BOM_UTF8
 MAX_NAME = 255
 _BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp")
+
+
+class Declaration(Protocol):
+    """What the sender says about a file. It may be known only once the file's first bytes have arrived."""
+
+    @property
+    def filename(self) -> str | None:
+        """Name of the file; None if unknown."""
+
+    @property
+    def media_type(self) -> str | None:
+        """Media type of the file; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A `Declaration` that is complete."""
+
+    filename: str | None = None
+    media_type: str | None = None
 
 
 @dataclass(slots=True)
 class TextChecker:
     """Checks, chunk by chunk, that a file is UTF-8 text. Only counts the bytes of a file in a format that can be converted to
-    text; `foreign` is that format."""
+    text; `foreign` is its kind, as `detect` returns it."""
 
     limit: int
+    declared: Declaration = Declared()
     size: int = 0
     foreign: str | None = None
     digest: Any = field(default_factory=hashlib.sha256)
     _head: bytes = b""
+    _decided: bool = False
+    _checked: int = 0
+    """Number of bytes that were checked to be text."""
+    _blank: bool = True
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
     def feed(self, data: bytes) -> None:
         """Check the next chunk. Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` with the problem and its place."""
-        if len(self._head) < 1024:
-            self._head += data[: 1024 - len(self._head)]
-            self.foreign = self.foreign or formats.detect_kind(self._head)
-            for magic, name in _MAGIC.items():
-                if self._head.startswith(magic):
-                    raise UnsupportedMedia(
-                        f"the document is {name}: upload UTF-8 text or a supported format", param="file"
-                    )
-            if b"\0" in self._head and self.foreign is None:
-                raise UnsupportedMedia(
-                    "the document contains NUL bytes, so it is not text: upload UTF-8 text or a supported format",
-                    param="file",
-                )
         if self.size + len(data) > self.limit:
             raise too_large(self.limit)
         self.size += len(data)
         self.digest.update(data)
-        if self.foreign is None:
+        if not self._decided:
+            self._head += data
+            if len(self._head) >= HEAD:
+                self._decide()
+        elif self.foreign is None:
             self._check(data)
 
+    def _decide(self) -> None:
+        """Decide whether the file is text, by its first bytes, and check those."""
+        self._decided = True
+        head, self._head = self._head, self._head[: len(_BOM)]
+        self.foreign = detect(head[:HEAD], self.declared.filename, self.declared.media_type)
+        if self.foreign is not None:
+            return
+        for magic, name in _MAGIC.items():
+            if head.startswith(magic):
+                raise UnsupportedMedia(
+                    f"the document is {name}: upload UTF-8 text or a supported format (GET /v1/formats)", param="file"
+                )
+        self._check(head)
+
     def _check(self, data: bytes) -> None:
+        if (nul := data.find(b"\0")) >= 0:
+            raise UnsupportedMedia(
+                f"the document contains a NUL byte at byte {self._checked + nul}, so it is not text: upload UTF-8 text or a "
+                "supported format (GET /v1/formats)",
+                param="file",
+            )
         pending = len(self._decoder.getstate()[0])
         try:
-            self._decoder.decode(data)
+            text = self._decoder.decode(data)
         except UnicodeDecodeError as error:
-            at = self.size - len(data) - pending + error.start
+            at = self._checked - pending + error.start
             raise InvalidRequest(
                 f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
             ) from None
+        self._checked += len(data)
+        self._blank = self._blank and all(unicodedata.category(character) in _INVISIBLE for character in text)
 
     def finish(self) -> int:
         """Return the offset of the text's first byte, after a byte-order mark. Raises `InvalidRequest` if there is no text."""
+        if not self._decided:
+            self._decide()
         if self.foreign is not None:
             return 0
         try:
@@ -84,8 +123,9 @@ class TextChecker:
                 code="invalid_utf8",
             ) from None
         start = len(_BOM) if self._head.startswith(_BOM) else 0
-        if self.size == start:
-            raise InvalidRequest("the document is empty", param="file", code="empty_document")
+        if self._blank:
+            what = "is empty" if self.size == start else "has only white space and invisible characters"
+            raise InvalidRequest(f"the document {what}", param="file", code="empty_document")
         return start
 
 

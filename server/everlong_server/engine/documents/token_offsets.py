@@ -168,7 +168,9 @@ class TokenOffsets:
             to = document.bytes if whole else int(table[last, _BYTE])
             data += file.read(to - begin.byte - len(data))
             text = data.decode()
-            spans = np.array(self._tokenizer.spans(text, whole=whole), np.int64).reshape(-1, 2)
+            spans = np.array(
+                self._tokenizer.spans(text, whole=whole, at=document.text_offset + begin.byte), np.int64
+            ).reshape(-1, 2)
             encoded = _EncodedText(begin, text, spans)
             if whole or encoded.covers(column, start, end):
                 return encoded

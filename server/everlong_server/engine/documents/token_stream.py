@@ -28,7 +28,7 @@ class TokenBlock:
 def token_blocks(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[TokenBlock]:
     """Yield the tokens of the UTF-8 text in `file`, whose current position is byte `offset`."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    stream = tokenizer.stream()
+    stream = tokenizer.stream(offset)
     while True:
         start = stream.consumed
         data = file.read(_READ_BYTES)

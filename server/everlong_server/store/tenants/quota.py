@@ -271,6 +271,12 @@ class Quota:
         if int(await self._redis.get(keys.stored(self.tenant)) or 0) + bytes > self.limits.bytes:
             raise self.no_room()
 
+    async def bytes_left(self) -> int | None:
+        """Return how many more bytes the tenant may store; None if there is no limit."""
+        if self.limits.bytes is None:
+            return None
+        return max(0, self.limits.bytes - int(await self._redis.get(keys.stored(self.tenant)) or 0))
+
     async def reserve(self, id: str, bytes: int, seconds: float, *, limited: bool = True) -> None:
         """Count that many bytes for the upload or response `id`, for `seconds` from now. Replaces its earlier reservation.
 

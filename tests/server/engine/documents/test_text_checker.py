@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from everlong_server.engine.documents.formats.catalogue import HEAD
 from everlong_server.engine.documents.text_checker import TextChecker
-from everlong_server.errors import InvalidRequest, ServerError
+from everlong_server.errors import InvalidRequest, ServerError, UnsupportedMedia
 
 
 def verdict(data: bytes, cuts: list[int]) -> tuple[str, str] | int:
@@ -35,7 +36,9 @@ def test_cuts_do_not_matter(data: bytes, cuts: list[int]) -> None:
 
 @given(
     st.text(min_size=1, max_size=50).filter(
-        lambda text: "\0" not in text and not text.startswith(("%PDF-", "{\\rtf", "PK"))
+        lambda text: (
+            "\0" not in text and any(c.isalnum() for c in text) and not text.startswith(("%PDF-", "{\\rtf", "PK"))
+        )
     )
 )
 def test_text_is_text(text: str) -> None:
@@ -47,6 +50,24 @@ def test_text_is_text(text: str) -> None:
 
 def test_the_offset_of_an_invalid_byte_is_exact() -> None:
     text = TextChecker(limit=1 << 20)
-    text.feed("é".encode()[:1])
-    with pytest.raises(InvalidRequest, match="at byte 0"):
+    text.feed(b"a" * HEAD + "é".encode()[:1])
+    with pytest.raises(InvalidRequest, match=f"at byte {HEAD}"):
         text.feed(b"x")
+
+
+@pytest.mark.parametrize("before", [10, 1023, 1024, HEAD, 3 * HEAD])
+def test_a_nul_byte_is_refused_wherever_it_is(before: int) -> None:
+    text = TextChecker(limit=1 << 20)
+    with pytest.raises(UnsupportedMedia, match=f"NUL byte at byte {before}"):
+        for byte in (b"x" * before, b"\0 and more"):
+            text.feed(byte)
+        text.finish()
+
+
+@pytest.mark.parametrize("blank", [" \n\t ", "\ufeff\n", "\u200b\u00a0\u2028", "\r\n" * HEAD])
+def test_a_text_without_a_visible_character_is_refused(blank: str) -> None:
+    assert verdict(blank.encode(), [3]) == (
+        "empty_document",
+        "the document has only white space and invisible characters",
+    )
+    assert isinstance(verdict((blank + "x").encode(), [3]), int)

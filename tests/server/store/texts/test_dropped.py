@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.formats.conversion import Conversion
 from everlong_server.engine.documents.ingest import Ingest, ReceivedFile
-from everlong_server.errors import InvalidRequest, RateLimited
+from everlong_server.errors import InvalidRequest, RateLimited, TooLarge
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.records import new_id
@@ -22,7 +23,9 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
+from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.notes import Note
 
 WORDS = b"the text of the book"
 
@@ -30,11 +33,11 @@ WORDS = b"the text of the book"
 class Side:
     """One of several servers that share a Redis and a blob store."""
 
-    def __init__(self, redis: Client, folder: Path, replica: str, **limits: int) -> None:
+    def __init__(self, redis: Client, folder: Path, replica: str, tenant: str = "ann", **limits: int) -> None:
         self.blobs = Blobs(f"file://{folder}/blobs")
-        quota = Quota(redis, "ann", Limits(**limits), StreamSlots(redis, replica))
-        documents = Documents(redis, "ann", quota)
-        self.attempts = IdempotencyRecords(redis, "ann", replica, 60.0, [])
+        quota = Quota(redis, tenant, Limits(**limits), StreamSlots(redis, replica))
+        documents = Documents(redis, tenant, quota)
+        self.attempts = IdempotencyRecords(redis, tenant, replica, 60.0, [])
         engine: Any = SimpleNamespace(draining=False, model=SimpleNamespace(fingerprint="model"))
         unused: Any = None
         self.ingest = Ingest(engine, redis, self.blobs, documents, quota, unused, unused, unused, 1 << 20)
@@ -60,15 +63,15 @@ async def test_what_a_stalled_server_could_not_convert_another_one_has(
     stalled, going_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def convert(_: Path, kind: str, text: Path, __: int) -> tuple[str, list[Any]]:
+    def convert(_: Path, kind: str, text: Path, __: int) -> Conversion:
         if not stalled.is_set():
             loop.call_soon_threadsafe(stalled.set)
             going_on.wait()
             raise InvalidRequest("it took more than 600 s")
         text.write_bytes(WORDS)
-        return kind, []
+        return Conversion(kind, [], [])
 
-    monkeypatch.setattr(formats, "convert", convert)
+    monkeypatch.setattr(conversion, "convert", convert)
     slow = await first.attempts.begin("key")
     document_id = f"doc_{slow.id}"
     late = asyncio.create_task(first.make(slow, document_id, "pdf"))
@@ -133,3 +136,49 @@ async def test_a_document_that_redis_makes_late_has_its_text(
     await late[0]()
     assert await redis.exists(keys.document(document_id))
     assert side.files() == [document_id]
+
+
+async def test_the_text_of_a_file_may_not_exceed_the_bytes_that_the_tenant_has_left(
+    redis: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, limits = Side(redis, tmp_path, "r1", bytes=100), []
+
+    def convert(_: Path, kind: str, text: Path, limit: int) -> Conversion:
+        limits.append(limit)
+        if limit < 80:
+            raise TooLarge("the text is larger than its limit")
+        text.write_bytes(b"x" * 80)
+        return Conversion(kind, [], [Note("a picture was left out", 2)])
+
+    monkeypatch.setattr(conversion, "convert", convert)
+    document = await side.make(None, new_id("doc"), "epub")
+    assert (document.bytes, document.notes) == (80, (Note("a picture was left out", 2),))
+    assert (await side.ingest.documents.get(document.id)).notes == document.notes
+    with pytest.raises(RateLimited, match="its limit of 100 bytes"):
+        await side.make(None, new_id("doc"), "epub")
+    assert limits == [100, 20]
+    assert side.files() == sorted([document.id, outline.name(document.id)])
+
+
+async def test_one_tenant_cannot_occupy_all_converters(
+    redis: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going_on, running = threading.Event(), list[str]()
+
+    def convert(_: Path, kind: str, text: Path, __: int) -> Conversion:
+        running.append(kind)
+        if kind == "slow":
+            going_on.wait()
+        text.write_bytes(WORDS)
+        return Conversion(kind, [], [])
+
+    monkeypatch.setattr(conversion, "convert", convert)
+    ann, bob = Side(redis, tmp_path, "r1"), Side(redis, tmp_path, "r1", tenant="bob")
+    slow = [asyncio.create_task(ann.make(None, new_id("doc"), "slow")) for _ in range(5)]
+    try:
+        assert (await bob.make(None, new_id("doc"), "fast")).format == "fast"
+        assert running.count("slow") <= 2
+    finally:
+        going_on.set()
+        await asyncio.gather(*slow)
+    assert running.count("slow") == 5

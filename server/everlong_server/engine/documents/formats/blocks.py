@@ -1,0 +1,91 @@
+"""What the reader of a file format returns: blocks of text, and notes on what is not in the text."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from everlong_server.store.texts.notes import Note
+
+DAMAGED_ENTRY = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError, RuntimeError)
+"""What `zipfile` raises for an entry that is damaged, encrypted or compressed in an unknown way."""
+MAX_NOTES = 100
+_MAX_LENGTH = 200
+_MAX_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Text, and the page or section that it begins. Without both, the text continues the block before."""
+
+    text: str
+    page: int | None = None
+    section: str | None = None
+
+
+class Unreadable(Exception):
+    """The file has no readable text; the message says why."""
+
+
+class Notes:
+    """Collects the notes of one conversion, at most `MAX_NOTES`.
+
+    `read_nested`: reads a file inside the file, such as an attachment; returns None for a format that is not supported.
+    """
+
+    def __init__(self, read_nested: Callable[[Path, str, Notes], Iterator[Block] | None]) -> None:
+        self._read_nested = read_nested
+        self._notes: dict[Note, None] = {}
+        self._left_out: Counter[str] = Counter()
+        self._more = 0
+        self._depth = 0
+
+    def add(self, text: str, *, page: int | None = None, part: str | None = None) -> None:
+        """Add a note. A note that exists already is not added again."""
+        note = Note(text[:_MAX_LENGTH], page, part[:_MAX_LENGTH] if part else None)
+        if len(self._notes) < MAX_NOTES:
+            self._notes[note] = None
+        else:
+            self._more += note not in self._notes
+
+    def left_out(self, things: str, count: int = 1) -> None:
+        """Count things that are not in the text. `things`: a plural, such as "pictures without a description"."""
+        if count:
+            self._left_out[things] += count
+
+    def nested(self, data: bytes, name: str, kind: str | None = None) -> Iterator[Block]:
+        """Yield the blocks of a file inside the file. What cannot be read becomes a note.
+
+        `kind`: what the file is, such as "Attachment"; then it begins a section.
+        """
+        if self._depth == _MAX_DEPTH:
+            self.add(f"it is a file inside {_MAX_DEPTH} files and was left out", part=name)
+            return
+        self._depth += 1
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "nested")
+                file.write_bytes(data)
+                blocks = self._read_nested(file, name, self)
+                if blocks is None:
+                    self.add("its format is not supported; it was left out", part=name)
+                    return
+                for block in blocks:
+                    if kind is not None and block.text:
+                        yield Block(f"[{kind}] {name}", section=name)
+                        kind = None
+                    yield block
+        except Unreadable as error:
+            self.add(f"it was left out: {error}", part=name)
+        finally:
+            self._depth -= 1
+
+    def all(self) -> list[Note]:
+        """Return the notes, with one more for each kind of thing that was left out."""
+        notes = [*self._notes, *(Note(f"left out: {things} ({n})") for things, n in self._left_out.items())]
+        return [*notes, Note(f"{self._more} more notes")] if self._more else notes

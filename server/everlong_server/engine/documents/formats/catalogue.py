@@ -1,0 +1,194 @@
+"""The file formats that can be converted to text, and how to tell them apart."""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from everlong_server.engine.documents.formats.blocks import Unreadable
+
+HEAD = 4096
+"""Number of bytes at the start of a file that `detect` looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A file format that can be converted.
+
+    `name`: as shown in messages. `reader`: the module of this package that reads it. `package`: the Python package that
+    this takes. `extensions`, `media_types`: those that such files usually have.
+    """
+
+    name: str
+    reader: str
+    package: str
+    extensions: tuple[str, ...]
+    media_types: tuple[str, ...]
+
+    @property
+    def readable(self) -> bool:
+        """Whether the package that reads this format is installed; `everlong[formats]` installs it."""
+        return importlib.util.find_spec(self.package) is not None
+
+
+_OPENXML = "application/vnd.openxmlformats-officedocument"
+_MACRO = "application/vnd.ms"
+_OASIS = "application/vnd.oasis.opendocument"
+FORMATS = {
+    "pdf": Format("a PDF file", "pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
+    "docx": Format(
+        "a Word file", "word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
+        (f"{_OPENXML}.wordprocessingml.document", f"{_OPENXML}.wordprocessingml.template",
+         f"{_MACRO}-word.document.macroenabled.12", f"{_MACRO}-word.template.macroenabled.12"),
+    ),
+    "doc": Format("a Word file of 1997 to 2003", "legacy", "kreuzberg", (".doc", ".dot"), ("application/msword",)),
+    "pptx": Format(
+        "a PowerPoint file", "slides", "lxml", (".pptx", ".pptm", ".ppsx", ".potx"),
+        (f"{_OPENXML}.presentationml.presentation", f"{_OPENXML}.presentationml.slideshow",
+         f"{_OPENXML}.presentationml.template", f"{_MACRO}-powerpoint.presentation.macroenabled.12"),
+    ),
+    "ppt": Format("a PowerPoint file of 1997 to 2003", "legacy", "kreuzberg", (".ppt", ".pps"), (f"{_MACRO}-powerpoint",)),
+    "xlsx": Format(
+        "an Excel file", "legacy", "kreuzberg", (".xlsx", ".xlsm", ".xltx"),
+        (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12"),
+    ),
+    "xls": Format("an Excel file of 1997 to 2003", "legacy", "kreuzberg", (".xls",), (f"{_MACRO}-excel",)),
+    "odt": Format("an OpenDocument text", "odf", "lxml", (".odt", ".ott"), (f"{_OASIS}.text", f"{_OASIS}.text-template")),
+    "odp": Format(
+        "an OpenDocument presentation", "odf", "lxml", (".odp", ".otp"),
+        (f"{_OASIS}.presentation", f"{_OASIS}.presentation-template"),
+    ),
+    "ods": Format(
+        "an OpenDocument spreadsheet", "odf", "lxml", (".ods", ".ots"),
+        (f"{_OASIS}.spreadsheet", f"{_OASIS}.spreadsheet-template"),
+    ),
+    "rtf": Format("an RTF file", "legacy", "kreuzberg", (".rtf",), ("application/rtf", "text/rtf")),
+    "epub": Format("an EPUB file", "epub", "inscriptis", (".epub",), ("application/epub+zip",)),
+    "html": Format(
+        "an HTML file", "html", "inscriptis", (".html", ".htm", ".xhtml"), ("text/html", "application/xhtml+xml")
+    ),
+    "mhtml": Format("a saved web page", "mail", "inscriptis", (".mhtml", ".mht"), ("multipart/related", "application/x-mimearchive")),
+    "eml": Format("an e-mail", "mail", "inscriptis", (".eml",), ("message/rfc822",)),
+    "msg": Format("an Outlook message", "legacy", "kreuzberg", (".msg",), ("application/vnd.ms-outlook",)),
+    "zip": Format("a ZIP archive of documents", "archive", "lxml", (".zip",), ("application/zip", "application/x-zip-compressed")),
+}  # fmt: skip
+MEDIA_TYPES = frozenset(media_type for format in FORMATS.values() for media_type in format.media_types)
+"""Media types that can be uploaded, in addition to text/*."""
+_TEXT = (
+    ".txt", ".md", ".markdown", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".ini", ".log",
+    ".xml", ".tex", ".bib", ".org", ".adoc", ".srt", ".vtt", ".py", ".js", ".ts", ".tsx", ".jsx", ".java", ".c", ".h", ".cpp", ".cs",
+    ".go", ".rs", ".rb", ".php", ".sh", ".sql", ".r", ".swift", ".kt", ".scala", ".lua", ".css", ".vue",
+)  # fmt: skip
+_BY_EXTENSION = {extension: id for id, format in FORMATS.items() for extension in format.extensions}
+_BY_MEDIA_TYPE = {media_type: id for id, format in FORMATS.items() for media_type in format.media_types}
+
+
+def accepted_formats() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    """Yield the id, name, extensions and media types of each format that this server accepts. UTF-8 text is always one."""
+    yield "text", "UTF-8 text", _TEXT, ("text/*", "application/json", "application/x-ndjson", "application/x-subrip")
+    for id, format in FORMATS.items():
+        if format.readable:
+            yield id, format.name, format.extensions, format.media_types
+
+
+def is_accepted(media_type: str) -> bool:
+    """Whether files of the declared media type can be uploaded. Their content decides what they are."""
+    kind = media_type.lower()
+    return kind.startswith("text/") or kind in MEDIA_TYPES or kind.endswith(("+json", "+xml")) or kind in _TEXT_TYPES
+
+
+_TEXT_TYPES = (
+    "application/json", "application/x-ndjson", "application/jsonl", "application/xml", "application/x-subrip", "application/x-tex",
+    "application/x-yaml", "application/yaml", "application/toml", "application/javascript", "application/sql", "application/x-sh",
+)  # fmt: skip
+_PDF = re.compile(rb"%PDF-\d")
+_OLE = b"\xd0\xcf\x11\xe0"
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_BLANK = rb"(?:\s|<!--.*?-->|<\?xml[^>]*\?>)*"
+_HTML = re.compile(
+    _BLANK + rb"(?:<!doctype\s+html|<html[\s>]|<head[\s>]|<body[\s>]|<!doctype[^>]*>\s*<html)",
+    re.DOTALL | re.IGNORECASE,
+)
+_TAG = re.compile(rb"<(?:!doctype|!--|/?[a-z][a-z0-9-]*(?:\s[^<>]*)?/?>)", re.IGNORECASE)
+_MESSAGE = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*\r?\n(?:[ \t][^\r\n]*\r?\n)*)+", re.IGNORECASE)
+
+
+def detect(head: bytes, filename: str | None = None, media_type: str | None = None) -> str | None:
+    """Return the kind of a file that begins with `head`: a format, or "zip" or "ole" for a container; None for text.
+
+    The content decides. The file name and the declared media type decide only between a format whose files are text, such
+    as HTML, and the source of one, which is text as it is.
+    """
+    declared = _declared(filename, media_type)
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if start.startswith(b"%PDF-") or (_PDF.search(head[:1024]) and (declared == "pdf" or b" obj" in head)):
+        return "pdf"
+    if start.startswith(_ZIP):
+        return "zip"
+    if head.startswith(_OLE):
+        return "ole"
+    if start.startswith(b"{\\rtf"):
+        return "rtf"
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        head = head.decode("utf-16", "ignore").encode()
+    if declared in ("eml", "mhtml") or declared is None:
+        fields = _MESSAGE.match(head)
+        names = {line.partition(b":")[0].lower() for line in fields[0].splitlines()} if fields else set()
+        if names and (declared or names >= {b"mime-version", b"content-type"}):
+            return declared or ("mhtml" if b"multipart/related" in head and b"from" not in names else "eml")
+    if (_HTML.match(head.removeprefix(codecs.BOM_UTF8)) and declared != "text") or (
+        declared == "html" and _TAG.search(head)
+    ):
+        return "html"
+    return None
+
+
+def _declared(filename: str | None, media_type: str | None) -> str | None:
+    """Return the format that the file name declares, else the media type; "text" for other text, None if neither is known."""
+    suffix = PurePath(filename or "").suffix.lower()
+    if suffix in _BY_EXTENSION:
+        return _BY_EXTENSION[suffix]
+    if suffix in _TEXT[1:]:  # pages are often saved as .txt
+        return "text"
+    return _BY_MEDIA_TYPE.get((media_type or "").lower())
+
+
+def format_of(file: Path, kind: str) -> str | None:
+    """Return the format of a file whose kind is known; None for a container that is none of `FORMATS`. Raises `Unreadable`."""
+    if kind == "zip":
+        return _zip_format(file)
+    return _ole_format(file) if kind == "ole" else kind
+
+
+def _zip_format(file: Path) -> str:
+    try:
+        with zipfile.ZipFile(file) as packed:
+            names = [name.lstrip("/").replace("\\", "/").lower() for name in packed.namelist()]
+            declared = packed.read("mimetype").strip().decode("latin-1") if "mimetype" in packed.namelist() else ""
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise Unreadable(f"it is a damaged ZIP file ({error})") from None
+    if (found := _BY_MEDIA_TYPE.get(declared)) is not None:
+        return found
+    for folder, format in (("word/", "docx"), ("ppt/", "pptx"), ("xl/", "xlsx")):
+        if any(name.startswith(folder) and name.endswith((".xml", ".bin")) for name in names):
+            return format
+    return "epub" if "meta-inf/container.xml" in names or any(name.endswith(".opf") for name in names) else "zip"
+
+
+def _ole_format(file: Path) -> str | None:
+    """Return the format of a compound file (MS-CFB), by the names of its streams."""
+    data = file.read_bytes()
+    for stream, format in (
+        ("EncryptedPackage", ""), ("WordDocument", "doc"), ("PowerPoint Document", "ppt"), ("Workbook", "xls"), ("Book", "xls"),
+        ("__substg1.0_", "msg"),
+    ):  # fmt: skip
+        if stream.encode("utf-16-le") in data:
+            if not format:
+                raise Unreadable("it is encrypted: upload it without a password")
+            return format
+    return None

@@ -1,0 +1,134 @@
+"""`convert`: converts a file to text in a process of its own.
+
+An uploaded file may be hostile. The process has limits on CPU time, memory and the size of the text. They grow with the
+file, so that a small one cannot occupy the server. It never fetches anything that the file refers to.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from everlong_server.engine.documents.formats.catalogue import FORMATS
+from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store.texts.notes import Note
+from everlong_server.store.texts.outline import OutlineEntry
+
+log = logging.getLogger(__name__)
+
+SECONDS = 300
+"""CPU seconds that any conversion may take."""
+MEMORY = 2 << 30
+"""Bytes of address space that a conversion may take."""
+_BASE_SECONDS, _SECONDS_PER_MB = 15, 5
+_BASE_TEXT, _TEXT_PER_BYTE = 32 << 20, 100
+"""Bytes of text that any file may have, and further ones for each byte of the file. Text compresses to a third or a tenth, and
+tables of equal numbers to a fiftieth."""
+
+
+class ExitCode(IntEnum):
+    """Exit code of the conversion process. Its output is a line with the format, then a result in JSON or the reason of the failure."""
+
+    TOO_LARGE = 3
+    UNREADABLE = 4
+    UNKNOWN_CONTAINER = 5
+    OUT_OF_MEMORY = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one conversion: bytes of text, CPU seconds, and the largest text that any file may have."""
+
+    text: int
+    seconds: int
+    max_text: int
+
+    @staticmethod
+    def of(size: int, max_text: int) -> Limits:
+        """Return the limits for a file of `size` bytes."""
+        seconds = min(SECONDS, _BASE_SECONDS + _SECONDS_PER_MB * size // 1_000_000)
+        return Limits(min(max_text, _BASE_TEXT + _TEXT_PER_BYTE * size), seconds, max_text)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The result: the format (of `FORMATS`), where pages and sections begin, what is not in the text."""
+
+    format: str
+    outline: list[OutlineEntry]
+    notes: list[Note]
+
+
+def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
+    """Write the text of `file` to `text` as UTF-8, at most `max_text` bytes. Blocks.
+
+    `kind`: as returned by `detect`. Raises `UnsupportedMedia` for a format that this server cannot convert,
+    `InvalidRequest` for a file that is damaged, encrypted or has no text, and `TooLarge`.
+    """
+    limits = Limits.of(file.stat().st_size, max_text)
+    module = "everlong_server.engine.documents.formats.worker"
+    arguments = [kind, str(file), str(text), str(limits.text), str(limits.seconds), str(MEMORY)]
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", module, *arguments], capture_output=True, timeout=2 * limits.seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _unreadable(f"converting {_name(kind)} takes too long, more than {2 * limits.seconds} seconds") from None
+    format_id, _, result = process.stdout.decode(errors="replace").partition("\n")
+    kind = format_id or kind
+    if kind in FORMATS and not FORMATS[kind].readable:
+        raise UnsupportedMedia(
+            f"the document is {_name(kind)}, which this server cannot read without pip install 'everlong[formats]'",
+            param="file",
+        )
+    if process.returncode != 0:
+        if process.stderr:  # a fault of a reader, or of the library that it uses
+            log.warning("a conversion of %s failed: %s", kind, process.stderr.decode(errors="replace")[-2000:])
+        raise _error(process.returncode, kind, result, limits)
+    made = json.loads(result)
+    return Conversion(
+        kind, [OutlineEntry(*entry) for entry in made["outline"]], [Note(*note) for note in made["notes"]]
+    )
+
+
+def _error(code: int, kind: str, reason: str, limits: Limits) -> InvalidRequest | TooLarge | UnsupportedMedia:
+    """Return the error for a conversion process that failed."""
+    match code:
+        case ExitCode.TOO_LARGE if limits.text < limits.max_text:
+            return TooLarge(
+                f"the document's text has more than {limits.text} bytes, {_TEXT_PER_BYTE} times the size of the file and "
+                f"{_BASE_TEXT >> 20} MiB: upload it as text",
+                param="file",
+            )
+        case ExitCode.TOO_LARGE:
+            return TooLarge(
+                f"the document's text has more than {limits.text} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)",
+                param="file",
+            )
+        case ExitCode.UNKNOWN_CONTAINER:
+            return UnsupportedMedia(
+                "the document is an old Office file of an unknown kind: upload UTF-8 text or a supported format",
+                param="file",
+            )
+        case ExitCode.UNREADABLE:
+            return _unreadable(reason)
+        case ExitCode.OUT_OF_MEMORY:
+            return _unreadable(f"{_name(kind)} that takes more than {MEMORY >> 20} MiB of memory to read")
+        case _ if code in (-signal.SIGXCPU, -signal.SIGKILL):
+            return _unreadable(f"{_name(kind)} that takes more than {limits.seconds} seconds to read")
+    return _unreadable(f"{_name(kind)} that cannot be read: it is damaged, or takes too much memory")
+
+
+def _name(kind: str) -> str:
+    containers = {"zip": "a ZIP file", "ole": "an old Office file"}
+    return FORMATS[kind].name if kind in FORMATS else containers.get(kind, kind)
+
+
+def _unreadable(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the document: {why}", param="file", code="unreadable_document")

@@ -1,0 +1,126 @@
+"""Reads EPUB: the pages of its spine, in their order. What is missing or damaged is left out with a note."""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+from lxml import etree
+
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.charset import decode
+from everlong_server.engine.documents.formats.readers.html import render
+
+_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)(\w+);")
+_PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
+_PAGE_NAMES = (".xhtml", ".html", ".htm")
+
+
+class _Book:
+    """The files of an EPUB. Names are compared without regard to case, percent-encoding and fragments."""
+
+    def __init__(self, file: Path) -> None:
+        self.packed = zipfile.ZipFile(file)
+        self._names = {name.casefold(): name for name in reversed(self.packed.namelist())}
+
+    def find(self, reference: str, folder: str = "") -> str | None:
+        """Return the name of the file that is referred to in `folder`; None if there is none."""
+        target = unquote(urldefrag(reference)[0])
+        for name in (posixpath.join(folder, target), target):
+            if found := self._names.get(posixpath.normpath(name).lstrip("/").casefold()):
+                return found
+        return None
+
+    def xml(self, name: str) -> Any:
+        """Return the tree of an XML file, even if it is damaged; None if nothing of it can be read."""
+        text = self.packed.read(name)
+        # Names of HTML's characters are often used without a declaration. Others stay as they are and are dropped.
+        source = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text.decode("utf-8", "replace"))
+        source = re.sub(r"^\s*<\?xml[^>]*\?>", "", source.lstrip("\N{ZERO WIDTH NO-BREAK SPACE}"))
+        parser = etree.XMLParser(
+            resolve_entities=False, no_network=True, load_dtd=False, recover=True, encoding="utf-8"
+        )
+        return etree.fromstring(source.encode(), parser)
+
+
+def read(file: Path, notes: Notes) -> Iterator[Block]:
+    """Yield the pages of the book, a block for each section."""
+    book = _Book(file)
+    package = _package(book)
+    folder = posixpath.dirname(package)
+    encrypted = _encrypted(book)
+    seen = set[str]()
+    for reference in _reading_order(book, package, notes):
+        name = book.find(reference, folder)
+        if name is None:
+            notes.add("the book refers to it, but it is not in the file", part=reference)
+        elif name in encrypted:
+            raise Unreadable("the EPUB cannot be read: it is encrypted; upload it without encryption")
+        elif name in seen:
+            notes.left_out("repeated chapters")
+        else:
+            seen.add(name)
+            yield from _page(book, name, notes)
+
+
+def _page(book: _Book, name: str, notes: Notes) -> Iterator[Block]:
+    if not name.lower().endswith((*_PAGE_NAMES, ".xml", ".dtbook")) and "." in posixpath.basename(name):
+        notes.add("it is not a page of text; it was left out", part=name)
+        return
+    try:
+        data = book.packed.read(name)
+    except DAMAGED_ENTRY as error:
+        notes.add(f"it is damaged and was left out ({error})", part=name)
+        return
+    yield from render(decode(data, notes, part=name), notes)
+
+
+def _package(book: _Book) -> str:
+    """Return the name of the package file."""
+    container = book.find("META-INF/container.xml")
+    tree = book.xml(container) if container else None
+    roots = tree.xpath("//*[local-name()='rootfile']/@full-path") if tree is not None else []
+    found = [name for root in roots if (name := book.find(root))]
+    found += [name for name in book.packed.namelist() if name.lower().endswith(".opf")]
+    if not found:
+        raise Unreadable("the EPUB cannot be read: it has no package file (.opf)")
+    return found[0]
+
+
+def _reading_order(book: _Book, package: str, notes: Notes) -> list[str]:
+    """Return the references to the pages: those of the spine, then pages that only the manifest lists."""
+    tree = book.xml(package)
+    if tree is None:
+        raise Unreadable("the EPUB cannot be read: its package file is damaged")
+    items = {item.get("id"): item for item in tree.xpath("//*[local-name()='manifest']/*[@href]")}
+    order = []
+    for reference in tree.xpath("//*[local-name()='spine']/*/@idref"):
+        if reference in items:
+            order.append(items[reference].get("href"))
+        else:
+            notes.add("the book's spine names it, but its manifest does not", part=reference)
+    has_spine = bool(order)
+    listed = {book.find(href, posixpath.dirname(package)) for href in order}
+    for item in items.values():
+        # Navigation repeats the headings of the chapters.
+        is_page = item.get("media-type") in _PAGE_TYPES and "nav" not in (item.get("properties") or "").split()
+        if is_page and book.find(item.get("href"), posixpath.dirname(package)) not in listed:
+            if has_spine:
+                notes.add("the book's spine does not name it; it was added at the end", part=item.get("href"))
+            order.append(item.get("href"))
+    return order
+
+
+def _encrypted(book: _Book) -> set[str | None]:
+    """Return the names of the encrypted files, which are often fonts alone."""
+    name = book.find("META-INF/encryption.xml")
+    tree = book.xml(name) if name else None
+    if tree is None:
+        return set()
+    return {book.find(uri) for uri in tree.xpath("//*[local-name()='CipherReference']/@URI")}

@@ -1,0 +1,99 @@
+"""Writes equations in one line of text: those of Office files (OMML, ISO/IEC 29500-1, 22.1) and MathML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+
+_LIMITS = {"limLow": {"lim": "sub"}, "limUpp": {"lim": "sup"}}
+"""Limits are written like scripts."""
+
+
+def linear(element: Any) -> str:
+    """Return an equation as text: a/b, x^2, x_i, √(x), ∑_(i=1)^n(x)."""
+    if element.tag == f"{M}t":
+        return element.text or ""
+    if not isinstance(element.tag, str) or not element.tag.startswith(M):
+        return "".join(linear(child) for child in element if isinstance(child.tag, str))
+    name = element.tag.removeprefix(M)
+    if name.endswith("Pr"):
+        return ""
+    parts = {_LIMITS.get(name, {}).get(tag, tag): child for child in element for tag in _names(child)}
+
+    def part(key: str) -> str:
+        return linear(parts[key]) if key in parts else ""
+
+    match name:
+        case "f":
+            return f"{_group(part('num'))}/{_group(part('den'))}"
+        case "sSup" | "sSub" | "sSubSup" | "sPre" | "limLow" | "limUpp":
+            scripts = _script("_", part("sub")) + _script("^", part("sup"))
+            return scripts + part("e") if name == "sPre" else part("e") + scripts
+        case "rad":
+            return f"{part('deg')}√{_group(part('e'), always=True)}"
+        case "nary":
+            sign = _property(parts.get("naryPr"), "chr", "∫")
+            return f"{sign}{_script('_', part('sub'))}{_script('^', part('sup'))}{_group(part('e'), always=True)}"
+        case "d":
+            begin = _property(parts.get("dPr"), "begChr", "(")
+            end = _property(parts.get("dPr"), "endChr", ")")
+            separator = _property(parts.get("dPr"), "sepChr", "|")
+            return begin + separator.join(linear(e) for e in element.iterchildren(f"{M}e")) + end
+        case "m":
+            rows = ([linear(e) for e in row.iterchildren(f"{M}e")] for row in element.iterchildren(f"{M}mr"))
+            return f"[{'; '.join(', '.join(row) for row in rows)}]"
+        case "eqArr":
+            return "; ".join(linear(e) for e in element.iterchildren(f"{M}e"))
+        case "func":
+            return f"{part('fName')} {part('e')}"
+        case "acc":
+            return part("e") + _property(parts.get("accPr"), "chr", "\N{COMBINING CIRCUMFLEX ACCENT}")
+    return "".join(linear(child) for child in element if isinstance(child.tag, str))
+
+
+def _names(element: Any) -> list[str]:
+    return [element.tag.removeprefix(M)] if isinstance(element.tag, str) else []
+
+
+def _property(properties: Any, name: str, default: str) -> str:
+    found = None if properties is None else properties.find(f"{M}{name}")
+    return default if found is None else found.get(f"{M}val", "")
+
+
+def _script(sign: str, text: str) -> str:
+    return sign + _group(text) if text else ""
+
+
+def _group(text: str, *, always: bool = False) -> str:
+    return f"({text})" if always or (len(text) > 1 and not text.isalnum()) else text
+
+
+def linear_mathml(element: Any) -> str:
+    """Return an equation in MathML as text, as `linear` does."""
+    if not isinstance(element.tag, str):
+        return ""
+    name = element.tag.rpartition("}")[2]
+    parts = [linear_mathml(child) for child in element]
+    match name, parts:
+        case (("annotation" | "annotation-xml"), _):
+            return ""
+        case "mfrac", [above, below]:
+            return f"{_group(above)}/{_group(below)}"
+        case (("msup" | "mover"), [base, script]):
+            return base + _script("^", script)
+        case (("msub" | "munder"), [base, script]):
+            return base + _script("_", script)
+        case (("msubsup" | "munderover"), [base, low, high]):
+            return base + _script("_", low) + _script("^", high)
+        case "msqrt", _:
+            return f"√{_group(''.join(parts), always=True)}"
+        case "mroot", [base, degree]:
+            return f"{degree}√{_group(base, always=True)}"
+        case "mtr", _:
+            return ", ".join(parts)
+        case "mtable", _:
+            return f"[{'; '.join(parts)}]"
+        case "mtext", _:
+            return element.text or ""
+    return "".join((element.text or "").split()) + "".join(parts)

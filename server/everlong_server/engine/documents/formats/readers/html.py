@@ -1,0 +1,151 @@
+"""Reads HTML: the text as a browser renders it, with the values of forms and the descriptions of pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lxml import etree, html
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes
+from everlong_server.engine.documents.formats.charset import decode
+from everlong_server.engine.documents.formats.readers.equations import linear_mathml
+
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+_NUMBER = re.compile(r"\w{1,3}|[*†‡]")
+_DISPLAY_NONE = re.compile(r"(^|;)\s*display\s*:\s*none", re.IGNORECASE)
+_NO_TEXT = "//script | //style | //template | //noscript | //rp"
+_MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
+_BLOCKS = (
+    "section",
+    "details",
+    "summary",
+    "fieldset",
+    "form",
+    "legend",
+    "dl",
+    "dt",
+    "dd",
+    "center",
+    "caption",
+    "hr",
+    "option",
+)
+"""Elements that begin a line, in addition to those that inscriptis knows."""
+_BUTTONS = ("submit", "button", "reset", "image")
+
+
+def read(file: Path, notes: Notes) -> Iterator[Block]:
+    """Yield a page, a block for each section."""
+    yield from render(decode(file.read_bytes(), notes), notes)
+
+
+def render(page: str, notes: Notes) -> Iterator[Block]:
+    """Yield a page, a block for each section."""
+    from inscriptis.css_profiles import STRICT_CSS_PROFILE  # noqa: PLC0415
+    from inscriptis.html_engine import Inscriptis  # noqa: PLC0415
+    from inscriptis.html_properties import Display  # noqa: PLC0415
+    from inscriptis.model.config import ParserConfig  # noqa: PLC0415
+    from inscriptis.model.html_element import HtmlElement  # noqa: PLC0415
+
+    tree = _parse(page)
+    if tree is None:
+        return
+    _drop_hidden(tree, notes)
+    _write_out_controls(tree, notes)
+    _write_out_pictures(tree, notes)
+    for equation in tree.xpath("//math"):
+        _replace(equation, linear_mathml(equation))
+    for mark in tree.xpath(
+        "//a[@role='doc-noteref'] | //sup[a[contains(@href, '#')]] | //a[contains(@href, '#')][sup]"
+    ):  # of a footnote
+        if _NUMBER.fullmatch(words := _words(mark)):
+            _replace(mark, f"[{words}]", space="")
+    for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
+        _replace(reading, f"({reading.text_content()})", space="")
+    rules = {f"h{level}": ["heading"] for level in range(1, 7)}
+    css = STRICT_CSS_PROFILE | {name: HtmlElement(display=Display.block) for name in _BLOCKS}
+    rendered = Inscriptis(tree, ParserConfig(css=css, annotation_rules=rules))
+    text = rendered.get_text()
+    starts = [(mark.start, text[mark.start : mark.end]) for mark in rendered.get_annotations()]
+    cuts = [start for start, _ in starts] + [len(text)]
+    yield Block(text[: cuts[0]].strip())
+    for (start, heading), end in zip(starts, cuts[1:], strict=True):
+        yield Block(text[start:end].strip(), section=" ".join(heading.split()))
+
+
+def _parse(page: str) -> Any:
+    """Return the tree of a page; None if it has no element."""
+    # HTML parsers drop CDATA sections, which XHTML pages contain.
+    source = _CDATA.sub(lambda section: escape(section[1]), page).replace("\0", "")
+    # Without `huge_tree`, lxml silently drops text nested deeper than 256 elements or after 10 MB of one text node.
+    parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
+    try:
+        return html.document_fromstring(source.encode("utf-8", "replace"), parser)
+    except etree.ParserError:  # only white space or comments
+        return None
+
+
+def _drop_hidden(tree: Any, notes: Notes) -> None:
+    for element in tree.xpath(_NO_TEXT):
+        element.drop_tree()
+    for element in tree.xpath("//*[@hidden or @style]"):
+        if element.get("hidden") is not None or _DISPLAY_NONE.search(element.get("style", "")):
+            if element.getparent() is not None and element.text_content().strip():
+                notes.left_out("hidden elements")
+            if element.getparent() is not None:
+                element.drop_tree()
+
+
+def _write_out_controls(tree: Any, notes: Notes) -> None:
+    """Replace the controls of forms by their values, apart from the words around them."""
+    for control in tree.xpath("//input"):
+        kind = control.get("type", "text").lower()
+        if kind in ("checkbox", "radio"):
+            value = "[x]" if control.get("checked") is not None else "[ ]"
+        elif kind in ("hidden", "password", "file"):
+            value = ""
+            notes.left_out("hidden values of forms", bool(control.get("value")))
+        else:
+            value = control.get("alt" if kind == "image" else "value", "")
+        _replace(control, f"[{value}]" if value and kind in _BUTTONS else value)
+    for select in tree.xpath("//select"):
+        options = select.xpath(".//option")
+        chosen = [option for option in options if option.get("selected") is not None]
+        if not chosen and select.get("multiple") is None:
+            chosen = options[:1]  # as browsers do
+        notes.left_out("options of lists that are not selected", len(options) - len(chosen))
+        _replace(select, ", ".join(_words(option) for option in chosen))
+    for field in tree.xpath("//textarea"):
+        _replace(field, field.text_content().strip())
+    for button in tree.xpath("//button | //label"):
+        button.tail = f" {button.tail or ''}"
+        if button.tag == "button" and button.getparent() is not None:
+            button.text = f" {button.text or ''}"
+
+
+def _write_out_pictures(tree: Any, notes: Notes) -> None:
+    for picture in tree.xpath("//img | //area[@alt]"):
+        alt = " ".join((picture.get("alt") or picture.get("title") or "").split())
+        if picture.get("alt") is None and not alt:
+            notes.left_out("pictures without a description")
+        _replace(picture, f"[{alt}]" if alt else "")
+    for media in tree.xpath(_MEDIA):
+        notes.left_out(f"embedded media: {media.tag}")
+
+
+def _words(element: Any) -> str:
+    return " ".join(element.text_content().split())
+
+
+def _replace(element: Any, text: str, space: str = " ") -> None:
+    """Replace an element by text, with `space` around it."""
+    if element.getparent() is not None:
+        element.tail = f"{space}{text}{space}{element.tail or ''}"
+        for child in list(element):
+            element.remove(child)
+        element.text = None
+        element.drop_tree()

@@ -1,0 +1,97 @@
+"""Reads formats through the library kreuzberg: old Office files, Excel, RTF and Outlook messages."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+
+_MEDIA_TYPES = {
+    "doc": "application/msword",
+    "ppt": "application/vnd.ms-powerpoint",
+    "xls": "application/vnd.ms-excel",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "rtf": "application/rtf",
+    "msg": "application/vnd.ms-outlook",
+}
+_LOST_FOOTNOTE = re.compile(r"\[\^\d+\]")
+_LAYERS = {"header": "[Header] ", "footer": "[Footer] ", "footnote": "[Footnote] "}
+_REPEATED = {"rtf": "header", "ppt": "footnote"}
+"""Parts that the library returns a second time, without their spaces."""
+_MISSING = {
+    "doc": "footnotes, headers and comments of old Word files are not read; save it as .docx to keep them",
+    "ppt": "the slides of old PowerPoint files are not told apart; save it as .pptx to keep their numbers",
+}
+
+
+def read(file: Path, notes: Notes, kind: str) -> Iterator[Block]:
+    """Yield the paragraphs, tables and headings of the file. A sheet is a section."""
+    import kreuzberg  # noqa: PLC0415
+
+    config = kreuzberg.ExtractionConfig(
+        use_cache=False,
+        enable_quality_processing=False,
+        include_document_structure=True,
+        content_filter=kreuzberg.ContentFilterConfig(
+            include_headers=True, include_footers=True, strip_repeating_text=False, include_watermarks=True
+        ),
+        concurrency=kreuzberg.ConcurrencyConfig(max_threads=1),
+    )
+    try:
+        result = kreuzberg.extract_file_sync(str(file), _MEDIA_TYPES[kind], config=config)
+    except kreuzberg.KreuzbergError as error:
+        why = (
+            "it is encrypted"
+            if "password" in str(error).lower() or "encrypt" in str(error).lower()
+            else "it is damaged"
+        )
+        raise Unreadable(f"the file cannot be read: {why} ({str(error)[:200]})") from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust; it is no `Exception`
+            raise
+        raise Unreadable("the file cannot be read: it is damaged") from None
+    if kind == "xlsx":
+        with zipfile.ZipFile(file) as packed:
+            parts = [name.lower() for name in packed.namelist()]
+        notes.left_out("comments of a sheet", sum("xl/comments" in name for name in parts))
+        notes.left_out("charts", sum("xl/charts/chart" in name for name in parts))
+    for warning in result.processing_warnings or ():
+        notes.add(str(warning))
+    notes.left_out("attachments", len(result.metadata.get("attachments") or ()))
+    if kind in _MISSING:
+        notes.add(_MISSING[kind])
+    for node in result.document["nodes"] if result.document else []:
+        if _REPEATED.get(kind, "") in (node["content"]["node_type"], node.get("content_layer")):
+            continue
+        block = _block(node)
+        if kind == "rtf":
+            notes.left_out("footnotes", len(_LOST_FOOTNOTE.findall(block.text)))
+        yield block
+
+
+def _block(node: Mapping[str, Any]) -> Block:
+    content = node["content"]
+    match content["node_type"]:
+        case "group" | "list":  # contains other nodes
+            return Block("")
+        case "heading":
+            return Block(content["text"], section=" ".join(content["text"].split()))
+        case "table":
+            return Block(_table(content["grid"]["cells"]))
+        case "metadata_block":
+            return Block("\n".join(f"{name}: {value}" for name, value in content["entries"]))
+        case "slide":
+            return Block("", page=content["number"])
+    text = content.get("text") or content.get("description") or ""
+    return Block(_LAYERS.get(node.get("content_layer", ""), "") + text.strip() if text.strip() else "")
+
+
+def _table(cells: list[Mapping[str, Any]]) -> str:
+    rows: dict[int, list[str]] = {}
+    for cell in cells:
+        rows.setdefault(cell["row"], []).append(cell["content"].strip())
+    return "\n".join("\t".join(row).rstrip() for row in rows.values()).strip("\n")

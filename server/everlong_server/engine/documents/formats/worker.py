@@ -1,0 +1,101 @@
+"""The process that converts one file. `conversion.py` starts it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import IO
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.catalogue import FORMATS, HEAD, detect, format_of
+from everlong_server.engine.documents.formats.conversion import ExitCode
+from everlong_server.store.texts.outline import OutlineEntry
+
+
+def read(file: Path, format_id: str, notes: Notes) -> Iterator[Block]:
+    """Yield the blocks of a file in one of `FORMATS`. Raises `Unreadable`."""
+    name = FORMATS[format_id].reader
+    reader = importlib.import_module(f"everlong_server.engine.documents.formats.readers.{name}")
+    return reader.read(file, notes, format_id) if name == "legacy" else reader.read(file, notes)
+
+
+def read_nested(file: Path, name: str, notes: Notes) -> Iterator[Block] | None:
+    """Yield the blocks of a file inside another; None if its format is not supported."""
+    with file.open("rb") as stream:
+        head = stream.read(HEAD)
+    kind = detect(head, name)
+    if kind is not None:
+        format_id = format_of(file, kind)
+        return read(file, format_id, notes) if format_id in FORMATS and FORMATS[format_id].readable else None
+    return None if b"\0" in head else _text(file, notes, name)
+
+
+def _text(file: Path, notes: Notes, name: str) -> Iterator[Block]:
+    charset = importlib.import_module("everlong_server.engine.documents.formats.charset")
+    yield Block(charset.decode(file.read_bytes(), notes, part=name).strip())
+
+
+def _write(blocks: Iterator[Block], text: IO[str], limit: int) -> list[OutlineEntry]:
+    """Write the blocks with a blank line between them, and return where pages and sections begin.
+
+    Raises `OverflowError` after more than `limit` bytes.
+    """
+    outline: list[OutlineEntry] = []
+    position = size = 0  # characters and bytes written
+    for block in blocks:
+        if not block.text:
+            continue
+        # A lone surrogate cannot be encoded, and texts must not contain NUL.
+        clean = ("\n\n" if position else "") + block.text.encode("utf-8", "replace").decode().replace("\0", "")
+        if block.page is not None or block.section is not None:
+            section = block.section[:200] if block.section else None
+            outline.append(OutlineEntry(position + (2 if position else 0), block.page, section))
+        text.write(clean)
+        position, size = position + len(clean), size + len(clean.encode())
+        if size > limit:
+            raise OverflowError
+    if not position:
+        raise Unreadable("there is no text in it; pages that are pictures need text recognition (OCR) first")
+    return outline
+
+
+def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str) -> int:
+    """Convert a file under limits. Writes the result to the standard output; returns the exit code."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    notes = Notes(read_nested)
+    try:
+        format_id = format_of(Path(file), kind)
+        if format_id is None:
+            return ExitCode.UNKNOWN_CONTAINER
+        sys.stdout.write(format_id)
+        sys.stdout.flush()  # the parent learns the format even if this process crashes later
+        with Path(text).open("w", encoding="utf-8", newline="") as stream:
+            outline = _write(read(Path(file), format_id, notes), stream, int(limit))
+    except OverflowError:
+        return ExitCode.TOO_LARGE
+    except MemoryError:
+        return ExitCode.OUT_OF_MEMORY
+    except Unreadable as error:
+        sys.stdout.write(f"\n{error}")
+        return ExitCode.UNREADABLE
+    except Exception as error:  # readers and their libraries raise many kinds of errors for damaged files
+        traceback.print_exc()
+        sys.stdout.write(f"\nthe file cannot be read: it is damaged ({type(error).__name__})")
+        return ExitCode.UNREADABLE
+    sys.stdout.write("\n")
+    json.dump(
+        {"outline": [astuple(entry) for entry in outline], "notes": [astuple(note) for note in notes.all()]}, sys.stdout
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,155 @@
+"""Damaged files end a conversion in an orderly way: with text, or with a reason, and within its limits.
+
+`python -m tests.server.engine.documents.formats.test_fuzz 100000 [SEED]` tries that many files and reports those that did not.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import lzma
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from everlong_server.engine.documents.formats import catalogue, conversion, worker
+from tests import files
+
+ROOT = Path(__file__).parents[5]
+FOLDER = ROOT / "tests" / "data" / "formats"
+CRASH = "crash"
+
+
+def samples() -> dict[str, bytes]:
+    """Return whole files by their names."""
+    made = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
+    made = {
+        name.removesuffix(".xz"): lzma.decompress(data) if name.endswith(".xz") else data for name, data in made.items()
+    }
+    return made | {
+        "made.pdf": files.pdf(["One.", files.PICTURE, "Three."]), "made.epub": files.epub(["<h1>One</h1><p>Two</p>"] * 3),
+        "made.html": b"<!doctype html><form><input value=a><select><option>b</select></form><table><tr><td>c</table>",
+        "made.msg": files.outlook("A subject", "A body."), "made.zip": files.zipped({"a.txt": "A", "b.html": "<html>b"}),
+        "made.eml": b"From: a@b\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=B\r\n\r\n--B\r\n\r\nText\r\n--B--\r\n",
+    }  # fmt: skip
+
+
+def flipped(data: bytes, chance: random.Random) -> bytes:
+    """Return the data with some bytes changed."""
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 3, 10, 100))):
+        changed[chance.randrange(len(changed))] = chance.choice((0, 0xFF, 0x3C, 0x26, chance.randrange(256)))
+    return bytes(changed)
+
+
+def cut(data: bytes, chance: random.Random) -> bytes:
+    """Return the data without a part."""
+    start, end = sorted(chance.randrange(len(data) + 1) for _ in range(2))
+    return data[:start] + data[end:]
+
+
+def repeated(data: bytes, chance: random.Random) -> bytes:
+    """Return the data with a part of it repeated."""
+    start = chance.randrange(len(data))
+    part = data[start : start + chance.choice((1, 16, 256))]
+    return data[:start] + part * chance.choice((2, 50, 2000)) + data[start:]
+
+
+MUTATIONS = (flipped, cut, repeated)
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Return a damaged file. Of a ZIP file, often an entry is damaged and packed again, so that readers get to see it."""
+    change: Callable[[bytes, random.Random], bytes] = chance.choice(MUTATIONS)
+    if not data.startswith(b"PK") or chance.random() < 0.3:
+        return change(data, chance)
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as packed, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+        names = [name for name in packed.namelist() if packed.getinfo(name).file_size]
+        chosen = chance.choice([name for name in names if name.endswith((".xml", ".rels", ".opf", ".xhtml"))] or names)
+        for name in packed.namelist():
+            content = packed.read(name)
+            made.writestr(name, change(content, chance) if name == chosen else content)
+    return out.getvalue()
+
+
+def outcome(data: bytes, name: str, folder: Path) -> str:
+    """Convert a file in a process forked from this one, which has the readers' libraries imported. Return how it ended."""
+    kind = catalogue.detect(data[: catalogue.HEAD], name)
+    if kind is None:
+        return "text"
+    (folder / "file").write_bytes(data)
+    limits = conversion.Limits.of(len(data), 1 << 30)
+    arguments = [
+        kind,
+        str(folder / "file"),
+        str(folder / "text"),
+        str(limits.text),
+        str(limits.seconds),
+        str(conversion.MEMORY),
+    ]
+    child = os.fork()
+    if child == 0:
+        try:
+            with (folder / "out").open("w") as sys.stdout, (folder / "errors").open("w") as errors:
+                os.dup2(errors.fileno(), 2)
+                code = worker.main(*arguments)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    written = folder / "text"
+    if written.exists() and written.stat().st_size > limits.text + (1 << 20) and code == 0:
+        return f"{CRASH}: {written.stat().st_size} bytes of text"
+    if code == 0:
+        return "converted"
+    if code in tuple(conversion.ExitCode):
+        return conversion.ExitCode(code).name.lower()
+    if code == -signal.SIGABRT and "memory allocation of" in (folder / "errors").read_text(errors="replace"):
+        return "out_of_memory"  # how a library in Rust ends at the limit
+    last = ((folder / "errors").read_text(errors="replace").strip().splitlines() or [""])[-1]
+    return f"{CRASH}: exit code {code}, {last[:160]}"
+
+
+def fuzz(count: int, seed: int, *, keep: Path | None = None) -> collections.Counter[str]:
+    """Return how the conversions of `count` damaged files ended. `keep`: a folder for those that crashed."""
+    chance, whole = random.Random(seed), samples()
+    outcomes: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in whole.items():
+            assert outcome(data, name, Path(folder)) == "converted", name  # imports nothing here: each child does
+        for number in range(count):
+            name = chance.choice(list(whole))
+            damaged = mutated(whole[name], chance)
+            ended = outcome(damaged, name, Path(folder))
+            outcomes[ended if not ended.startswith(CRASH) else f"{Path(name).suffix} {ended}"] += 1
+            if ended.startswith(CRASH) and keep is not None:
+                shutil.copy(Path(folder, "file"), keep / f"{number}-{name}")
+    return outcomes
+
+
+def test_damaged_files_end_a_conversion_in_an_orderly_way() -> None:
+    # In a process without threads, as it forks.
+    command = [sys.executable, "-m", "tests.server.engine.documents.formats.test_fuzz", "60", "1"]
+    tried = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=250, check=True)
+    assert "converted" in tried.stdout
+    assert CRASH not in tried.stdout.partition("files that")[0]
+
+
+if __name__ == "__main__":
+    for reader in ("pdf", "word", "slides", "odf", "epub", "html", "mail", "archive"):
+        __import__(f"everlong_server.engine.documents.formats.readers.{reader}")
+    kept = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    for ended, number in fuzz(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, keep=kept).most_common():
+        print(f"{number:7} {ended}")
+    print(f"files that crashed are in {kept}")

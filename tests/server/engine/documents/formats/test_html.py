@@ -1,0 +1,122 @@
+"""A page's text is what a browser shows: forms and pictures included, scripts and hidden parts left out, in its encoding."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import files
+from tests.server.engine.documents.formats.reading import notes_of, read, text_of
+
+SHOWN = {
+    "input": ("<label>Name</label><input value='Ida Roth'>", "Name Ida Roth"),
+    "inputs": ("<input value=Ida><input value=Roth>", "Ida Roth"),
+    "textarea": ("Note<textarea>long\nnote</textarea>", "Note long note"),
+    "select": ("Size<select><option>A<option selected>B</select>now", "Size B now"),
+    "select first": ("<select><option>A<option>B</select>", "A"),
+    "select many": ("<select multiple><option selected>A<option>B<option selected>C</select>", "A, C"),
+    "checkbox": ("<input type=checkbox checked>Paid <input type=checkbox>Due", "[x] Paid [ ] Due"),
+    "radio": ("<input type=radio>Yes <input type=radio checked>No", "[ ] Yes [x] No"),
+    "button": ("Ready?<button>Go</button>now", "Ready? Go now"),
+    "submit": ("<input type=submit value=Send>", "[Send]"),
+    "hidden": ("<input type=hidden value=secret>Shown", "Shown"),
+    "password": ("<input type=password value=secret>Shown", "Shown"),
+    "alt": ('See <img alt="A map of  Turku" src=x>.', "See [A map of Turku] ."),
+    "no alt": ("See <img alt='' src=x>it", "See it"),
+    "title": ("<img title=Map src=x>", "[Map]"),
+    "image button": ("<input type=image alt=Search>", "[Search]"),
+    "details": ("<details><summary>More</summary>detail</details>", "More detail"),
+    "sections": ("<section>One</section><section>Two</section>", "One Two"),
+    "definitions": ("<dl><dt>Cat</dt><dd>An animal</dd></dl>", "Cat An animal"),
+    "hidden attribute": ("Shown<p hidden>gone</p>", "Shown"),
+    "display none": ("Shown<p style='color:red; DISPLAY : none'>gone</p>", "Shown"),
+    "until found": ("<div hidden><p hidden>gone</p></div>Shown", "Shown"),
+    "cdata": ("<p><![CDATA[5 < 6 & the code is <K-77>]]></p>", "5 < 6 & the code is <K-77>"),
+    "ruby": ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>字", "漢(かん)字"),
+    "footnote": (
+        "<p>crowns<sup><a href='#n1'>1</a></sup> a month<a href='#n2'><sup>b</sup></a>, 3 m<sup>2</sup></p>",
+        "crowns[1] a month[b], 3 m2",
+    ),
+    "mathml": (
+        "It is <math><mfrac><mi>a</mi><mi>b</mi></mfrac><mo>+</mo><msup><mi>x</mi><mn>2</mn></msup></math>",
+        "It is a/b+x^2",
+    ),
+    "script": ("<script>alert(1)</script><style>p{}</style><template>t</template>Shown", "Shown"),
+    "entities": ("caf&eacute;&nbsp;bar &#8212; &hellip;", "café bar — …"),
+}
+
+
+@pytest.mark.parametrize(("body", "text"), SHOWN.values(), ids=SHOWN)
+@pytest.mark.parametrize(
+    "made", [lambda body: f"<html><body>{body}".encode(), lambda body: files.epub([body])], ids=["html", "epub"]
+)
+def test_what_a_browser_shows(made: object, body: str, text: str) -> None:
+    assert callable(made)
+    assert text_of(made(body)).split() == text.split()
+
+
+def test_what_is_left_out_is_noted() -> None:
+    page = (
+        b"<html><img src=a><img src=b><video src=c></video><p hidden>gone</p><select><option>a<option>b</select>Shown"
+    )
+    assert notes_of(page) == [
+        "left out: hidden elements (1)", "left out: options of lists that are not selected (1)",
+        "left out: pictures without a description (2)", "left out: embedded media: video (1)",
+    ]  # fmt: skip
+
+
+BEGINNINGS = [
+    "<!-- saved from url=(0014)about:internet -->\n<!doctype html><html><body>", "<!-- a --><!-- b --><html>", "<meta charset=utf-8>",
+    "<div>", "<p>", "<title>t</title>", "<style>p {}</style>", "<HTML>", "\ufeff<html>", "\n\n<!DOCTYPE HTML PUBLIC '-//W3C//DTD HTML 4.01//EN'>",
+    "<?xml version='1.0'?><!-- c --><html xmlns='http://www.w3.org/1999/xhtml'>", "<body>", "Words <b>first</b>", "<center><font size=2>",
+    "<!DOCTYPE html SYSTEM 'about:legacy-compat'>", "<article>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize(
+    ("filename", "media_type"), [("a.html", None), (None, "text/html"), ("A.HTM", "application/octet-stream")]
+)
+def test_a_page_that_is_declared_is_one_however_it_begins(
+    beginning: str, filename: str | None, media_type: str | None
+) -> None:
+    text, _ = read(f"{beginning}<p>Saved page.</p>".encode(), filename, media_type)
+    assert text.endswith("Saved page.")
+    assert "<" not in text
+
+
+WESTERN, RUSSIAN = "café naïve “q” – Größe", "Кошка сидит на окне и смотрит на улицу"
+CENTRAL, JAPANESE = (
+    "Zażółć gęślą jaźń, wszystkie drzewa są wysokie",
+    "猫は窓辺に座って外を見ています。今日は天気がいいです。",
+)
+ENCODED = [
+    (WESTERN, "cp1252"), (RUSSIAN, "cp1251"), (CENTRAL, "cp1250"), (JAPANESE, "shift_jis"), (WESTERN, "utf-8"), (RUSSIAN, "utf-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "encoding"), ENCODED)
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "",
+        "<meta charset=utf-8>",
+        "<meta http-equiv=Content-Type content='text/html; charset=UTF-8'>",
+        "<meta charset=nonsense>",
+    ],
+)
+def test_a_page_that_declares_a_wrong_encoding_or_none(words: str, encoding: str, declared: str) -> None:
+    page = f"<html><head>{declared}</head><body><p>{words}</p></body></html>".encode(encoding)
+    assert text_of(page) == words
+    assert text_of(files.epub([page])) == words
+    assert len(notes_of(page)) == (encoding != "utf-8")
+
+
+def test_a_few_damaged_characters_do_not_change_the_encoding() -> None:
+    page = "<html><p>日本語のテキスト ".encode() + b"\xff!"
+    assert text_of(page) == "日本語のテキスト �!"
+    assert notes_of(page) == ["1 damaged characters were replaced by U+FFFD"]
+
+
+@pytest.mark.parametrize("page", ["<!-- nothing -->", "", "   ", "<?xml version='1.0'?>"])
+def test_a_chapter_without_an_element_is_no_reason_to_refuse_the_book(page: str) -> None:
+    assert text_of(files.epub([page.encode(), "<p>Here.</p>"])) == "Here."

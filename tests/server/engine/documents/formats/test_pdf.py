@@ -1,0 +1,155 @@
+"""A PDF's text is whole: words at line ends, columns, forms, comments; pages without text are noted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import files
+from tests.server.engine.documents.formats.reading import notes_of, text_of
+
+
+def page(*lines: str) -> bytes:
+    return files.pdf_of(files.pdf_lines(*((60, 700 - 14 * n, line) for n, line in enumerate(lines))))
+
+
+HYPHENS = [
+    (("The inspector found a malfunc-", "tioning thermostat."), "The inspector found a malfunctioning thermostat."),
+    (
+        ("It has been a long-", "term loan. A long-term", "loan is one."),
+        "It has been a long-term loan. A long-term\nloan is one.",
+    ),
+    (("A test for COVID-", "19 was made."), "A test for COVID-19 was made."),
+    (("The Anglo-", "American treaty."), "The Anglo-American treaty."),
+    (("Either way -", "or not."), "Either way -\nor not."),
+]
+
+
+@pytest.mark.parametrize(("lines", "text"), HYPHENS)
+def test_words_that_are_divided_at_the_end_of_a_line_are_whole(lines: tuple[str, ...], text: str) -> None:
+    found = text_of(page(*lines))
+    assert "\ufffe" not in found
+    assert found.replace("\n", " ") == text.replace("\n", " ")
+
+
+LEFT = ("The committee met", "in Utrecht and chose", "a new chair.")
+RIGHT = ("Her name is", "Saskia Blom and", "she begins in May.")
+
+
+def across(left: tuple[str, ...], right: tuple[str, ...]) -> bytes:
+    rows = zip(left, right, strict=True)
+    lines = [each for n, (a, b) in enumerate(rows) for each in ((60, 700 - 14 * n, a), (330, 700 - 14 * n, b))]
+    return files.pdf_of(
+        files.pdf_lines((60, 760, "A title that is wide enough to reach across both of the columns"), *lines)
+    )
+
+
+def test_columns_that_the_file_mixes_are_read_one_after_the_other() -> None:
+    data = across(LEFT, RIGHT)
+    assert text_of(data).split("\n") == [
+        "A title that is wide enough to reach across both of the columns",
+        *LEFT,
+        *RIGHT,
+    ]
+    assert notes_of(data) == ["page 1: two columns that the file mixes line by line were put one after the other"]
+
+
+def test_words_that_are_divided_in_mixed_columns_are_whole() -> None:
+    data = across(
+        ("The committee of Ut-", "recht met in the green-", "house and chose"),
+        ("Her name is Sas-", "kia Blom, and her malfunc-", "tioning lamp is lit."),
+    )
+    text = text_of(data)
+    assert [word for word in ("Utrecht", "greenhouse", "Saskia", "malfunctioning") if word not in text] == []
+    assert "-" not in text
+
+
+def test_words_at_the_right_margin_are_no_column() -> None:
+    lines = [
+        ("int read_tag of the node, which is", "[Function]"),
+        ("given by the caller and must not be empty or gone, since it is read", ""),
+    ] * 4
+    placed = [
+        (x, 700 - 14 * n, words)
+        for n, line in enumerate(lines)
+        for x, words in zip((60, 450), line, strict=True)
+        if words
+    ]
+    data = files.pdf_of(files.pdf_lines(*placed))
+    assert notes_of(data) == []
+    assert "is [Function]" in text_of(data)
+
+
+TABLES = [
+    (("Apple", "Pear", "Plum", "Fig"), ("3 crowns", "4 crowns", "5 crowns", "6 crowns")),
+    (("dog", "cat", "bird", "fish"), ("chien", "chat", "oiseau", "poisson")),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), TABLES)
+def test_tables_are_read_row_by_row(left: tuple[str, ...], right: tuple[str, ...]) -> None:
+    data = across(left, right)
+    assert f"{left[0]} {right[0]}" in text_of(data)
+    assert notes_of(data) == []
+
+
+def form(field: str, *, appearance: bool = False) -> bytes:
+    look = "/AP << /N 7 0 R >>" if appearance else ""
+    widget = f"<< /Type /Annot /Subtype /Widget /T (f1) /Rect [200 690 400 710] /P 4 0 R /F 4 /DA (/F1 11 Tf) {field} {look} >>"
+    stream = "BT /F1 11 Tf 2 4 Td (Oduya) Tj ET"
+    drawn = f"<< /Type /XObject /Subtype /Form /BBox [0 0 200 20] /Resources << >> /Length {len(stream)} >>\nstream\n{stream}\nendstream"
+    return files.pdf_of(
+        files.pdf_lines((60, 695, "Surname of the applicant:")), page="/Annots [6 0 R]",
+        catalog="/AcroForm << /Fields [6 0 R] >>", objects=[widget, drawn],
+    )  # fmt: skip
+
+
+FIELDS = [
+    ("/FT /Tx /V (Oduya)", "Oduya"),
+    ("/FT /Tx /V <FEFF014C0064>", "Ōd"),
+    ("/FT /Ch /Ff 131072 /Opt [(red) (blue)] /V (blue)", "blue"),
+    ("/FT /Btn /V /Yes /AS /Yes /AP << /N << /Yes 7 0 R /Off 7 0 R >> >>", "[x]"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS)
+def test_the_value_of_a_form_field_follows_its_label(field: str, value: str) -> None:
+    assert text_of(form(field)) == f"Surname of the applicant:\n\nSurname of the applicant: {value}"
+
+
+def test_a_form_field_with_an_appearance_is_read_once() -> None:
+    assert text_of(form("/FT /Tx /V (Oduya)", appearance=True)).count("Oduya") == 1
+
+
+@pytest.mark.parametrize("field", ["/FT /Tx", "/FT /Btn /V /Off /AS /Off", "/FT /Btn /Ff 65536 /V (press)"])
+def test_an_empty_field_adds_nothing(field: str) -> None:
+    assert text_of(form(field)) == "Surname of the applicant:"
+
+
+@pytest.mark.parametrize("kind", ["Text", "FreeText", "Highlight", "Stamp"])
+def test_comments_follow_their_page(kind: str) -> None:
+    note = f"<< /Type /Annot /Subtype /{kind} /Rect [10 10 50 50] /Contents (Is this right?) /T (Ada) >>"
+    data = files.pdf_of(files.pdf_lines((60, 695, "Typed.")), page="/Annots [6 0 R]", objects=[note])
+    assert text_of(data) == "Typed.\n\n[Comment by Ada] Is this right?"
+
+
+def test_pages_without_text_are_noted() -> None:
+    data = files.pdf(["One.", files.PICTURE, "", "Four."])
+    assert text_of(data) == "One.\n\nFour."
+    assert notes_of(data) == [
+        "page 2: the page is a picture without text; it needs text recognition (OCR)", "page 3: the page has drawings and no text",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"\r\n",
+        b"\xef\xbb\xbf",
+        b"\0\0",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/pdf\r\n\r\n",
+        b"x" * 1000 + b"\n",
+    ],
+)
+def test_bytes_before_the_file_do_not_make_it_text(before: bytes) -> None:
+    assert text_of(before + files.pdf(["Hello."])) == "Hello."
+    assert text_of(before + files.pdf(["Hello."]), "a.pdf") == "Hello."

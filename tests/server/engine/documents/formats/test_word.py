@@ -1,0 +1,218 @@
+"""A Word file's text is whole: notes, headers, equations, symbols and controls are where a reader looks for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import files
+from tests.server.engine.documents.formats.reading import notes_of, text_of
+
+W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+M = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+R = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+
+def p(*runs: str, style: str = "") -> str:
+    properties = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+    return f"<w:p>{properties}{''.join(runs)}</w:p>"
+
+
+def r(content: str) -> str:
+    return f"<w:r>{content}</w:r>"
+
+
+def t(text: str) -> str:
+    return r(f'<w:t xml:space="preserve">{text}</w:t>')
+
+
+def part(root: str, content: str) -> str:
+    return f"<w:{root} {W}>{content}</w:{root}>"
+
+
+def maths(content: str) -> str:
+    return f"<m:oMath {M}>{content}</m:oMath>"
+
+
+def letter(text: str) -> str:
+    return f"<m:r><m:t>{text}</m:t></m:r>"
+
+
+NOTES = {
+    "footnotes": part("footnotes", f'<w:footnote w:id="-1" w:type="separator">{p()}</w:footnote><w:footnote w:id="2">{p(t("Not in May."))}</w:footnote>'),
+    "endnotes": part("endnotes", f'<w:endnote w:id="2">{p(t("At the end."))}</w:endnote>'),
+    "comments": part("comments", f'<w:comment w:id="0" w:author="Ada">{p(t("Why?"))}{p(t("Who?"))}</w:comment>'),
+}  # fmt: skip
+
+
+def test_notes_follow_the_paragraph_that_refers_to_them() -> None:
+    body = p(
+        t("Rent"), r('<w:commentReference w:id="0"/>'), r('<w:footnoteReference w:id="2"/>'), t(" is due"),
+        r('<w:endnoteReference w:id="2"/>'), t("."),
+    ) + p(t("Next."))  # fmt: skip
+    data = files.word_of(body, parts=NOTES)
+    assert text_of(data) == (
+        "Rent[1] is due[1].\n\n[Comment by Ada] Why?\nWho?\n\n[Footnote 1] Not in May.\n\n[Endnote 1] At the end.\n\nNext."
+    )
+    assert notes_of(data) == [
+        f"{kind}s follow the paragraphs that refer to them" for kind in ("comment", "footnote", "endnote")
+    ]
+
+
+def test_notes_that_nothing_refers_to_are_at_the_end() -> None:
+    assert text_of(files.word_of(p(t("One.")), parts=NOTES)) == (
+        "One.\n\n[Footnote 1] Not in May.\n\n[Endnote 1] At the end.\n\n[Comment by Ada] Why?\nWho?"
+    )
+
+
+def test_a_reference_to_a_note_that_is_missing_is_noted() -> None:
+    data = files.word_of(p(t("One"), r('<w:footnoteReference w:id="9"/>'), t(".")), parts=NOTES)
+    assert "the text refers to it, but the file does not contain it: footnote 9" in notes_of(data)
+    assert text_of(data).startswith("One[1].")
+
+
+def test_headers_and_footers_enclose_their_sections() -> None:
+    def section(header: str) -> str:
+        return f'<w:sectPr><w:headerReference xmlns:r="{R}" r:id="{header}" w:type="default"/></w:sectPr>'
+
+    header = part("hdr", p(t("Case 4471-B")))
+    parts = {"header": header, "header2": header.replace("4471", "5582"), "footer": part("ftr", p(t("By Ada")))}
+    foot = f'<w:footerReference xmlns:r="{R}" r:id="footer" w:type="first"/></w:sectPr>'
+    body = (
+        f"<w:p><w:pPr>{section('header')}</w:pPr>{t('One.')}</w:p>"
+        f"<w:p><w:pPr>{section('header2')}</w:pPr>{t('Two.')}</w:p>"
+        + p(t("Three."))
+        + section("header2").replace("</w:sectPr>", foot)
+    )
+    assert text_of(files.word_of(body, parts=parts)) == (
+        "[Header] Case 4471-B\n\nOne.\n\n[Header] Case 5582-B\n\nTwo.\n\nThree.\n\n[Footer] By Ada"
+    )
+
+
+EQUATIONS = [
+    (letter("3×300=900"), "3×300=900"),
+    (f"<m:f><m:num>{letter('a+b')}</m:num><m:den>{letter('2')}</m:den></m:f>", "(a+b)/2"),
+    (f"<m:sSup><m:e>{letter('x')}</m:e><m:sup>{letter('n')}{letter('+1')}</m:sup></m:sSup>", "x^(n+1)"),
+    (f"<m:sSubSup><m:e>{letter('x')}</m:e><m:sub>{letter('i')}</m:sub><m:sup>{letter('2')}</m:sup></m:sSubSup>", "x_i^2"),
+    (f"<m:rad><m:deg/><m:e>{letter('2')}</m:e></m:rad>", "√(2)"),
+    (
+        f'<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:sub>{letter("i=1")}</m:sub><m:sup>{letter("n")}</m:sup><m:e>{letter("i")}</m:e></m:nary>',
+        "∑_(i=1)^n(i)",
+    ),
+    (f'<m:d><m:dPr><m:begChr m:val="["/><m:endChr m:val="]"/></m:dPr><m:e>{letter("a")}</m:e><m:e>{letter("b")}</m:e></m:d>', "[a|b]"),
+    (f"<m:m><m:mr><m:e>{letter('1')}</m:e><m:e>{letter('2')}</m:e></m:mr><m:mr><m:e>{letter('3')}</m:e></m:mr></m:m>", "[1, 2; 3]"),
+    (f"<m:func><m:fName>{letter('sin')}</m:fName><m:e>{letter('x')}</m:e></m:func>", "sin x"),
+    (f"<m:limLow><m:e>{letter('lim')}</m:e><m:lim>{letter('n→∞')}</m:lim></m:limLow>", "lim_(n→∞)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("equation", "text"), EQUATIONS, ids=[text for _, text in EQUATIONS])
+def test_equations_are_in_their_sentence(equation: str, text: str) -> None:
+    assert text_of(files.word_of(p(t("It is "), maths(equation), t(" crowns.")))) == f"It is {text} crowns."
+    assert text_of(files.word_of(p(f"<m:oMathPara {M}>{maths(equation)}</m:oMathPara>"))) == text
+
+
+INLINE = {
+    "symbol": (r('<w:sym w:font="Symbol" w:char="F061"/>') + t(" is ") + r('<w:sym w:font="Wingdings" w:char="F0FE"/>'), "α is ☑"),
+    "letter of a symbol font": (r('<w:rPr><w:rFonts w:ascii="Symbol"/></w:rPr><w:t>\uf062</w:t>'), "β"),
+    "soft hyphen": (t("green") + r("<w:softHyphen/>") + t("house"), "greenhouse"),
+    "hyphen": (t("twenty") + r("<w:noBreakHyphen/>") + t("one"), "twenty-one"),
+    "check box": (r('<w:fldChar><w:ffData><w:checkBox><w:default w:val="0"/><w:checked/></w:checkBox></w:ffData></w:fldChar>'), "[x]"),
+    "empty check box": (r('<w:fldChar><w:ffData><w:checkBox><w:default w:val="0"/></w:checkBox></w:ffData></w:fldChar>'), "[ ]"),
+    "list": (r('<w:fldChar><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="no"/><w:listEntry w:val="yes"/></w:ddList></w:ffData></w:fldChar>'), "yes"),
+    "field code": (r("<w:instrText>PAGE</w:instrText>") + t("3"), "3"),
+    "picture": (r('<w:drawing><wp:docPr xmlns:wp="urn:x" descr="A map of  Turku"/></w:drawing>'), "[A map of Turku]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "text"), INLINE.values(), ids=INLINE)
+def test_what_is_inside_a_paragraph(run: str, text: str) -> None:
+    assert text_of(files.word_of(p(t("So: "), run, t(".")))) == f"So: {text}."
+
+
+def test_what_is_left_out_is_noted() -> None:
+    body = p(
+        t("x"), r('<w:sym w:font="Bookshelf 7" w:char="F041"/>'),
+        r('<w:drawing><a:blip xmlns:a="urn:a"/></w:drawing>'), "<w:del><w:r><w:delText>gone</w:delText></w:r></w:del>",
+        r("<w:object/>"),
+    )  # fmt: skip
+    assert notes_of(files.word_of(body)) == [
+        "left out: symbols of the font Bookshelf 7 (1)", "left out: pictures without a description (1)",
+        "left out: deleted passages (tracked changes) (1)", "left out: embedded objects (1)",
+    ]  # fmt: skip
+
+
+CHUNKS = {
+    "afchunk.html": (b"<html><body><p>From a <b>page</b>.</p></body></html>", "From a page."),
+    "afchunk.docx": (files.word(("Normal", "From a file.")), "From a file."),
+    "afchunk.txt": ("From a café.".encode("cp1252"), "From a café."),
+    "afchunk.mht": (
+        b"MIME-Version: 1.0\r\nContent-Type: multipart/related; boundary=b\r\n\r\n--b\r\nContent-Type: text/html\r\n\r\n"
+        b"<p>From a saved page.</p>\r\n--b--\r\n",
+        "From a saved page.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), CHUNKS.values(), ids=CHUNKS)
+def test_files_that_the_document_includes_are_at_their_place(
+    content: bytes, text: str, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.id
+    body = p(t("One.")) + f'<w:altChunk xmlns:r="{R}" r:id="{name}"/>' + p(t("Two."))
+    assert text_of(files.word_of(body, parts={name: content})) == f"One.\n\n{text}\n\nTwo."
+
+
+@pytest.mark.parametrize("main", ["document", "document2", "Document"])
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "vnd.openxmlformats-officedocument.wordprocessingml.template.main+xml",
+        "vnd.ms-word.document.macroEnabled.main+xml",
+    ],
+)
+def test_templates_macros_and_files_of_word_online_are_read(main: str, content_type: str) -> None:
+    data = files.rezipped(files.word(("Title", "A"), ("Normal", "B.")), {
+        "word/document.xml": lambda name, data: (f"word/{main}.xml", data),
+        "word/_rels/document.xml.rels": lambda name, data: (f"word/_rels/{main}.xml.rels", data),
+        "_rels/.rels": lambda name, data: (name, data.replace(b"word/document.xml", f"/word/{main}.xml".encode())),
+        "[Content_Types].xml": lambda name, data: (name, data.replace(
+            b"vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml", content_type.encode()
+        ).replace(b"word/document.xml", f"word/{main}.xml".encode())),
+    })  # fmt: skip
+    assert text_of(data) == "A\n\nB."
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["[Content_Types].xml", "_rels/.rels", "word/_rels/document.xml.rels", "word/styles.xml", "word/numbering.xml"],
+)
+def test_a_part_that_is_missing_is_no_reason_to_refuse_the_file(missing: str) -> None:
+    assert text_of(files.rezipped(files.word(("Normal", "B.")), {missing: None})) == "B."
+
+
+@pytest.mark.parametrize("target", ["../NULL", "NULL", "gone.xml", "", "http://"])
+def test_a_relationship_to_nowhere_is_no_reason_to_refuse_the_file(target: str) -> None:
+    relation = f'<Relationship Id="x" Type="{R}/header" Target="{target}"/></Relationships>'.encode()
+    data = files.rezipped(files.word(("Normal", "B.")), {
+        "word/_rels/document.xml.rels": lambda name, data: (name, data.replace(b"</Relationships>", relation)),
+    })  # fmt: skip
+    assert text_of(data) == "B."
+
+
+def test_a_damaged_part_is_noted_and_the_rest_is_read() -> None:
+    data = files.word_of(
+        p(t("Rent"), r('<w:footnoteReference w:id="2"/>'), t(".")), parts=NOTES | {"footnotes": "<broken"}
+    )
+    assert text_of(data).startswith("Rent[1].")
+    assert any(note.startswith("word/footnotes.xml: it is damaged") for note in notes_of(data))
+
+
+def test_strict_files_are_read() -> None:
+    strict = files.rezipped(files.word(("Heading 1", "A"), ("Normal", "B.")), {
+        name: lambda name, data: (name, data.replace(
+            b"http://schemas.openxmlformats.org/wordprocessingml/2006/main", b"http://purl.oclc.org/ooxml/wordprocessingml/main"
+        ).replace(
+            b"http://schemas.openxmlformats.org/officeDocument/2006/relationships", b"http://purl.oclc.org/ooxml/officeDocument/relationships"
+        )) for name in ("word/document.xml", "word/styles.xml", "_rels/.rels", "word/_rels/document.xml.rels")
+    })  # fmt: skip
+    assert text_of(strict) == "A\n\nB."
