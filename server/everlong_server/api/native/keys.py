@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from everlong_server.api import schemas
+from everlong_server.api import key_schemas
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.views import CallerServices
@@ -21,22 +21,22 @@ router = APIRouter(
 
 
 @router.post("", status_code=201)
-async def create(body: schemas.CreateApiKey, request: Request, services: CallerServices) -> schemas.NewApiKey:
+async def create(body: key_schemas.CreateApiKey, request: Request, services: CallerServices) -> key_schemas.NewApiKey:
     """Creates an API key of the tenant. Only this response contains the secret."""
     key, secret = await services.shared.credentials.create(
         services.tenant, name=body.name, scopes=body.scopes, seconds=body.expires_in_seconds, by=_actor(request)
     )
-    return schemas.NewApiKey(key=secret, **_view(key).model_dump())
+    return key_schemas.NewApiKey(key=secret, **_view(key).model_dump())
 
 
 @router.get("")
-async def index(services: CallerServices) -> schemas.ApiKeyList:
+async def index(services: CallerServices) -> key_schemas.ApiKeyList:
     """Lists the tenant's API keys, newest first, with expired and revoked ones."""
-    return schemas.ApiKeyList(data=[_view(key) for key in await services.shared.credentials.all(services.tenant)])
+    return key_schemas.ApiKeyList(data=[_view(key) for key in await services.shared.credentials.all(services.tenant)])
 
 
 @router.delete("/{key_id}")
-async def revoke(key_id: str, request: Request, services: CallerServices) -> schemas.ApiKey:
+async def revoke(key_id: str, request: Request, services: CallerServices) -> key_schemas.ApiKey:
     """Revokes an API key: every server refuses it from the next request on. The key stays in the list."""
     return _view(await services.shared.credentials.revoke(key_id, tenant=services.tenant, by=_actor(request)))
 
@@ -46,5 +46,5 @@ def _actor(request: Request) -> str:
     return f"key {request.state.caller.key}"
 
 
-def _view(key: ApiKey) -> schemas.ApiKey:
-    return schemas.ApiKey(**{name: value for name, value in asdict(key).items() if name != "tenant"})
+def _view(key: ApiKey) -> key_schemas.ApiKey:
+    return key_schemas.ApiKey(**{name: value for name, value in asdict(key).items() if name != "tenant"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from everlong_server.api import schemas
+from everlong_server.api import key_schemas
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.views import CallerServices
 
@@ -12,7 +12,7 @@ router = APIRouter(prefix="/v1/tickets", tags=["access"], responses={s: ERROR_RE
 
 
 @router.post("", status_code=201)
-async def create(request: Request, services: CallerServices) -> schemas.Ticket:
+async def create(request: Request, services: CallerServices) -> key_schemas.Ticket:
     """Creates a ticket that opens one WebSocket, as `?ticket=…` in place of the API key. It is valid for 30 s."""
     ticket, ends = await services.shared.credentials.ticket(request.state.caller)
-    return schemas.Ticket(ticket=ticket, expires_at=ends)
+    return key_schemas.Ticket(ticket=ticket, expires_at=ends)
