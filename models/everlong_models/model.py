@@ -27,6 +27,7 @@ from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout
 from everlong_models.kernels.low_rank import merge
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.base import MemoryConfig, SegmentReader
+from everlong_models.memories.compact import Compact, CompactConfig
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
@@ -63,6 +64,7 @@ class MemoryKind:
 MEMORIES: dict[str, MemoryKind] = {
     "rmt": MemoryKind(RMTConfig, RMT, whole=True),
     "window": MemoryKind(WindowConfig, Window, whole=True, training_free=True),
+    "compact": MemoryKind(CompactConfig, Compact, whole=True, training_free=True),
     "armt": MemoryKind(ARMTConfig, ARMT),
     "infinite": MemoryKind(InfiniteConfig, InfiniteFormer),
     "infinite_scratch": MemoryKind(InfiniteScratchConfig, InfiniteScratch, around=False),

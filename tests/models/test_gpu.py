@@ -30,6 +30,7 @@ SCRATCH = AROUND | {"vocab_size": VOCAB, "width": 32, "layers": 2, "heads": 2}
 OPTIONS = {
     "rmt": AROUND | {"memory_tokens": 3},
     "window": AROUND | {"sinks": 2, "window": 17},
+    "compact": AROUND | {"entries": 20, "queries": 7},
     "armt": AROUND | {"memory_tokens": 3},
     "infinite": AROUND | {"basis": 10, "samples": 9, "widths": (0.05, 0.1)},
     "infinite_scratch": SCRATCH,
@@ -89,7 +90,9 @@ def script(memory, text: Tensor) -> dict[str, Tensor]:
     return done
 
 
-WAYS = [(name, lean) for name in OPTIONS for lean in ((False, True) if name in ("rmt", "window") else (False,))]
+WAYS = [
+    (name, lean) for name in OPTIONS for lean in ((False, True) if name in ("rmt", "window", "compact") else (False,))
+]
 
 
 @pytest.mark.parametrize(("name", "lean"), WAYS)
@@ -126,7 +129,7 @@ def test_captured_operations_do_not_wait(name: str, lean: bool) -> None:
         finally:
             GPU.recording = False
         assert memory.graph_capturable == (
-            name not in ("window", "infinite", "infinite_scratch") and (lean or name != "rmt")
+            name not in ("window", "compact", "infinite", "infinite_scratch") and (lean or name != "rmt")
         )
 
 

@@ -159,7 +159,7 @@ class TestPlainBackbone:
     def test_window_needs_no_training_and_is_the_default(self, tmp_path):
         model = load(backbone(), tmp_path, options={"segment_length": 8, "sinks": 2, "window": 20})
         assert (model.trained, model.memory_name, model.segment_length) == (None, "window", 8)
-        assert [name for name, kind in MEMORIES.items() if kind.training_free] == ["window"]
+        assert [name for name, kind in MEMORIES.items() if kind.training_free] == ["window", "compact"]
 
     @pytest.mark.skipif(not has_bfloat16(), reason="this processor has no instructions for bfloat16")
     @pytest.mark.parametrize(("memory", "few"), [("window", True), ("rmt", False)])

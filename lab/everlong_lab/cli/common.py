@@ -57,7 +57,13 @@ def progress(message: str) -> None:
 
 
 def load(
-    name: str | None, models_dir: Path | None, threads: int | None, *, memory: str | None = None, device: str = "cpu"
+    name: str | None,
+    models_dir: Path | None,
+    threads: int | None,
+    *,
+    memory: str | None = None,
+    options: dict[str, Any] | None = None,
+    device: str = "cpu",
 ) -> Model:
     """Load a model by name or folder, by default the packaged backbone, with `memory` around a backbone.
 
@@ -74,9 +80,23 @@ def load(
         name or DEFAULT_BACKBONE,
         models_dir=chosen_models_dir(models_dir),
         memory=memory,
+        options=options,
         device=device,
         progress=err.print,
     )
+
+
+def options_of(given: str | None) -> dict[str, Any]:
+    """Parse options of a memory, a JSON object."""
+    if given is None:
+        return {}
+    try:
+        options = json.loads(given)
+    except json.JSONDecodeError as error:
+        raise fail(f"--options: {given!r} is not JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise fail(f"--options: {given!r}; must be a JSON object")
+    return options
 
 
 def sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:

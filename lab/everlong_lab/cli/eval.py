@@ -26,6 +26,7 @@ from everlong_lab.cli.common import (
     writable,
     write,
 )
+from everlong_lab.cli.remembers import remembers
 from everlong_server.cli.common import ModelsDir, err, fail, out
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def _drawable(file: Path | None) -> Path | None:
 eval = Typer(add_completion=False, no_args_is_help=True, help="Measure the quality of models and answers.")
 
 ModelNames = Annotated[list[str], Argument(help="Measure these models; models of one recipe count as its seeds.")]
+eval.command()(remembers)
+
 Plot = Annotated[Path | None, Option(help="Write a plot to this file, as PNG.", callback=_drawable)]
 ModelOption = Annotated[str | None, Option(help="Measure this model; default the packaged backbone.")]
 MemoryOption = Annotated[str | None, Option(help="Use this memory around a backbone; default window.")]

@@ -7,6 +7,7 @@ between calls. With `keep`, and since logits are a separate call, a memory pays 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from everlong_models.backbone import rotary
 from everlong_models.backbone.cache import zeros
 from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
 from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
+from everlong_models.backbone.observing import Observer, observed
 from everlong_models.backbone.quantised_llama import QuantisedLlama
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.yield_point import yield_point
@@ -172,18 +174,24 @@ class Backbone(nn.Module):
         return self._quantised.embedding(tokens) if self._quantised else self.model.get_input_embeddings()(tokens)
 
     def hidden(
-        self, x: Tensor, *, kv: Tensor | None = None, at: Tensor | None = None, keep: int | None = None
+        self,
+        x: Tensor,
+        *,
+        kv: Tensor | None = None,
+        at: Tensor | None = None,
+        keep: int | None = None,
+        observer: Observer | None = None,
     ) -> Tensor:
         """Return the final hidden states (after the last norm) of embeddings `x` (B, T, D) under the causal mask.
 
         Without `at`, `x` starts at position 0, and its keys and values are stored in `kv`, if one is given. With `at`
         (B,) each row continues at its own position, after the positions that `kv` holds for it. `keep`: return only the
-        last `keep` positions, (B, keep, D); default all.
+        last `keep` positions, (B, keep, D); default all. `observer`: see `Observer`.
         """
         if self._optimised is not None:
             if torch.is_grad_enabled() and x.requires_grad:
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
-            return self._optimised.hidden(x, kv, at, keep)
+            return self._optimised.hidden(x, kv, at, keep, observer)
         cursor = KVCursor(x.shape[1], x.device, kv, at)
         arguments: dict[str, Any] = {}
         if kv is not None:
@@ -194,7 +202,8 @@ class Backbone(nn.Module):
                 mask = additive_mask(mask, x.dtype, torch.finfo(x.dtype).min)
             arguments |= {"position_ids": cursor.positions, "attention_mask": mask}
         yield_point()
-        out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
+        with nullcontext() if observer is None else observed(self.model, observer):
+            out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
         return out if keep is None else out[:, -keep:]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
 from everlong_models.backbone.kv_cursor import KVCursor, additive_mask, causal_mask
+from everlong_models.backbone.observing import Observer
 from everlong_models.kernels.cpu import prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers, quantise_layers
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
@@ -164,11 +165,18 @@ class Llama:
             attend=causal, decoding=decoding, decoding_head=decoding_head, overwrites=fused,
         )  # fmt: skip
 
-    def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
+    def hidden(
+        self,
+        x: Tensor,
+        kv: Tensor | None,
+        at: Tensor | None,
+        keep: int | None,
+        observer: Observer | None = None,
+    ) -> Tensor:
         """See `Backbone.hidden`."""
         B, T, D = x.shape
         H, G, d = self.heads, self.kv_heads, self.head_dim
-        if self.decoding is not None and kv is not None and at is not None and T == 1:
+        if self.decoding is not None and kv is not None and at is not None and T == 1 and observer is None:
             return self.decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
         if kv is not None and at is not None and kv.device.type == "cpu":
             # Attend to filled positions only. On a GPU that would wait for `at`, which costs more.
@@ -187,6 +195,8 @@ class Llama:
             if cursor.at_start and scratch is not None:
                 pair = scratch.copy_(pair)
             keys, values = cursor.store_pair(index, pair).to(x.dtype).unbind(1)
+            if observer is not None:  # the scale is folded into the queries
+                observer(index, queries.permute(0, 2, 3, 1, 4), keys)
             if keep is not None and index + 1 == len(self.layers):  # no later layer needs the other positions
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
             mixed = self.attend(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from rich.markup import escape
 
 from everlong_models import EverlongModelError, Model
+from everlong_models.memories.compact import Compact
 from everlong_models.memories.window import Window
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
@@ -195,6 +196,11 @@ def _limitations(model: Model) -> str:
         return (
             f"It sees the first {config.sinks} tokens, the last {config.window} tokens and the open segment.\n"
             "It has no long-term memory: of earlier text it knows only the passages found for a question, and may invent the rest."
+        )
+    if isinstance(model.memory, Compact):
+        return (
+            f"It keeps {model.memory.config.entries} keys and values of the text in each layer, some of every part: what the text is\n"
+            "about rather than its details, for which it searches passages. docs/research/lab-notes.md has figures."
         )
     if model.trained is False:
         return (

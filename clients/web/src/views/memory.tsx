@@ -96,6 +96,7 @@ function contextLabel(memory: SessionMemory, total: number): string {
 const MEANING: Record<string, string> = {
   sinks: "The first tokens, unchanged",
   window: "The last tokens, unchanged",
+  entries: "Keys and values of chosen tokens, some from every part",
   memory: "Vectors that every segment rewrites",
   associations: "Associations that every segment extends",
   signal: "One signal over the whole context",

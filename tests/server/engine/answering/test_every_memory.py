@@ -17,6 +17,7 @@ SCRATCH = {"segment_length": 32, "vocab_size": 512, "width": 32, "layers": 2, "h
 SPECS = {
     "rmt": {"segment_length": 32, "memory_tokens": 4},
     "window": {"segment_length": 32, "sinks": 4, "window": 48},
+    "compact": {"segment_length": 32, "entries": 48},
     "armt": {"segment_length": 32, "memory_tokens": 4, "memory_width": 8},
     "infinite": {"segment_length": 32, "basis": 16, "samples": 16},
     "infinite_sticky": {"name": "infinite", "segment_length": 32, "basis": 16, "samples": 16, "sticky": "independent"},
@@ -34,7 +35,7 @@ SPECS = {
     "lamemo": SCRATCH,
 }
 # A start takes seconds; RMT's restarts are in test_restart.py, so here those whose state is the most involved.
-RESTARTED = ("infinite_sticky", "lamemo", "compressive")
+RESTARTED = ("infinite_sticky", "lamemo", "compressive", "compact")
 SAMPLED = {"temperature": 1.0, "top_p": 1, "max_tokens": 70, "ignore_eos": True, "seed": 3}
 
 

@@ -1,0 +1,74 @@
+"""`everlong eval remembers`: what a memory holds of a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+from everlong_lab.cli.common import (
+    DataDir,
+    Device,
+    Output,
+    Seed,
+    Threads,
+    load,
+    names_of,
+    options_of,
+    progress,
+    reported,
+    show,
+    sizes,
+)
+from everlong_server.cli.common import ModelsDir, out
+
+
+def remembers(
+    data: DataDir = Path("data"),
+    model: Annotated[str | None, Option(help="Measure this model; default the packaged backbone.")] = None,
+    memory: Annotated[str | None, Option(help="Use this memory around a backbone; default window.")] = None,
+    options: Annotated[str | None, Option(help='Set options of the memory: JSON, such as {"entries": 256}.')] = None,
+    sets: Annotated[str, Option(help="Use these sets of questions.")] = "squality,qmsum,fairytaleqa,squad",
+    lengths: Annotated[str, Option(help="Use documents of at least so many tokens.")] = "4000,16000,64000",
+    ways: Annotated[str | None, Option(help="Base answers on these; default all.")] = None,
+    documents: Annotated[
+        int, Option(min=2, help="Read so many documents per set and length, if there are as many.")
+    ] = 8,
+    questions: Annotated[int, Option(min=1, help="Ask so many questions about each.")] = 8,
+    written: Annotated[int, Option(min=0, help="Write answers to so many of them, too.")] = 0,
+    whole: Annotated[
+        int, Option(min=1, help="Put documents of at most so many tokens into the backbone's context.")
+    ] = 31_000,
+    split: Annotated[Literal["test", "tune"], Option(help="Use this split; settings were chosen on tune.")] = "test",
+    seed: Seed = 0,
+    device: Device = "cpu",
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Measure what a memory holds of a text: the likelihood of right answers, compared with the whole text.
+
+    With --json, results are kept document by document: the same command continues after an interruption.
+    """
+    from everlong_lab.eval.remembers.measure import WAYS, RemembersPlan
+    from everlong_lab.eval.remembers.run import evaluate
+    from everlong_lab.eval.remembers.texts import SETS
+
+    plan = RemembersPlan(
+        sets=names_of(sets, SETS, "--sets"),
+        lengths=sizes(lengths, "--lengths"),
+        ways=tuple(WAYS) if ways is None else names_of(ways, WAYS, "--ways"),
+        documents=documents,
+        questions=questions,
+        written=written,
+        split=split,
+        seed=seed,
+        most=whole,
+    )
+    with reported():
+        loaded = load(model, models_dir, threads, memory=memory, options=options_of(options), device=device)
+        rows, figures = evaluate(loaded, plan, data, output, progress)
+    show(f"everlong eval remembers: {loaded.name}, {loaded.memory_name}", rows, output, **figures)
+    for note in figures["notes"]:
+        out.print(f"[dim]{note}[/]")
