@@ -27,7 +27,8 @@ from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
-from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.search_corpus import SearchCorpus
@@ -152,11 +153,11 @@ async def _search(
 def _text_of(file: Path) -> str:
     """Return the text of a file, converted as by the server."""
     with file.open("rb") as stream:
-        kind = formats.detect_kind(stream.read(_HEAD_BYTES))
+        kind = detect(stream.read(_HEAD_BYTES), file.name)
     if kind is None:
         return file.read_bytes().decode()  # with its line ends, as it is uploaded
     with tempfile.NamedTemporaryFile(suffix=".txt") as converted:
-        formats.convert(file, kind, Path(converted.name), _MAX_BYTES)
+        conversion.convert(file, kind, Path(converted.name), _MAX_BYTES)
         return Path(converted.name).read_bytes().decode()
 
 
