@@ -170,6 +170,8 @@ export interface components {
             /** @description tokens read so far */
             tokens: number;
             tokens_per_second: number | null;
+            /** @description null: the server searches by words alone */
+            vectors: components["schemas"]["DocumentVectors"] | null;
         };
         /** @description Why a document could not be read. */
         DocumentError: {
@@ -207,6 +209,11 @@ export interface components {
             object: "document.text";
             start_byte: number;
             text: string;
+        };
+        /** @description How far a document can be searched by meaning. Questions are answered meanwhile, by a search for words. */
+        DocumentVectors: {
+            /** @description share of the text that has vectors, 0 to 1, as this server knows */
+            progress: number;
         };
         /** @description The body of every error response. */
         ErrorBody: {

@@ -91,8 +91,8 @@ test("lists have pages, and what is deleted is gone", async () => {
 });
 
 test("files that cannot be read are refused", async () => {
-  const rtf = new File(["{\\rtf1 Oh.}"], "a.rtf", { type: "application/octet-stream" });
-  await expect(client.documents.upload(rtf)).rejects.toThrow(UnsupportedMediaTypeError);
+  const image = new File(["\x89PNG"], "a.png", { type: "image/png" });
+  await expect(client.documents.upload(image)).rejects.toThrow(UnsupportedMediaTypeError);
   await expect(client.documents.upload("")).rejects.toMatchObject({ code: "empty_document" });
   await expect(client.documents.upload(new Uint8Array([0xff, 0x41]))).rejects.toThrow(UnprocessableEntityError);
   expect(() => client.documents.get("")).toThrow(/must not be empty/);

@@ -350,6 +350,7 @@ class TestParams:
         ),
         "ignore_eos": ([True], [3, "perhaps"]),
         "logprobs": ([True], [3, "perhaps"]),
+        "stop_repetition": ([True, False], [3, "perhaps"]),
         "json_schema": ([None, {}, {"type": "object"}], ["object", [1], 3]),
     }
 
@@ -365,7 +366,9 @@ class TestParams:
             with pytest.raises(ValidationError, match=field):
                 SamplingParams(**{field: value})
 
-    @pytest.mark.parametrize("field", [f for f in RANGES if f not in ("stop", "ignore_eos", "logprobs", "json_schema")])
+    @pytest.mark.parametrize(
+        "field", [f for f in RANGES if f not in ("stop", "ignore_eos", "logprobs", "json_schema", "stop_repetition")]
+    )
     @pytest.mark.parametrize(
         "value",
         [math.nan, math.inf, -math.inf, "many", [[]], {"a": 1}, object()],

@@ -419,7 +419,7 @@ async def test_a_server_refuses_keys_that_do_not_fit_its_store(redis: Client, re
     await require_vault(settings_of(two, one), redis_url)
     assert await store(two, one).get(document.id) == document
     done = await rotation(two, one)
-    assert done.values == 1
+    assert done.values == 2  # the file name and the notes
     await require_vault(settings_of(two), redis_url)
     assert await store(two).get(document.id) == document
     with pytest.raises(KeyMissing):
@@ -435,7 +435,7 @@ async def test_a_server_refuses_keys_that_do_not_fit_its_store(redis: Client, re
     await redis.flushdb()
     await store().create(document, "model")
     assert "`everlong encryption rotate`, which encrypts it" in await refused(one)
-    assert (await rotation(one)).values == 1
+    assert (await rotation(one)).values == 2
     await require_vault(settings_of(one), redis_url)
     assert await store(one).get(document.id) == document
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from everlong_server.api.openai.chat import CreateChatCompletion
 from everlong_server.api.openai.response_schemas import CreateResponse
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import Overloaded
+from everlong_server.store.idempotency import IdempotencyRecord
 
 
 class Slow:
@@ -52,15 +54,29 @@ async def test_a_message(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
 
 
+@dataclass
+class Parsed:
+    """What a request becomes: a response."""
+
+    id: str
+
+
+class Attempts:
+    """Idempotency records, for requests without a key."""
+
+    async def begin(self, key: str | None) -> IdempotencyRecord:
+        return IdempotencyRecord(self, None, "", "attempt", "", None, first=True)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     slow = Slow()
 
-    async def parse_request(*_: Any) -> str:
-        return "response"
+    async def parse_request(*_: Any) -> Parsed:
+        return Parsed("resp_1")
 
     monkeypatch.setattr(responses_http, "parse_request", parse_request)
-    services: Any = SimpleNamespace(response_turns=SimpleNamespace(begin=slow.begin, keep=None))
+    services: Any = SimpleNamespace(response_turns=SimpleNamespace(begin=slow.begin, keep=None), idempotency=Attempts())
     answer = await responses_http.create(CreateResponse(input="Who?", stream=stream), leaving(slow), services)
     assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
 

@@ -11,6 +11,7 @@ import time
 import uuid
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -263,7 +264,7 @@ def test_a_passage_costs_the_same_in_a_long_text(tokenizer: Tokenizer) -> None:
     for text in (NOVEL.read_text()[: len(NOVEL.read_text()) // 10], NOVEL.read_text()):
         document = texts.add(text)
         with texts.blobs.open(document.id, len(MARK)) as file:
-            passages = list(split(file, document.id))
+            passages = [Passage(document.id, **asdict(piece)) for piece in split(file)]
         table = asyncio.run(texts.token_offsets._table(document))
         seconds = []
         for passage in random.Random(1).sample(passages, 50):
