@@ -108,7 +108,7 @@ def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server
     assert names == {"one.txt", "two.json"}
     page.get_by_role("link", name="New conversation").click()
     expect(page.locator(".bad")).to_contain_text("NUL")  # the server's message
-    page.get_by_role("button", name="Dismiss three.rtf").click()
+    page.get_by_role("button", name="Dismiss three.txt").click()
     expect(page.locator(".bad")).to_have_count(0)
     for name in ("one.txt", "two.json"):
         page.get_by_role("checkbox", name=name).check()
