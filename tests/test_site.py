@@ -99,7 +99,7 @@ def states() -> dict[str, int]:
     with torch.device("cpu"):
         backbone = Backbone(LlamaForCausalLM(config))
     found = {}
-    for name in ("window", "rmt", "armt", "infinite"):
+    for name in ("window", "rmt", "armt", "compact", "infinite"):
         kind = MEMORIES[name]
         options = {} if kind.training_free else load_recipe(f"default-{name}", ()).learner.options
         found[name] = kind.build(memory_config(name, options), backbone).initial_state(1).nbytes
