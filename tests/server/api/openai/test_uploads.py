@@ -23,7 +23,7 @@ from everlong_server.store.redis.connection import connect
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.uploads import Part, Upload, Uploads
-from tests.process import Server
+from tests.process import Server, wait_for
 from tests.server.api.openai.talk import begin_upload, of
 from tests.tinymodel import STORY
 
@@ -120,8 +120,8 @@ def test_completed_by_several_at_once_it_is_one_file(client: OpenAI, server: Ser
     before = blobs(server)
     with ThreadPoolExecutor(6) as threads:
         (file,) = set(threads.map(lambda _: client.uploads.complete(upload.id, part_ids=[part]).file.id, range(6)))
-    texts = {name for name in blobs(server) - before if "." not in name}  # not the sidecars of earlier documents
-    assert {name for name in texts if file not in name} == set()
+    # Not at once: the index of a document that an earlier test has deleted may just be complete, and goes then.
+    wait_for(lambda: all(file in name for name in blobs(server) - before))
     client.files.delete(file)
 
 
