@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -74,16 +75,15 @@ def _best(ranking: Ranking, limit: int) -> list[int]:
 
 
 def _covering(parts: Sequence[Indexed], ranking: Ranking, best: Sequence[int], limit: int) -> list[int]:
-    """Return passages that cover the texts: their beginnings and ends, the best for the query, and what represents the rest."""
-    opening: list[int] = []
-    ending: list[int] = []
-    for start, end in zip(ranking.first[:-1].tolist(), ranking.first[1:].tolist(), strict=True):
-        opening += range(start, min(start + _OPENING, end))
-        ending += range(max(start, end - _ENDING), end)
-    representing = _representing(parts, ranking)
-    room = max(1, limit - len(opening) - len(ending) - len(representing))
-    few = best[: max(1, min(room, limit // 3))]
-    return list(dict.fromkeys([*opening, *few, *representing, *ending, *best]))[:limit]
+    """Return passages that cover the texts: their beginnings and ends, the best for the query, and what represents the rest.
+
+    At most half are beginnings, the first passage of each document before the second ones, so that many documents leave room.
+    """
+    spans = list(pairwise(ranking.first.tolist()))
+    opening = [start + n for n in range(_OPENING) for start, end in spans if start + n < end]
+    ending = [number for start, end in spans for number in range(max(start, end - _ENDING), end)]
+    few = best[: max(1, limit // 3)]
+    return list(dict.fromkeys([*opening[: limit // 2], *few, *_representing(parts, ranking), *ending, *best]))[:limit]
 
 
 def _representing(parts: Sequence[Indexed], ranking: Ranking) -> list[int]:
