@@ -15,7 +15,7 @@ import numpy as np
 from everlong_server.store.texts.query import Query
 from everlong_server.store.texts.ranking import Floats, Indexed, Ints, Ranking, representatives
 
-# Cosines of all-MiniLM-L6-v2. Measured on questions about books and on small talk (docs/research/results.md).
+# Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3
 """A passage with this cosine is about the query by itself, or together with `_MIN_SHARE` of its words: of a question, of a remark."""
 _MIN_SHARE, _SURE_SHARE = 0.25, 0.5

@@ -17,7 +17,7 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.search_corpus import SearchCorpus
 from everlong_server.store.texts.vectors import load_embedder
 from tests.process import Server, wait_for
-from tests.tinymodel import STORY, make_model
+from tests.tinymodel import NOVEL, STORY, make_model
 
 STORY_TEXT = STORY.read_text()
 BILL = "## The bill\n\nThe physician was paid forty guineas for setting the broken arm.\n\n## The rest\n\n"
@@ -104,6 +104,32 @@ def test_a_deleted_document_gets_no_more_vectors(tmp_path: Path, monkeypatch: py
     asyncio.run(run())
     assert len(batches) == 1
     assert not list(tmp_path.iterdir())
+
+
+_REMARKS = (
+    "Hello!", "Thanks, that was very helpful.", "Hi, how are you today?", "Good morning.", "ok", "Sounds good", "Please continue",
+    "Nice to meet you", "That makes sense.", "lol that's crazy", "Have a great weekend, it was fun talking to you",
+    "I agree, he is amazing.", "Yeah, I love it!", "Happy New Year!", "Interesting, I never knew that", "You too, take care!",
+    "I guess so...", "Best wishes", "Write a Python function that parses JSON.", "I like him!",
+)  # fmt: skip
+
+
+def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
+    """Not by words alone: a text that has a remark's words is taken for one about it.
+
+    Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?".
+    """
+
+    async def drawn() -> list[str]:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        documents = [await corpus.put(text.read_text(), text.name) for text in (NOVEL, STORY)]
+        for document in documents:
+            await corpus.passages.ensure(document)
+            await corpus.passages.ensure_vectors(document)
+        ids, queries = [document.id for document in documents], {text: search_query(text, None) for text in _REMARKS}
+        return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
+
+    assert asyncio.run(drawn()) == []
 
 
 def test_a_server_builds_vectors_and_deletes_them_with_the_document(tmp_path: Path) -> None:
