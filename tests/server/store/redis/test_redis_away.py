@@ -186,20 +186,14 @@ def test_reads_go_on_while_the_disk_is_full(small_disk: Path, new_server, left: 
         free = shutil.disk_usage(small_disk).free
         filler.write(bytes(free - left if left else free))
         filler.flush()
-
-        def told() -> bool:
-            """Keep the disk full, also when an ending Redis frees space, and return whether the server has noticed."""
-            while not left and shutil.disk_usage(small_disk).free:  # until nothing more fits
-                with contextlib.suppress(OSError):
-                    filler.write(b"0" * 4096)
-                    filler.flush()
-            return ("nearly full" if left else "is full") in server.log.read_text()
-
-        told()
+        while not left and shutil.disk_usage(small_disk).free:  # until nothing more fits
+            with contextlib.suppress(OSError):
+                filler.write(b"0" * 4096)
+                filler.flush()
         if at_once and not left:
             with contextlib.suppress(redis.RedisError):
                 client.set("{everlong}:test", b"x" * (1 << 20), px=60_000)
-        wait_for(told)
+        wait_for(lambda: ("nearly full" if left else "is full") in server.log.read_text())
         wait_for(lambda: redis_of(server))
         for _ in range(3):
             assert server.get_session(session) == before
