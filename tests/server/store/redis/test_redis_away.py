@@ -24,7 +24,7 @@ from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT, Document, Message, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import all_keys, connect
-from everlong_server.store.redis.embedded import redis_server
+from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis, redis_server
 from everlong_server.store.responses import Response, Responses
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
@@ -169,6 +169,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no right to mount a file system")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_is_full_when_redis_is_restarted_is_reported(small_disk: Path) -> None:
+    """The new Redis is started with the settings of a full disk. The operator must be told all the same."""
+    embedded = EmbeddedRedis(small_disk / "data")
+    embedded.start()
+    try:
+        assert embedded.check_disk() is None
+        (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - (1 << 20)))
+        embedded._process.kill()
+        embedded._process.wait()
+        assert embedded.revive()
+        assert embedded.check_disk() is DiskSpace.NONE
+        assert embedded.check_disk() is None
+        (small_disk / "filler").unlink()
+        assert wait_for(embedded.check_disk) is DiskSpace.ENOUGH
+    finally:
+        embedded.stop()
 
 
 @pytest.mark.parametrize("left", [16 << 20, 0])
