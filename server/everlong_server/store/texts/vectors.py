@@ -137,7 +137,8 @@ class Vectors:
                 if stop.is_set():
                     raise BuildCancelled
                 texts = [_with_context(piece, title, headings) for piece in batch]
-                self._builds.progress[document.id] = batch[0].start_byte / document.bytes  # 1 only once they can be searched
+                # 1 only once they can be searched.
+                self._builds.progress[document.id] = batch[0].start_byte / document.bytes
                 to.write(self._embedder.embed(texts).astype(np.float16).tobytes())
         self._embedder.release_memory()
 
