@@ -137,8 +137,10 @@ class Vectors:
                 if stop.is_set():
                     raise BuildCancelled
                 texts = [_with_context(piece, title, headings) for piece in batch]
+                # 1 only once they can be searched.
+                self._builds.progress[document.id] = batch[0].start_byte / document.bytes
                 to.write(self._embedder.embed(texts).astype(np.float16).tobytes())
-                self._builds.progress[document.id] = min(1.0, batch[-1].end_byte / document.bytes)
+        self._embedder.release_memory()
 
 
 def _with_context(piece: Piece, title: str, headings: Headings) -> str:
