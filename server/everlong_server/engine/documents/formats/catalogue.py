@@ -109,7 +109,8 @@ _TEXT_TYPES = (
 _PDF = re.compile(rb"%PDF-\d")
 _OLE = b"\xd0\xcf\x11\xe0"
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-_BLANK = rb"(?:\s|<!--.*?-->|<\?xml[^>]*\?>)*"
+# Atomic, as each comment could otherwise end at any later one, in 2^n ways.
+_BLANK = rb"(?>\s|<!--.*?-->|<\?xml[^>]*\?>)*+"
 _HTML = re.compile(
     _BLANK + rb"(?:<!doctype\s+html|<html[\s>]|<head[\s>]|<body[\s>]|<!doctype[^>]*>\s*<html)",
     re.DOTALL | re.IGNORECASE,
