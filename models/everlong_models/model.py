@@ -80,8 +80,9 @@ class Model:
     """A loaded model.
 
     `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `backbone_name`: None for a model
-    from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`: SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models
-    with the same fingerprint can exchange states.
+    from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`:
+    SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models with the same fingerprint
+    can exchange states.
     """
 
     name: str

@@ -239,7 +239,7 @@ export interface components {
             end_token?: number | null;
             /** @description page of a PDF on which the passage begins */
             page?: number | null;
-            /** @description BM25 score */
+            /** @description 1 ÷ the place of the passage in the order of the search */
             score: number;
             /** @description heading above the passage, for Word, EPUB and HTML */
             section?: string | null;

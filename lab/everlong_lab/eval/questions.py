@@ -37,6 +37,8 @@ KINDS = ("fact", "whole text", "not in the text")
 REFUSAL = "The text does not say."
 _HEAD_BYTES = 1024
 _MAX_BYTES = 1 << 32
+_PATIENCE = 600.0
+"""Seconds without progress after which the vectors of a document that is read are given up: their building may have failed."""
 Progress = Callable[[str, float], None]
 
 
@@ -155,7 +157,10 @@ def _text_of(file: Path) -> str:
     with file.open("rb") as stream:
         kind = detect(stream.read(_HEAD_BYTES), file.name)
     if kind is None:
-        return file.read_bytes().decode()  # with its line ends, as it is uploaded
+        try:
+            return file.read_bytes().decode()  # with its line ends, as it is uploaded
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is neither UTF-8 text nor a file that the server converts: {error}") from error
     with tempfile.NamedTemporaryFile(suffix=".txt") as converted:
         conversion.convert(file, kind, Path(converted.name), _MAX_BYTES)
         return Path(converted.name).read_bytes().decode()
@@ -165,30 +170,40 @@ def ask(
     http: httpx.Client, asked: Sequence[AskedQuestion], texts: dict[str, Path], tokens: int, progress: Progress
 ) -> list[Result]:
     """Ask a server every question, greedily and in a session of its own. `tokens`: maximum length of an answer."""
-    documents = {}
-    for n, (name, file) in enumerate(texts.items()):
-        progress(f"reading {name}", n / len(texts))
-        documents[name] = _upload(http, name, file)
-    found = []
-    for n, question in enumerate(asked):
-        progress(question.question, n / len(asked))
-        found.append(_ask(http, documents[question.text], question, tokens))
-    for document in documents.values():
-        http.delete(f"/v1/documents/{document}")
-    return found
+    documents: dict[str, str] = {}
+    try:
+        for n, (name, file) in enumerate(texts.items()):
+            progress(f"reading {name}", n / len(texts))
+            documents[name] = str(
+                _json(http.post("/v1/documents", params={"filename": name}, content=file.read_bytes()))["id"]
+            )
+            _wait(http, name, documents[name])
+        found = []
+        for n, question in enumerate(asked):
+            progress(question.question, n / len(asked))
+            found.append(_ask(http, documents[question.text], question, tokens))
+        return found
+    finally:
+        for document in documents.values():
+            http.delete(f"/v1/documents/{document}")
 
 
-def _upload(http: httpx.Client, name: str, file: Path) -> str:
-    """Upload a file and wait until it has been read and can be searched by meaning, if the server does that. Return its id."""
-    document = _json(http.post("/v1/documents", params={"filename": name}, content=file.read_bytes()))
-    path, wait = f"/v1/documents/{document['id']}", 0.05
-    while document["status"] != "ready" or (document.get("vectors") or {}).get("progress", 1.0) < 1.0:
+def _wait(http: httpx.Client, name: str, id: str) -> None:
+    """Wait until a document has been read and can be searched by meaning, if the server does that. Raises `DataError`."""
+    wait, last, since = 0.05, -1.0, time.monotonic()
+    while True:
+        document = _json(http.get(f"/v1/documents/{id}"))
         if document["status"] == "failed":
             raise DataError(f"the server cannot read {name}: {document['error']['message']}")
+        share = (document.get("vectors") or {}).get("progress", 1.0)
+        if document["status"] != "ready" or share != last:
+            last, since = share, time.monotonic()
+        if document["status"] == "ready" and share == 1.0:
+            return
+        if time.monotonic() - since > _PATIENCE:
+            raise DataError(f"the vectors of {name} are at {share:.0%} for {_PATIENCE:.0f} s: see the server's log")
         time.sleep(wait)  # between requests for the document's progress
         wait = min(1.0, wait * 1.5)
-        document = _json(http.get(path))
-    return str(document["id"])
 
 
 def _ask(http: httpx.Client, document: str, question: AskedQuestion, tokens: int) -> Result:

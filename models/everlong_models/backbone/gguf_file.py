@@ -57,7 +57,7 @@ class GGUFFile:
             with file.open("rb") as stream:
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
             self._read()
-        except (OSError, ValueError, LookupError, struct.error, UnicodeDecodeError) as error:
+        except (OSError, ValueError, ArithmeticError, LookupError, struct.error) as error:
             raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
 
     def rows(self, name: str) -> np.ndarray:

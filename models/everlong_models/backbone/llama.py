@@ -95,7 +95,7 @@ class AnyLayer(Protocol):
 
 @dataclass(slots=True)
 class Llama:
-    """A fast forward. `Llama.of` makes one of a model, `quantised_llama.load` one of quantised weights.
+    """A fast forward. `Llama.of` makes one of a model, `quantised_llama.build` one of quantised weights.
 
     `decoding`, `decoding_head`: compute decode steps, if they are quantised. `cached`: the dtype of stored keys and values. `attend`: computes
     `causal` attention. `overwrites`: a layer may overwrite its input.

@@ -99,12 +99,17 @@ def _load_quantised(path: Path, models_dir: Path, progress: Progress) -> tuple[B
         return None
     folder = _convert(path, models_dir, progress, quantised=file)
     progress(f"loading {path.name} (cpu, quantised)")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        weights = quantised_weights.read_folder(folder, config)
+    except (OSError, ValueError, LookupError, SafetensorError) as error:
+        raise BackboneError(
+            f"cannot load {folder}, converted from {path}: {error}. Delete it to convert again"
+        ) from error
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     model.base_model.rotary_emb = type(model.base_model.rotary_emb)(config)
     model.requires_grad_(False)
-    weights = quantised_weights.read_folder(folder, config)
     quantised = quantised_llama.build(config, model.base_model.rotary_emb, weights)
     return Backbone(model, quantised).eval(), load_tokenizer(folder)
 

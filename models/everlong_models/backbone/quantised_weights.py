@@ -75,7 +75,7 @@ def unsupported_reason(file: GGUFFile) -> str | None:
     names = _names(config.num_hidden_layers)
     if missing := sorted(names - file.tensors.keys() - {"output.weight"}):
         return f"tensors without {', '.join(missing[:3])}"
-    biases = {f"{name.removesuffix('.weight')}.bias" for name in names}
+    biases = {f"{name.removesuffix('.weight')}.bias" for name in names if "norm" not in name}
     if unknown := sorted(file.tensors.keys() - names - biases):
         return f"tensors {', '.join(unknown[:3])}"
     for name in names & file.tensors.keys():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -55,11 +56,10 @@ class Bar:
 
 
 def _largest(folder: Path) -> int:
-    """Return the size of the largest file in `folder`, which a download may move or delete meanwhile."""
+    """Return the size of the largest file in `folder`. A download may move or delete files and folders meanwhile."""
     sizes = [0]
-    for file in folder.rglob("*"):
-        try:
-            sizes.append(file.stat().st_size)
-        except OSError:
-            continue
+    for parent, _, names in os.walk(folder):  # skips a folder that is gone, unlike `rglob` of Python 3.11
+        for name in names:
+            with suppress(OSError):
+                sizes.append(os.stat(os.path.join(parent, name)).st_size)
     return max(sizes)

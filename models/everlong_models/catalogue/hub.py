@@ -34,5 +34,10 @@ def fetch_from_hub(entry: Entry, source: HubSource, partial: Path, scratch: Path
         with bar.watching(folder, 0, entry.bytes):
             file = hf_hub_download(source.hub, entry.file, local_dir=folder, tqdm_class=_Silent)
     except Exception as error:  # the client passes on all errors of its HTTP library
-        raise PullError(f"the model hub ({source.hub}): {str(error).splitlines()[0]}") from error
+        raise PullError(f"the model hub ({source.hub}): {_first_line(error)}") from error
     os.replace(file, partial)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has none, as some timeouts."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

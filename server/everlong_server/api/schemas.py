@@ -190,7 +190,7 @@ class Evidence(Wire):
     start_token: int | None = Field(None, description=_OFFSET_MISSING)
     end_token: int | None = Field(None, description=_OFFSET_MISSING)
     text: str
-    score: float = Field(description="BM25 score")
+    score: float = Field(description="1 ÷ the place of the passage in the order of the search")
     page: int | None = Field(None, description="page of a PDF on which the passage begins")
     section: str | None = Field(None, description="heading above the passage, for Word, EPUB and HTML")
 

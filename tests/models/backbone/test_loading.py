@@ -169,7 +169,7 @@ class TestNames:
         free = psutil.virtual_memory()._replace(available=1_200_000_000)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
         monkeypatch.setattr(loading, "find_backbone", lambda *_, **__: pytest.fail("it was not refused"))
-        with pytest.raises(BackboneError, match=r"needs about 2\.0 GB, and 1\.[12] GB are available"):
+        with pytest.raises(BackboneError, match=r"needs about 2\.2 GB, and 1\.[12] GB are available"):
             load(name, tmp_path)
 
 

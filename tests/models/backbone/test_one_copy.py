@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import gguf
 import numpy as np
 import pytest
@@ -178,6 +180,31 @@ class TestFiles:
             assert np.array_equal(ours.rows(tensor.name).reshape(-1), tensor.data.view(np.uint8).reshape(-1))
         for name, value in ours.metadata.items():
             assert theirs.fields[name].contents() == value
+
+    def test_with_a_bias_that_nothing_reads_are_not_supported(self, file):
+        stored = GGUFFile(file)
+        stored.tensors["blk.0.ffn_norm.bias"] = stored.tensors["blk.0.ffn_norm.weight"]
+        assert quantised_weights.unsupported_reason(stored) == "tensors blk.0.ffn_norm.bias"
+
+    @pytest.mark.parametrize("name", ["layer-001.safetensors", "outside.safetensors", quantised_weights.MANIFEST])
+    def test_whose_converted_folder_is_damaged_are_refused(self, tmp_path, name):
+        file = tiny_gguf.write(tmp_path / "tiny.gguf")
+        load(file, tmp_path)
+        (folder,) = tmp_path.glob("tiny-*")
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[:-1])
+        with pytest.raises(BackboneError, match=f"cannot load {folder}, converted from {file}: .*Delete it to convert"):
+            load(file, tmp_path)
+        (folder / name).unlink()
+        with pytest.raises(BackboneError, match=f"cannot load {folder}"):
+            load(file, tmp_path)
+
+    def test_with_an_alignment_of_0_are_refused(self, tmp_path):
+        name, uint32 = b"general.alignment", 4
+        field = struct.pack("<Q", len(name)) + name + struct.pack("<II", uint32, 0)
+        (tmp_path / "bad.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field)
+        with pytest.raises(BackboneError, match=r"cannot read .*bad\.gguf as GGUF"):
+            GGUFFile(tmp_path / "bad.gguf")
 
     @pytest.mark.parametrize("cut", [0, 3, 20, 1000, -1])
     def test_cut_short_are_refused(self, file, tmp_path, cut):

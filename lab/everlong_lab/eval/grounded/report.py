@@ -59,8 +59,8 @@ class GroundedScores:
 
     `tokens`: lengths of the documents. `ranks`: `rank` of the questions whose answers are `stated`; `ranked`: the texts that
     these are about; `untold`: number of the other questions. `shares`, `refused` and `sources` are by kind of question,
-    see `REFUSALS`: the best passage's share of the question's words, 1 where nothing was found so that the model is told
-    to refuse, and the text that each question is about. `scores`: by way, (F1, exact match, answer contained, refused) of
+    see `REFUSALS`: the best passage's share of the question's words, 0 where nothing was found; 1 where nothing was found so
+    that the model is told to refuse; and the text that each question is about. `scores`: by way, (F1, exact match, answer contained, refused) of
     each question, in the same order. `declined`: for unanswerable questions, 1 where the model refused. `answered`: number
     of questions asked in every way.
     """

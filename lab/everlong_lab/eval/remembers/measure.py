@@ -64,9 +64,9 @@ class RemembersPlan:
 class DocumentScores:
     """Results about one document, as they are written to `--json`.
 
-    `tokens`: its length. `fits`: whether the backbone's context holds it. `seconds`: processor time of reading 1,000 tokens, by way. `bytes`: size of the memory. `questions`: for each
-    question its text, the text that it is about (`source`), `likelihood` by way, and if answers were written `f1` and
-    `answers` by way.
+    `tokens`: its length. `fits`: whether the backbone's context holds it. `seconds`: processor time of reading 1,000 tokens,
+    by way. `bytes`: size of the memory. `questions`: for each question its text, the text that it is about (`source`),
+    `likelihood` by way, and if answers were written `f1` and `answers` by way.
     """
 
     document: str

@@ -8,9 +8,6 @@ from typing import Any
 from everlong_lab.eval.grounded.scores import Mean, mean, ratio
 from everlong_lab.eval.remembers.measure import WAYS, DocumentScores, RemembersPlan
 
-BAR = 0.5
-"""Share of the gain for gist that a memory must keep to be shipped."""
-
 
 def rows(plan: RemembersPlan, scores: Sequence[DocumentScores]) -> list[dict[str, Any]]:
     """Return a table: for each kind of question and length, each way's likelihood, gain and share with 95 % intervals.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everlong_server.store.messages import Citation
 from everlong_server.store.texts.passages import Passage
+from everlong_server.store.texts.terms import words
 
 _MIN_SUPPORT = 0.6
 """Share of a sentence's weight that the cited passages must have together."""
@@ -32,7 +32,8 @@ _PREFIX = 5
 
 # A full stop after a short word with a capital, such as Mr., Dr. or J., ends no sentence.
 _STOP = r"\.(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z][a-z]\.)"
-_SENTENCE = re.compile(rf"[^\n]+?(?:(?:[!?…]|{_STOP})[.!?…]*[\"'”’»)\]]*(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))")
+# A sentence ends with the last of several marks, so that a long row of them takes linear time.
+_SENTENCE = re.compile(rf"[^\n]+?(?:(?:[!?…]|{_STOP})(?![.!?…])[\"'”’»)\]]*+(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))")
 _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
@@ -44,13 +45,13 @@ def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citati
     parts = [_words(evidence[number].text[start:end]) for number, start, end in spans]
     if not parts:
         return []
-    counts, asked = Counter(word for words in parts for word in words), _words(question)
+    counts, asked = Counter(word for part in parts for word in part), _words(question)
     rarity = {word: math.log((1 + len(parts)) / count) for word, count in counts.items()}
     wholes = [_words(passage.text) & asked for passage in evidence]
     # How much of the question a part and its passage have: of two parts with the same words of an answer, one of them is meant.
     about = [
-        sum(rarity[word] for word in words & asked) + sum(rarity[word] for word in wholes[span[0]])
-        for words, span in zip(parts, spans, strict=True)
+        sum(rarity[word] for word in part & asked) + sum(rarity[word] for word in wholes[span[0]])
+        for part, span in zip(parts, spans, strict=True)
     ]
     rarest = math.log(1 + len(parts))
 
@@ -78,7 +79,7 @@ def _supporting(
     """
     total, missing, chosen = sum(weights.values()), set(weights), list[int]()
     while missing and len(chosen) < _MAX_PASSAGES:
-        gains = [sum(weights[word] for word in missing & words) for words in parts]
+        gains = [sum(weights[word] for word in missing & part) for part in parts]
         if max(gains) < max(least, _MIN_GAIN * total):
             break
         close = [part for part, gain in enumerate(gains) if gain >= _CLOSE * max(gains)]
@@ -100,10 +101,10 @@ def _sentences(text: str) -> Iterator[tuple[int, int]]:
 
 def _words(text: str) -> set[str]:
     """Return the words of a text as they are compared: pairs of characters for scripts without spaces."""
-    words = set[str]()
-    for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+    compared = set[str]()
+    for word in map(str.casefold, words(text)):
         if _UNSPACED.fullmatch(word):
-            words |= {word[at : at + 2] for at in range(max(1, len(word) - 1))}
+            compared |= {word[at : at + 2] for at in range(max(1, len(word) - 1))}
         else:
-            words.add(word[:_PREFIX])
-    return words
+            compared.add(word[:_PREFIX])
+    return compared

@@ -26,8 +26,8 @@ INSTRUCT = Template(
     "\n\n",
     "\n\nQuestion: ",
 )
-"""The template for instruct models as their authors made them. The instruction to decline comes first: at the end, it made
-Qwen2.5-Coder 0.5B decline most of the questions that the passages answer."""
+"""The template for instruct models as their authors made them. The instruction to decline comes first: with one after the passages,
+Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answered (12 questions, too few to compare templates)."""
 
 
 @dataclass(frozen=True, slots=True)

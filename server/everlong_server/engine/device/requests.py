@@ -85,7 +85,7 @@ class AnswerRequest:
     def commit_segment(self, state: MemoryState, segment: int) -> None:
         """Replace the state by `state`, which includes the open segment of `segment` tokens, and empty the open segment."""
         if self.text is not None:
-            self.committed = [*self.committed, (self.state, self.open)] if self.text.held else []
+            self.committed = _covering([*self.committed, (self.state, self.open)], self.text.held)
         if self.visible_kept is not None:
             self.visible_kept += segment - self.hidden_open
         self.state, self.open, self.hidden_open = state, [], 0
@@ -141,6 +141,15 @@ class AnswerRequest:
             reason, self.text.text, self.state.to("cpu"), list(self.open), self.generated - self.dropped, len(self.prompt),
             time.perf_counter() - (self.started or 0.0),
         )  # fmt: skip
+
+
+def _covering(committed: list[tuple[MemoryState, list[int]]], held: int) -> list[tuple[MemoryState, list[int]]]:
+    """Return the newest of the states whose segments have the last `held` tokens. A state can take megabytes."""
+    count = 0
+    while held > 0 and count < len(committed):
+        count += 1
+        held -= len(committed[-count][1])
+    return committed[len(committed) - count :]
 
 
 @dataclass(slots=True, eq=False)

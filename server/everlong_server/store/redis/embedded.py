@@ -96,7 +96,8 @@ class EmbeddedRedis:
             )
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
-        self._space = DiskSpace.ENOUGH
+        self._space = DiskSpace.ENOUGH  # what Redis is set to
+        self._reported = DiskSpace.ENOUGH  # what `check_disk` last returned: Redis may have been started again since
 
     @property
     def url(self) -> str:
@@ -138,19 +139,24 @@ class EmbeddedRedis:
 
     def check_disk(self) -> DiskSpace | None:
         """Let Redis refuse or allow writes, as the free space of the disk demands. Returns the new state if it has changed."""
-        space = self._disk_space()
-        if space is self._space:
+        if not self._set_space(self._disk_space()) or self._space is self._reported:
             return None
-        client = self._client()
-        try:
-            for name, value in zip(_SPACE_SETTINGS, space.value, strict=True):
-                client.config_set(name, value)
-        except redis.exceptions.RedisError:  # it is loading or being restarted; the next call tries again
-            return None
-        finally:
-            client.close()
-        self._space = space
-        return space
+        self._reported = self._space
+        return self._space
+
+    def _set_space(self, space: DiskSpace) -> bool:
+        """Set Redis to `space`. Returns False if it is loading or being restarted; the next call tries again."""
+        if space is not self._space:
+            client = self._client()
+            try:
+                for name, value in zip(_SPACE_SETTINGS, space.value, strict=True):
+                    client.config_set(name, value)
+            except redis.exceptions.RedisError:
+                return False
+            finally:
+                client.close()
+            self._space = space
+        return True
 
     def _disk_space(self) -> DiskSpace:
         """Return the state of the disk. To return to a better state takes twice as many free bytes, so that it does not flap."""

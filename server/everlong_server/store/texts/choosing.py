@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from everlong_server.store.texts.query import Query
 from everlong_server.store.texts.ranking import Floats, Indexed, Ints, Ranking, representatives
 
-# Cosines of all-MiniLM-L6-v2. Measured on questions about books and on small talk (docs/research/results.md).
+# Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3
 """A passage with this cosine is about the query by itself, or together with `_MIN_SHARE` of its words: of a question, of a remark."""
 _MIN_SHARE, _SURE_SHARE = 0.25, 0.5
@@ -74,16 +75,15 @@ def _best(ranking: Ranking, limit: int) -> list[int]:
 
 
 def _covering(parts: Sequence[Indexed], ranking: Ranking, best: Sequence[int], limit: int) -> list[int]:
-    """Return passages that cover the texts: their beginnings and ends, the best for the query, and what represents the rest."""
-    opening: list[int] = []
-    ending: list[int] = []
-    for start, end in zip(ranking.first[:-1].tolist(), ranking.first[1:].tolist(), strict=True):
-        opening += range(start, min(start + _OPENING, end))
-        ending += range(max(start, end - _ENDING), end)
-    representing = _representing(parts, ranking)
-    room = max(1, limit - len(opening) - len(ending) - len(representing))
-    few = best[: max(1, min(room, limit // 3))]
-    return list(dict.fromkeys([*opening, *few, *representing, *ending, *best]))[:limit]
+    """Return passages that cover the texts: their beginnings and ends, the best for the query, and what represents the rest.
+
+    At most half are beginnings, the first passage of each document before the second ones, so that many documents leave room.
+    """
+    spans = list(pairwise(ranking.first.tolist()))
+    opening = [start + n for n in range(_OPENING) for start, end in spans if start + n < end]
+    ending = [number for start, end in spans for number in range(max(start, end - _ENDING), end)]
+    few = best[: max(1, limit // 3)]
+    return list(dict.fromkeys([*opening[: limit // 2], *few, *_representing(parts, ranking), *ending, *best]))[:limit]
 
 
 def _representing(parts: Sequence[Indexed], ranking: Ranking) -> list[int]:

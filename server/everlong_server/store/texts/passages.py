@@ -54,7 +54,7 @@ class Passage:
     """A piece of a document. `start`, `end`: offsets in characters of the text; `start_byte`, `end_byte`: in bytes of its UTF-8.
 
     `start_token`, `end_token`: offsets in the model's tokens of the text, covering every token that has a character of the
-    passage; None until `TokenOffsets` sets them. `score`: how well it fits the query, at most 1. `share`: the share of the query's
+    passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its place in the order of a search. `share`: the share of the query's
     words that it has, weighted by their rarity, 0 to 1. `page`, `section`: where it begins, if the document has these.
     """
 
@@ -116,6 +116,8 @@ class Passages:
 
     async def delete(self, document_id: str) -> None:
         """Delete the document's index and vectors. Does nothing if there are none."""
+        if self._vectors is not None:
+            self._vectors.stop(document_id)
         await self._blobs.delete(_name(document_id))
         await self._blobs.delete_all(f"{document_id}.vectors.*")
 
@@ -123,7 +125,8 @@ class Passages:
         """Return at most `limit` passages of `documents` for the query, in the order in which to take them. None: the documents
         have nothing about it.
 
-        Deleted documents are skipped. Missing and damaged indexes are built first; vectors that are missing are not waited for.
+        Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
+        background: until then, the search in their document is by words alone.
         """
         existing = []
         for document_id in documents:
@@ -135,12 +138,23 @@ class Passages:
         if self._vectors is not None and existing:
             vector = await self._vectors.of_query(query.text)
         try:
-            return await asyncio.to_thread(self._search, existing, query, vector, limit)
+            return await self._found(existing, query, vector, limit)
         except (sqlite3.DatabaseError, Damaged) as error:
             for document in existing:
                 is_damaged, build = partial(self._is_damaged, document, error), partial(self._build, document)
                 await self._sidecar.repair(document, _name(document.id), build, is_damaged)
-        return await asyncio.to_thread(self._search, existing, query, vector, limit)
+        return await self._found(existing, query, vector, limit)
+
+    async def _found(
+        self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int
+    ) -> list[Passage]:
+        """Search the documents, whose indexes exist, and have damaged vectors built again."""
+        damaged: list[Document] = []
+        found = await asyncio.to_thread(self._search, documents, query, vector, limit, damaged)
+        for document in damaged:
+            if self._vectors is not None:
+                await self._vectors.rebuild(document)
+        return found
 
     async def located(self, passages: Sequence[Passage]) -> list[Passage]:
         """Return `passages` with the page and section that each begins in, if its document has these."""
@@ -218,15 +232,17 @@ class Passages:
             index.execute("COMMIT")
 
     def _search(
-        self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int
-    ) -> list[Passage]:
+        self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int,
+        damaged: list[Document],
+    ) -> list[Passage]:  # fmt: skip
+        """Search the documents. Adds those with damaged vectors to `damaged`. Blocks."""
         with contextlib.ExitStack() as stack:
             parts: list[Indexed] = []
             searched: list[Document] = []
             for document in documents:
                 with contextlib.suppress(FileNotFoundError):  # the document was deleted meanwhile
                     path = stack.enter_context(self._blobs.local(_name(document.id)))
-                    parts.append(self._part(document, stack.enter_context(opened(path)), stack))
+                    parts.append(self._part(document, stack.enter_context(opened(path)), stack, damaged))
                     searched.append(document)
             ranking = rank(parts, query.words, vector)
             found: list[Passage] = []
@@ -248,14 +264,18 @@ class Passages:
                     found.append(Passage(document.id, start, end, start_byte, end_byte, text, score, share))
         return found
 
-    def _part(self, document: Document, index: Any, stack: contextlib.ExitStack) -> Indexed:
-        """Return the document's part of a search, for which `stack` keeps its files."""
+    def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:
+        """Return the document's part of a search, for which `stack` keeps its files. Damaged vectors are left out."""
         _check_layout(index)
         size = index.execute("SELECT max(id) + 1 FROM passages").fetchone()[0] or 0
         language = index.execute("SELECT language FROM document").fetchone()[0]
-        vectors = None if self._vectors is None else stack.enter_context(self._vectors.of(document.id))
-        if vectors is not None and len(vectors) != size:  # of another version, which cut the text differently
-            vectors = None
+        vectors = None
+        if self._vectors is not None:
+            try:
+                vectors = stack.enter_context(self._vectors.of(document.id, size))
+            except Damaged as error:
+                log.warning("the vectors of document %s are built again: %s", document.id, error)
+                damaged.append(document)
         return Indexed(index, size, language, vectors)
 
     def _is_damaged(self, document: Document, error: Exception) -> bool:

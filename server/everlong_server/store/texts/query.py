@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Query:
     """`text`: the question, whose meaning is compared. `words`: words to search for, each with a weight; empty: none.
 
-    `asks`: it is a question. A remark is searched for more strictly, since it may be small talk.
+    `asks`: it is a question. Where meaning is compared, a remark is searched for more strictly, since it may be small talk.
     """
 
     text: str

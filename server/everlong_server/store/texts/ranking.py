@@ -46,7 +46,7 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """`scores`: [passages], the best is 1. `shares`: of the words of the query, weighted by rarity. `similarities`: cosine with
+    """`scores`: [passages], for their order alone. `shares`: of the words of the query, weighted by rarity. `similarities`: cosine with
     the query, 0 where a passage has no vector. `by_words`: BM25, without the neighbours' share. `first`: [documents + 1], number of
     each document's first passage."""
 
@@ -69,8 +69,6 @@ def rank(parts: Sequence[Indexed], words: Mapping[str, float], vector: Floats | 
     scores = _reciprocal(_with_neighbours(by_words, first))
     if vector is not None and similarities.any():
         scores += _reciprocal(similarities)
-    if len(scores) and scores.max() > 0:
-        scores /= scores.max()
     return Ranking(scores, shares, similarities, by_words, first)
 
 

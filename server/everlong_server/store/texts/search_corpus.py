@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from everlong_models.text.embedder import Embedder
+from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id, now
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
@@ -20,6 +21,8 @@ class SearchCorpus:
         self._documents: dict[str, Document] = {}
 
     async def get(self, document_id: str) -> Document:
+        if document_id not in self._documents:
+            raise NotFound(document_id)
         return self._documents[document_id]
 
     async def put(self, text: str, filename: str | None = None) -> Document:

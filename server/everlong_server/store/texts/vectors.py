@@ -88,9 +88,15 @@ class Vectors:
         """Build the document's vectors unless they exist. For a language that the embedder does not know, they are none."""
         await self._sidecar.ensure(document, self.name(document.id), partial(self._fill, document))
 
-    async def delete(self, document_id: str) -> None:
-        """Delete the document's vectors. Does nothing if there are none."""
-        await self._blobs.delete(self.name(document_id))
+    def stop(self, document_id: str) -> None:
+        """Stop building the document's vectors in the background, soon. Does nothing if this server builds none."""
+        if (task := self._builds.tasks.get(document_id)) is not None:
+            task.cancel()
+
+    async def rebuild(self, document: Document) -> None:
+        """Delete the document's vectors, and build them again in the background."""
+        await self._blobs.delete(self.name(document.id))
+        self.begin(document)
 
     async def of_query(self, text: str) -> NDArray[np.float32]:
         """Return the vector of a question: [dimension]."""
@@ -99,12 +105,15 @@ class Vectors:
         return vector
 
     @contextlib.contextmanager
-    def of(self, document_id: str) -> Iterator[NDArray[np.float16] | None]:
-        """Yield the document's vectors, [passages, dimension]; None if it has none. Blocks."""
+    def of(self, document_id: str, passages: int) -> Iterator[NDArray[np.float16] | None]:
+        """Yield the document's vectors, [passages, dimension]; None if it has none. Blocks.
+
+        Raises `Damaged` if they are not as many as the passages: the file is damaged, or another version cut the text differently.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 path = stack.enter_context(self._blobs.local(self.name(document_id)))
-                vectors = _load(path, self._embedder.dimension)
+                vectors = _load(path, passages, self._embedder.dimension)
             except FileNotFoundError:
                 vectors = None
             yield vectors
@@ -128,8 +137,10 @@ class Vectors:
                 if stop.is_set():
                     raise BuildCancelled
                 texts = [_with_context(piece, title, headings) for piece in batch]
+                # 1 only once they can be searched.
+                self._builds.progress[document.id] = batch[0].start_byte / document.bytes
                 to.write(self._embedder.embed(texts).astype(np.float16).tobytes())
-                self._builds.progress[document.id] = min(1.0, batch[-1].end_byte / document.bytes)
+        self._embedder.release_memory()
 
 
 def _with_context(piece: Piece, title: str, headings: Headings) -> str:
@@ -139,12 +150,12 @@ def _with_context(piece: Piece, title: str, headings: Headings) -> str:
     return ". ".join(part for part in (title, heading, piece.text) if part)
 
 
-def _load(path: Path, dimension: int) -> NDArray[np.float16] | None:
+def _load(path: Path, passages: int, dimension: int) -> NDArray[np.float16] | None:
     """Map a file of vectors; None if it is empty. Raises `Damaged`."""
-    size = path.stat().st_size
-    if size % (2 * dimension):
-        raise Damaged(f"the vectors {path.name} are damaged")
-    return np.memmap(path, np.float16, "r").reshape(-1, dimension) if size else None
+    size, expected = path.stat().st_size, 2 * passages * dimension
+    if size not in (0, expected):
+        raise Damaged(f"the vectors {path.name} have {size} bytes, {expected} are expected")
+    return np.memmap(path, np.float16, "r", shape=(passages, dimension)) if size else None
 
 
 def load_embedder(embeddings: str, device: str = "cpu") -> Embedder | None:

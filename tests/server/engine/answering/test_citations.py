@@ -75,3 +75,9 @@ def test_scripts_without_spaces_are_compared_by_characters() -> None:
     assert cited("会费是多少?", "会费是三百四十欧元。", evidence) == [
         ("会费是三百四十欧元。", 0, "会费是每年三百四十欧元。")
     ]
+
+
+def test_a_long_row_of_marks_is_split_in_linear_time() -> None:
+    """In quadratic time, this takes longer than the time limit of a test, and holds the GIL."""
+    answer = "Persephone was built by Empacher" + "!" * 200_000 + "x?! Wait... Juniors pay 120 euros?!"
+    assert [number for _, number, _ in cited("Tell me more.", answer)] == [0, 1]

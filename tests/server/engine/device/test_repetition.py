@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,15 @@ def test_a_loop_is_taken_out_of_text_and_memory(model: Any, period: int, before:
     assert [d.logprobs for d in deltas if d.logprobs] == [d.logprobs for d in text if d.logprobs]
     assert (end.open, end.state.digest()) == (whole.open, whole.state.digest())
     assert whole.reason == "length"
+
+
+def test_a_long_answer_keeps_no_more_states_than_held_tokens_need(model: Any) -> None:
+    """Nearly every token of ordinary text repeats some token before it, so a token or more are held back at most times."""
+    alphabet, rng = letters(model, 8), random.Random(0)
+    tokens = [rng.choice(alphabet) for _ in range(20 * SEGMENT)]
+    _, end, item = answered(model, tokens)
+    assert (end.reason, end.tokens) == ("length", len(tokens))
+    assert len(item.committed) <= 2
 
 
 @pytest.mark.parametrize("how", [{"stop_repetition": False}, {"ignore_eos": True}])

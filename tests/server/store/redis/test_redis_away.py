@@ -24,7 +24,7 @@ from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT, Document, Message, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import all_keys, connect
-from everlong_server.store.redis.embedded import redis_server
+from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis, redis_server
 from everlong_server.store.responses import Response, Responses
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
@@ -171,6 +171,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+def test_a_disk_that_is_full_when_redis_is_restarted_is_reported(small_disk: Path) -> None:
+    """The new Redis is started with the settings of a full disk. The operator must be told all the same."""
+    embedded = EmbeddedRedis(small_disk / "data")
+    embedded.start()
+    try:
+        assert embedded.check_disk() is None
+        (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - (1 << 20)))
+        embedded._process.kill()
+        embedded._process.wait()
+        assert embedded.revive()
+        assert embedded.check_disk() is DiskSpace.NONE
+        assert embedded.check_disk() is None
+        (small_disk / "filler").unlink()
+        assert wait_for(embedded.check_disk) is DiskSpace.ENOUGH
+    finally:
+        embedded.stop()
+
+
 @pytest.mark.parametrize("left", [16 << 20, 0])
 @pytest.mark.parametrize("at_once", [False, True], ids=["noticed", "at once"])
 def test_reads_go_on_while_the_disk_is_full(small_disk: Path, new_server, left: int, at_once: bool) -> None:
@@ -186,20 +204,14 @@ def test_reads_go_on_while_the_disk_is_full(small_disk: Path, new_server, left: 
         free = shutil.disk_usage(small_disk).free
         filler.write(bytes(free - left if left else free))
         filler.flush()
-
-        def told() -> bool:
-            """Keep the disk full, also when an ending Redis frees space, and return whether the server has noticed."""
-            while not left and shutil.disk_usage(small_disk).free:  # until nothing more fits
-                with contextlib.suppress(OSError):
-                    filler.write(b"0" * 4096)
-                    filler.flush()
-            return ("nearly full" if left else "is full") in server.log.read_text()
-
-        told()
+        while not left and shutil.disk_usage(small_disk).free:  # until nothing more fits
+            with contextlib.suppress(OSError):
+                filler.write(b"0" * 4096)
+                filler.flush()
         if at_once and not left:
             with contextlib.suppress(redis.RedisError):
                 client.set("{everlong}:test", b"x" * (1 << 20), px=60_000)
-        wait_for(told)
+        wait_for(lambda: ("nearly full" if left else "is full") in server.log.read_text())
         wait_for(lambda: redis_of(server))
         for _ in range(3):
             assert server.get_session(session) == before

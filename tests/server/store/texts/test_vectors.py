@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.search_corpus import SearchCorpus
 from everlong_server.store.texts.vectors import load_embedder
 from tests.process import Server, wait_for
-from tests.tinymodel import STORY, make_model
+from tests.tinymodel import NOVEL, STORY, make_model
 
 STORY_TEXT = STORY.read_text()
 BILL = "## The bill\n\nThe physician was paid forty guineas for setting the broken arm.\n\n## The rest\n\n"
@@ -47,6 +50,86 @@ def test_a_passage_is_found_by_meaning_that_words_do_not_find(tmp_path: Path) ->
 
     assert not any("forty guineas" in text for text in asyncio.run(found(None)))
     assert any("forty guineas" in text for text in asyncio.run(found(Embedder.packaged())))
+
+
+@pytest.mark.parametrize("damage", [b"x", b"x" * 2 * 384 * 3], ids=["cut", "fewer"])
+def test_damaged_vectors_are_built_again_and_words_are_searched_meanwhile(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    query, by_words = search_query(QUESTION, None), search_query("What does Dinah do?", None)
+    assert query is not None
+    assert by_words is not None
+
+    async def run() -> None:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        document = await corpus.put(TEXT, "story.md")
+        await corpus.passages.ensure(document)
+        await corpus.passages.ensure_vectors(document)
+        (file,) = tmp_path.glob("*.vectors.*")
+        intact = file.read_bytes()
+        file.write_bytes(damage)
+        assert await corpus.passages.search([document.id], by_words, 4)
+        await corpus.passages.ensure_vectors(document)
+        assert len(file.read_bytes()) == len(intact)
+        assert any("forty guineas" in passage.text for passage in await corpus.passages.search([document.id], query, 4))
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records if "are built again" in record.message]
+
+
+def test_a_deleted_document_gets_no_more_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = Embedder.packaged()
+    assert embedder is not None
+    batches, going_on, embed = [], threading.Event(), embedder.embed
+
+    def slow(texts: Sequence[str]) -> Any:
+        batches.append(len(texts))
+        going_on.wait()
+        return embed(texts[:1]).repeat(len(texts), 0)
+
+    monkeypatch.setattr(embedder, "embed", slow)
+
+    async def run() -> None:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), embedder)
+        document = await corpus.put(STORY_TEXT * 2, "story.md")
+        await corpus.passages.ensure(document)
+        while not batches:
+            await asyncio.sleep(0)
+        (build,) = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        await corpus.remove(document)
+        await asyncio.sleep(0)  # the task learns that it is cancelled
+        going_on.set()
+        await asyncio.wait([build])
+
+    asyncio.run(run())
+    assert len(batches) == 1
+    assert not list(tmp_path.iterdir())
+
+
+_REMARKS = (
+    "Hello!", "Thanks, that was very helpful.", "Hi, how are you today?", "Good morning.", "ok", "Sounds good", "Please continue",
+    "Nice to meet you", "That makes sense.", "lol that's crazy", "Have a great weekend, it was fun talking to you",
+    "I agree, he is amazing.", "Yeah, I love it!", "Happy New Year!", "Interesting, I never knew that", "You too, take care!",
+    "I guess so...", "Best wishes", "Write a Python function that parses JSON.", "I like him!",
+)  # fmt: skip
+
+
+def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
+    """Not by words alone: a text that has a remark's words is taken for one about it.
+
+    Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?".
+    """
+
+    async def drawn() -> list[str]:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        documents = [await corpus.put(text.read_text(), text.name) for text in (NOVEL, STORY)]
+        for document in documents:
+            await corpus.passages.ensure(document)
+            await corpus.passages.ensure_vectors(document)
+        ids, queries = [document.id for document in documents], {text: search_query(text, None) for text in _REMARKS}
+        return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
+
+    assert asyncio.run(drawn()) == []
 
 
 def test_a_server_builds_vectors_and_deletes_them_with_the_document(tmp_path: Path) -> None:

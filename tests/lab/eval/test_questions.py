@@ -1,0 +1,133 @@
+"""`everlong eval questions`: reading a file of questions, searching for them, asking a server, and the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from everlong_lab.cli.eval import eval as command
+from everlong_lab.eval import questions
+from everlong_lab.eval.questions import AskedQuestion, Result
+from everlong_models.errors import DataError
+from tests.process import Server
+from tests.tinymodel import STORY, make_model
+
+HANDBOOK = "The club owns fourteen boats. A locker costs 35 euros a year.\n\n" + STORY.read_text()[:6000]
+ROWS = [
+    {"text": "handbook.md", "question": "How many boats does the club own?", "pattern": "fourteen|14"},
+    {"text": "handbook.md", "question": "How much is a locker?", "pattern": "36 euros"},
+    {"text": "handbook.md", "question": "Which submarine torpedoed Zanzibar?", "pattern": "does not say"},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "handbook.md").write_text(HANDBOOK)
+    file = tmp_path / "asked.jsonl"
+    file.write_text("\n".join(map(json.dumps, ROWS)))
+    return file
+
+
+def run(file: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the rows of the report by kind, and the answers."""
+    output = file.parent / "out.json"
+    result = CliRunner().invoke(command, ["questions", str(file), "--json", str(output), *arguments])
+    assert result.exit_code == 0, result.output
+    document = json.loads(output.read_text())
+    return {row["kind"]: row for row in document["rows"]}, document["answers"]
+
+
+def test_evidence_is_searched_for_without_a_server(file: Path) -> None:
+    rows, answers = run(file, "--evidence-only", "--embeddings", "off", "--recall", "4,300")
+    assert [answer["held"] for answer in answers] == [True, False, False]
+    assert [bool(answer["evidence"]) for answer in answers] == [True, True, False]
+    assert rows["fact"]["questions"] == 2
+    assert rows["fact"]["evidence holds it"] == rows["all"]["evidence holds it"] == 1
+    assert rows["not in the text"]["questions"] == 1
+    assert "right" not in rows["all"]
+
+
+def test_a_server_is_asked_and_left_as_it_was(file: Path, new_server: Any, tmp_path: Path) -> None:
+    server: Server = new_server(make_model(tmp_path / "model", segment_length=240)).start()
+    before = server.stored()
+    rows, answers = run(file, "--url", str(server.http.base_url), "--tokens", "4")
+    assert [answer["held"] for answer in answers] == [True, False, False]
+    assert all(answer["answer"] is not None and answer["over"] >= answer["first"] > 0 for answer in answers)
+    assert rows["all"]["right"] == sum(answer["right"] for answer in answers)
+    assert server.stored() == before
+    assert server.http.get("/v1/documents").json()["data"] == []
+
+
+def test_a_document_whose_vectors_never_come_is_given_up_and_deleted(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "_PATIENCE", 0.0)
+    deleted = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            deleted.append(request.url.path)
+        return httpx.Response(200, json={"id": "doc_1", "status": "ready", "vectors": {"progress": 0.25}})
+
+    asked = questions.questions(file)
+    with (
+        httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle)) as http,
+        pytest.raises(DataError, match=r"vectors of handbook\.md are at 25%"),
+    ):
+        questions.ask(http, asked, questions.find_texts(asked, [file.parent]), 4, lambda *_: None)
+    assert deleted == ["/v1/documents/doc_1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2"), ('{"text": "a"}', "line 2.*question"), ('{"text": "a", "question": "b", "pattern": "("}', "line 2"),
+        ('{"text": "a", "question": "b", "pattern": "c", "kind": "riddle"}', "kind is 'riddle'"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_question_is_named(file: Path, line: str, message: str) -> None:
+    file.write_text(json.dumps(ROWS[0]) + "\n" + line)
+    with pytest.raises(DataError, match=message):
+        questions.questions(file)
+
+
+def test_a_text_that_is_missing_or_no_text_is_named(file: Path) -> None:
+    with pytest.raises(DataError, match=r"no text 'handbook\.md'.*--texts"):
+        questions.find_texts(questions.questions(file), [])
+    (file.parent / "handbook.md").write_bytes(b"\xff\xfe\xfd text")
+    result = CliRunner().invoke(command, ["questions", str(file), "--evidence-only", "--embeddings", "off"])
+    assert result.exit_code == 1
+    assert "handbook.md is neither UTF-8 text nor" in " ".join(result.output.split())
+
+
+def test_the_report_counts_by_kind_and_refusals_hold_no_evidence() -> None:
+    def result(kind: str, *, held: bool, right: bool) -> Result:
+        return Result(AskedQuestion("t", "q", "p", kind), held, ["four"], "answer", right, 1.0, 2.0)
+
+    results = [
+        result("fact", held=True, right=True),
+        result("fact", held=True, right=False),
+        result("whole text", held=False, right=True),
+        result("not in the text", held=False, right=True),
+    ]
+    rows = {row["kind"]: row for row in questions.report(results, []).rows}
+    assert [(row["questions"], row["right"], row["evidence holds it"]) for row in rows.values()] == [
+        (2, 1, 2),
+        (1, 1, 0),
+        (1, 1, ""),
+        (4, 3, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"),
+    [("fourteen|14", "fact"), ("(?=.*Alice)(?=.*Queen)", "whole text"), ("not (say|mention)", "not in the text")],
+)
+def test_a_question_without_a_kind_has_that_of_its_pattern(file: Path, pattern: str, kind: str) -> None:
+    file.write_text(json.dumps({"text": "a", "q": "b", "a": pattern}))
+    assert questions.questions(file)[0].kind == kind
