@@ -1,6 +1,6 @@
-"""Write the blocking client, `everlong_client/client.py`, from the asyncio client: `python clients/python/make_sync.py`.
+"""Write the modules of the blocking client from those of the asyncio client: `python clients/python/make_sync.py`.
 
-The build runs it, and so do the tests. The result is not in the repository.
+The build runs it, and so do the tests. The results are not in the repository.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "everlong_client"
-HEAD = "# Made from async_client.py by make_sync.py: change that file, not this one.\n"
+MADE = {"async_client.py": "client.py", "transport/async_http.py": "transport/http.py"}
+"""The modules of the asyncio client, and those that are made from them."""
+HEAD = "# Made from {} by make_sync.py: change that file, not this one.\n"
 NAMES = {
+    "async_http": "http",
     "asyncio": "time",
     "asynccontextmanager": "contextmanager",
     "__aenter__": "__enter__",
@@ -40,19 +43,21 @@ PHRASES = {
 
 
 def blocking(source: str) -> str:
-    """Return the source of the blocking client for that of the asyncio client."""
+    """Return the source of a blocking module for that of an asyncio module."""
     for phrase, replacement in PHRASES.items():
         source = re.sub(phrase, replacement, source)
-    return HEAD + re.sub(r"\w+", lambda word: NAMES.get(word[0], word[0]), source)
+    return re.sub(r"\w+", lambda word: NAMES.get(word[0], word[0]), source)
 
 
 def main() -> None:
-    """Write the file, unless it is up to date. Several processes may do so at once."""
-    target, made = FOLDER / "client.py", blocking((FOLDER / "async_client.py").read_text(encoding="utf-8"))
-    if not target.exists() or target.read_text(encoding="utf-8") != made:
-        part = target.with_name(f".client.{os.getpid()}.part")
-        part.write_text(made, encoding="utf-8")
-        part.replace(target)
+    """Write each file, unless it is up to date. Several processes may do so at once."""
+    for name, made_name in MADE.items():
+        target = FOLDER / made_name
+        made = HEAD.format(name) + blocking((FOLDER / name).read_text(encoding="utf-8"))
+        if not target.exists() or target.read_text(encoding="utf-8") != made:
+            part = target.with_name(f".{target.stem}.{os.getpid()}.part")
+            part.write_text(made, encoding="utf-8")
+            part.replace(target)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""`AsyncEverlong` and the objects behind it. `make_sync.py` makes the blocking client, `client.py`, from this file."""
+"""`AsyncEverlong` and the objects behind it. `make_sync.py` makes `client.py`, the blocking client, from this file."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, closing
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Literal, Self, Unpack
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
@@ -13,9 +13,9 @@ from websockets.protocol import State
 
 from everlong_client.errors import EverlongError
 from everlong_client.transport import call as calls
-from everlong_client.transport.call import Call, Page
+from everlong_client.transport.async_http import AsyncTransport
+from everlong_client.transport.call import Call
 from everlong_client.transport.retrying import RETRIES
-from everlong_client.transport.sse import ServerSentEvent, SSEDecoder
 from everlong_client.transport.upload import AnySource, Upload, UploadProgress
 from everlong_client.transport.waiting import Waiting, document_of
 from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
@@ -25,8 +25,6 @@ from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
 from everlong_client.types.session import Session
-
-T = TypeVar("T")
 
 
 class AsyncEverlong:
@@ -49,7 +47,7 @@ class AsyncEverlong:
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         wire = Wire(base_url, api_key, timeout, retries)
-        self._transport = _Transport(wire, http_client or new_http_client(httpx.AsyncClient))
+        self._transport = AsyncTransport(wire, http_client or new_http_client(httpx.AsyncClient))
         self._owns_http = http_client is None
         self.documents = AsyncDocuments(self._transport)
         self.sessions = AsyncSessions(self._transport)
@@ -70,7 +68,7 @@ class AsyncEverlong:
 class AsyncDocuments:
     """`client.documents`: upload documents and wait until the server has read them."""
 
-    def __init__(self, transport: _Transport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def upload(
@@ -136,7 +134,7 @@ class AsyncDocuments:
 class AsyncSessions:
     """`client.sessions`: ask questions about documents."""
 
-    def __init__(self, transport: _Transport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def create(
@@ -226,7 +224,7 @@ class AsyncSessions:
 class AsyncModels:
     """`client.models`: the models that the server offers."""
 
-    def __init__(self, transport: _Transport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def list(self) -> tuple[Model, ...]:
@@ -342,72 +340,3 @@ class AsyncConversation:
         except EverlongError:
             await self.close()
             raise
-
-
-class _Transport:
-    """Sends calls and parses the responses, with retries."""
-
-    def __init__(self, wire: Wire, http: httpx.AsyncClient) -> None:
-        self.wire = wire
-        self.http = http
-
-    async def call(self, call: Call[T], read_timeout: float | None = None) -> T:
-        retrying = self.wire.retrying(call, read_timeout)
-        while True:
-            body = aiter(call.body) if call.body is not None else None
-            try:
-                with self.wire.http_errors():
-                    response = await self.http.send(
-                        self.wire.request(self.http, call, body, read_timeout, retrying.headers)
-                    )
-                return self.wire.result(call, response)
-            except EverlongError as error:
-                if retrying.already_done(error):
-                    return call.parse(None)
-                await asyncio.sleep(retrying.pause(error))
-
-    async def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
-        items: tuple[T, ...] = ()
-        call: Call[Page[T]] | None = first
-        while call is not None:
-            page = await self.call(call)
-            items += page.items
-            call = page.next
-        return items
-
-    @asynccontextmanager
-    async def stream(
-        self, call: Call[T], read_timeout: float | None = None
-    ) -> AsyncIterator[AsyncIterator[ServerSentEvent]]:
-        response = await self._open_stream(call, read_timeout)
-        try:
-            self.wire.check_stream(response)
-            yield self._server_sent_events(response)
-        finally:
-            await response.aclose()
-
-    async def _open_stream(self, call: Call[T], read_timeout: float | None) -> httpx.Response:
-        """Return a successful response whose body is not read yet."""
-        retrying = self.wire.retrying(call, read_timeout)
-        while True:
-            try:
-                with self.wire.http_errors():
-                    response = await self.http.send(
-                        self.wire.request(self.http, call, None, read_timeout, retrying.headers), stream=True
-                    )
-                    if response.is_success:
-                        return response
-                    try:
-                        await response.aread()
-                    finally:
-                        await response.aclose()
-                self.wire.check(response)
-            except EverlongError as error:
-                await asyncio.sleep(retrying.pause(error))
-
-    async def _server_sent_events(self, response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
-        decoder = SSEDecoder()
-        with self.wire.http_errors(streaming=True):
-            async for chunk in response.aiter_bytes():
-                for event in decoder.feed(chunk):
-                    yield event

@@ -104,9 +104,9 @@ _HTTP_CODES = {405: "method_not_allowed", 408: "request_timeout", 413: "too_larg
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
 
 
-def _cut(text: str, length: int = 60) -> str:
+def _cut(text: str) -> str:
     """Shorten a text that the request chose, so that an error does not repeat a megabyte of it."""
-    return text if len(text) <= length else text[: length - 1] + "…"
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:

@@ -167,7 +167,10 @@ async def replayed_events(response: dict[str, Any]) -> AsyncGenerator[dict[str, 
     pieces = [
         ("response.created", begun),
         ("response.in_progress", begun),
-        ("response.output_item.added", {"output_index": 0, "item": output | {"status": "in_progress", "content": []}}),
+        (
+            "response.output_item.added",
+            {"output_index": 0, "item": output | {"status": "in_progress", "content": [], "citations": []}},
+        ),
         ("response.content_part.added", at | {"part": _text("", [])}),
         ("response.output_text.delta", at | {"delta": part["text"], "logprobs": part["logprobs"]}),
         *_ending(response),

@@ -173,7 +173,7 @@ async def input_items(
 
 async def _answered(record: IdempotencyRecord, answering: ResponseTurn) -> dict[str, Any]:
     """Wait for the answer, record the response and return it."""
-    async with record, contextlib.aclosing(answering.events) as turn:
+    async with contextlib.aclosing(answering.events) as turn:
         async for _ in turn:
             pass
         view = response_view(answering.response)

@@ -56,8 +56,8 @@ class ReceivedFile:
     """A received file: size of its text in bytes, offset of the text in the blob, SHA-256 of the blob, file name.
 
     `format`: None for text; otherwise the kind that its first bytes show, and after the conversion, the format it was
-    converted from, with `notes` on what is not in the text. `suffix`: suffix of the blob's name until the conversion. It is unique, because a retry of the request
-    uses the same name.
+    converted from, with `notes` on what is not in the text. `suffix`: suffix of the blob's name until the conversion. It is
+    unique, because a retry of the request uses the same name.
     """
 
     bytes: int
@@ -205,8 +205,9 @@ class Ingest:
     async def _converted(self, name: str, received: ReceivedFile, reserved: int) -> ReceivedFile:
         """Convert the received file to text in the blob `name`, and store its outline. Returns it unchanged if it is text.
 
-        `reserved`: bytes that the quota counts for the file already. Raises `ServerError` if the file cannot be converted. Does not delete the text then, as it may belong to another server
-        that handles a retry of the request.
+        `reserved`: bytes that the quota counts for the file already. Raises `ServerError` if the file cannot be converted,
+        and `OSError` if the disk is full. Does not delete the text then, as it may belong to another server that handles a
+        retry of the request.
         """
         kind, blobs = received.format, self.blobs
         if kind is None:

@@ -193,10 +193,8 @@ class MultipartUploads:
         """Join the parts in one blob and check the text. Raises `ServerError` if the file or its checksum is invalid."""
         self.ingest.require_running()
         blobs = self.ingest.blobs
-        checker, total = (
-            TextChecker(self.ingest.max_bytes, Declared(upload.filename)),
-            hashlib.md5(usedforsecurity=False),
-        )
+        checker = TextChecker(self.ingest.max_bytes, Declared(upload.filename))
+        total = hashlib.md5(usedforsecurity=False)
         writer = await blobs.create(document_id)
         try:
             for part in parts:

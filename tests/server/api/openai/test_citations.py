@@ -77,3 +77,21 @@ def test_a_response_has_them_as_annotations(client: OpenAI, handbook: str, citat
     (added,) = [event for event in events if event.type == "response.output_text.annotation.added"]
     assert added.annotation.model_dump() == annotation.model_dump()
     assert events[-1].response.output_text == response.output_text
+
+
+def test_a_replayed_response_has_the_events_of_the_first(server: Server, handbook: str) -> None:
+    parts = [{"type": "input_file", "file_id": handbook}, {"type": "input_text", "text": QUESTION}]
+    form = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}}
+    body = {"input": [{"role": "user", "content": parts}], "text": form, "max_output_tokens": 60, "stream": True}
+    headers = {"Idempotency-Key": "cited"}
+    first, again = (
+        server.http.post("/v1/responses", json=body, headers=headers).raise_for_status().text for _ in range(2)
+    )
+    assert "response.output_text.annotation.added" in events(first)
+    assert events(again) == events(first)
+
+
+def events(stream: str) -> dict[str, dict[str, Any]]:
+    """Return the events of a stream by type, without their numbers and the pieces of the text."""
+    sent = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: ")]
+    return {e["type"]: e | {"sequence_number": 0} for e in sent if e["type"] != "response.output_text.delta"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import importlib.util
 import re
+import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from everlong_server.engine.documents.formats.blocks import Unreadable
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Unreadable
 
 HEAD = 4096
 """Number of bytes at the start of a file that `detect` looks at."""
@@ -109,7 +110,8 @@ _TEXT_TYPES = (
 _PDF = re.compile(rb"%PDF-\d")
 _OLE = b"\xd0\xcf\x11\xe0"
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-_BLANK = rb"(?:\s|<!--.*?-->|<\?xml[^>]*\?>)*"
+# Atomic, as each comment could otherwise end at any later one, in 2^n ways.
+_BLANK = rb"(?>\s|<!--.*?-->|<\?xml[^>]*\?>)*+"
 _HTML = re.compile(
     _BLANK + rb"(?:<!doctype\s+html|<html[\s>]|<head[\s>]|<body[\s>]|<!doctype[^>]*>\s*<html)",
     re.DOTALL | re.IGNORECASE,
@@ -170,7 +172,7 @@ def _zip_format(file: Path) -> str:
         with zipfile.ZipFile(file) as packed:
             names = [name.lstrip("/").replace("\\", "/").lower() for name in packed.namelist()]
             declared = packed.read("mimetype").strip().decode("latin-1") if "mimetype" in packed.namelist() else ""
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+    except DAMAGED_ENTRY as error:
         raise Unreadable(f"it is a damaged ZIP file ({error})") from None
     if (found := _BY_MEDIA_TYPE.get(declared)) is not None:
         return found
@@ -185,10 +187,21 @@ def _ole_format(file: Path) -> str | None:
     data = file.read_bytes()
     for stream, format in (
         ("EncryptedPackage", ""), ("WordDocument", "doc"), ("PowerPoint Document", "ppt"), ("Workbook", "xls"), ("Book", "xls"),
-        ("__substg1.0_", "msg"),
+        ("__properties_version1.0", "msg"),
     ):  # fmt: skip
-        if stream.encode("utf-16-le") in data:
+        if _has_stream(data, stream):
             if not format:
                 raise Unreadable("it is encrypted: upload it without a password")
             return format
     return None
+
+
+def _has_stream(data: bytes, name: str) -> bool:
+    """Whether a directory entry of a compound file has this name. The words of its text may have it, too.
+
+    An entry begins at a multiple of 128 bytes, with the name in 64 bytes and then the name's size.
+    """
+    encoded = (name + "\0").encode("utf-16-le")
+    size = struct.pack("<H", len(encoded))
+    found = (match.start() for match in re.finditer(re.escape(encoded), data))
+    return any(at % 128 == 0 and data[at + 64 : at + 66] == size for at in found)

@@ -6,11 +6,14 @@ file, so that a small one cannot occupy the server. It never fetches anything th
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -39,6 +42,7 @@ class ExitCode(IntEnum):
     UNREADABLE = 4
     UNKNOWN_CONTAINER = 5
     OUT_OF_MEMORY = 6
+    DISK_FULL = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +73,17 @@ def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
     """Write the text of `file` to `text` as UTF-8, at most `max_text` bytes. Blocks.
 
     `kind`: as returned by `detect`. Raises `UnsupportedMedia` for a format that this server cannot convert,
-    `InvalidRequest` for a file that is damaged, encrypted or has no text, and `TooLarge`.
+    `InvalidRequest` for a file that is damaged, encrypted or has no text, `TooLarge`, and `OSError` if the disk is full.
     """
     limits = Limits.of(file.stat().st_size, max_text)
     module = "everlong_server.engine.documents.formats.worker"
     arguments = [kind, str(file), str(text), str(limits.text), str(limits.seconds), str(MEMORY)]
     try:
-        process = subprocess.run(
-            [sys.executable, "-m", module, *arguments], capture_output=True, timeout=2 * limits.seconds, check=False
-        )
+        with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
+            process = subprocess.run(
+                [sys.executable, "-m", module, *arguments], capture_output=True, timeout=2 * limits.seconds, check=False,
+                env=os.environ | {"TMPDIR": folder},
+            )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise _unreadable(f"converting {_name(kind)} takes too long, more than {2 * limits.seconds} seconds") from None
     format_id, _, result = process.stdout.decode(errors="replace").partition("\n")
@@ -87,6 +93,8 @@ def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
             f"the document is {_name(kind)}, which this server cannot read without pip install 'everlong[formats]'",
             param="file",
         )
+    if process.returncode == ExitCode.DISK_FULL:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode != 0:
         if process.stderr:  # a fault of a reader, or of the library that it uses
             log.warning("a conversion of %s failed: %s", kind, process.stderr.decode(errors="replace")[-2000:])

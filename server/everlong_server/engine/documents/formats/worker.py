@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import resource
@@ -19,10 +20,22 @@ from everlong_server.store.texts.outline import OutlineEntry
 
 
 def read(file: Path, format_id: str, notes: Notes) -> Iterator[Block]:
-    """Yield the blocks of a file in one of `FORMATS`. Raises `Unreadable`."""
+    """Yield the blocks of a file in one of `FORMATS`. Raises `Unreadable`, and `OSError` if the disk is full."""
     name = FORMATS[format_id].reader
     reader = importlib.import_module(f"everlong_server.engine.documents.formats.readers.{name}")
-    return reader.read(file, notes, format_id) if name == "legacy" else reader.read(file, notes)
+    try:
+        yield from reader.read(file, notes, format_id) if name == "legacy" else reader.read(file, notes)
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:  # readers and their libraries raise many kinds of errors for damaged files
+        if _is_disk_full(error):
+            raise
+        traceback.print_exc()
+        raise Unreadable(f"the file cannot be read: it is damaged ({type(error).__name__})") from error
+
+
+def _is_disk_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_nested(file: Path, name: str, notes: Notes) -> Iterator[Block] | None:
@@ -86,10 +99,10 @@ def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str)
     except Unreadable as error:
         sys.stdout.write(f"\n{error}")
         return ExitCode.UNREADABLE
-    except Exception as error:  # readers and their libraries raise many kinds of errors for damaged files
-        traceback.print_exc()
-        sys.stdout.write(f"\nthe file cannot be read: it is damaged ({type(error).__name__})")
-        return ExitCode.UNREADABLE
+    except OSError as error:
+        if _is_disk_full(error):
+            return ExitCode.DISK_FULL
+        raise
     sys.stdout.write("\n")
     json.dump(
         {"outline": [astuple(entry) for entry in outline], "notes": [astuple(note) for note in notes.all()]}, sys.stdout

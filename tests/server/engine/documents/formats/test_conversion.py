@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
+import os
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -248,6 +251,23 @@ def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.Monkey
     monkeypatch.setattr(conversion, "SECONDS", 0)
     with pytest.raises(InvalidRequest, match="takes too long"):
         converted(files.pdf(["x"]))
+
+
+def test_a_conversion_that_is_killed_leaves_no_files(
+    converted: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(conversion, "SECONDS", 2)
+    with pytest.raises(InvalidRequest, match="seconds"):
+        converted(files.zipped({"a.html": "<html>" + "<p>words" * 4_000_000}))
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_full_disk_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(files.pdf(["A page."]))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        conversion.convert(tmp_path / "in", "pdf", Path("/dev/full"), 1 << 20)
 
 
 def test_without_the_libraries_the_error_says_how_to_install_them(

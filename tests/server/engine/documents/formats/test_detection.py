@@ -20,6 +20,8 @@ KINDS = [
     (b"<div align=center>", None, "text/html", "html"),
     (b"<div align=center>", None, "text/plain", None),
     (b"<!-- a comment -->\n<html>", None, None, "html"),
+    (b"<!-- --> " * 400 + b"Words after comments", "a.md", None, None),
+    (b"<!---->" * 500 + b"<html>", None, None, "html"),
     (b"Words without a tag", "a.html", "text/html", None),
     (b"1 < 2 and 3 > 2", "a.html", None, None),
     (b"<template>\n", "a.vue", None, None),

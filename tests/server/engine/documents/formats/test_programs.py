@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,10 @@ def test_an_outlook_message() -> None:
     ]
 
 
+def test_an_outlook_message_with_the_name_of_another_formats_stream() -> None:
+    assert text_of(files.outlook("Workbook", "Book the WordDocument.")).endswith("Book the WordDocument.")
+
+
 MAIL = (
     "From: Ada Quill <ada@x.org>\r\nTo: bo@y.org\r\nSubject: =?utf-8?q?Rent_f=C3=BCr_May?=\r\nMIME-Version: 1.0\r\n"
     "Content-Type: multipart/mixed; boundary=B\r\n\r\n--B\r\nContent-Type: text/plain; charset=windows-1252\r\n"
@@ -92,6 +97,50 @@ def test_an_email_with_attachments() -> None:
         "From: Ada Quill <ada@x.org>\nTo: bo@y.org\nSubject: Rent für May\n\ncafé at noon\n\n[Attachment] a.csv\n\nx,y"
     )
     assert notes_of(MAIL, "a.eml") == ["b.png: its format is not supported; it was left out"]
+
+
+def mail(subject: str, text: str) -> EmailMessage:
+    message = EmailMessage()
+    message["From"], message["Subject"] = "ada@x.org", subject
+    message.set_content(text)
+    return message
+
+
+def test_all_texts_of_an_email_are_read() -> None:
+    message = mail("Minutes", "Plain words.")
+    message.add_alternative("<p>The same as HTML.</p>", subtype="html")
+    message.make_mixed()
+    message.attach(part("<p>A footer.</p>", "html"))
+    message.attach(part("Unsubscribe here.", "plain"))
+    assert text_of(message.as_bytes(), "a.eml").split("\n\n")[1:] == ["Plain words.", "A footer.", "Unsubscribe here."]
+    assert notes_of(message.as_bytes(), "a.eml") == []
+
+
+def part(text: str, subtype: str) -> EmailMessage:
+    made = EmailMessage()
+    made.set_content(text, subtype=subtype)
+    return made
+
+
+def test_an_email_inside_an_email_is_read_once() -> None:
+    inner, outer = mail("Inner", "Forwarded."), mail("Outer", "See below.")
+    inner.add_attachment("Attached words.", filename="a.txt")
+    outer.add_attachment(inner)
+    text = text_of(outer.as_bytes(), "a.eml")
+    assert [text.count(words) for words in ("See below.", "Forwarded.", "Attached words.")] == [1, 1, 1]
+
+
+def test_an_unnamed_part_that_is_no_text_is_noted() -> None:
+    message = mail("Picture", "Look.")
+    message.add_attachment(b"\x89PNG", "image", "png", disposition="inline")
+    assert notes_of(message.as_bytes(), "a.eml") == ["left out: parts without a name: image/png (1)"]
+
+
+def test_a_damaged_file_in_an_archive_does_not_spoil_the_others() -> None:
+    damaged = files.word_of('<w:p><w:r><w:sym w:font="Symbol" w:char="none"/></w:r></w:p>')
+    packed = files.zipped({"a.txt": "First.", "b.docx": damaged, "c.txt": "Last."})
+    assert text_of(packed) == "[File] a.txt\n\nFirst.\n\n[File] c.txt\n\nLast."
+    assert notes_of(packed) == ["b.docx: it was left out: the file cannot be read: it is damaged (ValueError)"]
 
 
 def test_an_archive_of_documents() -> None:

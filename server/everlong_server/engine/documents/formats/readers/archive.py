@@ -20,9 +20,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
             for entry in sorted(packed.infolist(), key=lambda entry: entry.filename)
             if not entry.is_dir() and not any(name in entry.filename.lower() for name in _SYSTEM)
         ]
-        notes.left_out(
-            f"files after the first {_MAX_FILES}", len(entries) - _MAX_FILES if len(entries) > _MAX_FILES else 0
-        )
+        notes.left_out(f"files after the first {_MAX_FILES}", max(0, len(entries) - _MAX_FILES))
         for entry in entries[:_MAX_FILES]:
             try:
                 data = packed.read(entry)

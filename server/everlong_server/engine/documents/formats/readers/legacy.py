@@ -9,15 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.catalogue import FORMATS
 
-_MEDIA_TYPES = {
-    "doc": "application/msword",
-    "ppt": "application/vnd.ms-powerpoint",
-    "xls": "application/vnd.ms-excel",
-    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-    "rtf": "application/rtf",
-    "msg": "application/vnd.ms-outlook",
-}
 _LOST_FOOTNOTE = re.compile(r"\[\^\d+\]")
 _LAYERS = {"header": "[Header] ", "footer": "[Footer] ", "footnote": "[Footnote] "}
 _REPEATED = {"rtf": "header", "ppt": "footnote"}
@@ -42,7 +35,7 @@ def read(file: Path, notes: Notes, kind: str) -> Iterator[Block]:
         concurrency=kreuzberg.ConcurrencyConfig(max_threads=1),
     )
     try:
-        result = kreuzberg.extract_file_sync(str(file), _MEDIA_TYPES[kind], config=config)
+        result = kreuzberg.extract_file_sync(str(file), FORMATS[kind].media_types[0], config=config)
     except kreuzberg.KreuzbergError as error:
         why = (
             "it is encrypted"

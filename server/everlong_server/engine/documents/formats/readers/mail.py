@@ -25,15 +25,22 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     if not page:
         lines = [f"{name}: {value}" for name in _HEADERS if (value := _header(message, name))]
         yield Block("\n".join(lines), section=subject or None)
-    yield from _body(message, notes)
-    for part in message.walk():
-        if part.get_content_type() == "message/rfc822" and part is not message:
+    texts = list(_texts(message))
+    if not texts and (body := message.get_body(preferencelist=("plain", "html"))) is not None:
+        texts = [part for part in _leaves(message) if part is body]
+    if not texts:
+        notes.add("the message has no text")
+    for part in texts:
+        yield from _text(part, notes)
+    for part in _leaves(message):
+        if any(part is text for text in texts):
+            continue
+        if page or (part.get("Content-ID") and part.get_content_maintype() == "image"):
+            notes.left_out("pictures and styles of the page")
+        elif part.get_content_type() == "message/rfc822" or part.is_attachment() or part.get_filename():
             yield from _attachment(part, notes)
-        elif not part.is_multipart() and (part.is_attachment() or part.get_filename()):
-            if page or (part.get("Content-ID") and part.get_content_maintype() == "image"):
-                notes.left_out("pictures and styles of the page")
-            else:
-                yield from _attachment(part, notes)
+        elif part.get_content_maintype() != "text":
+            notes.left_out(f"parts without a name: {part.get_content_type()}")
 
 
 def _header(message: EmailMessage, name: str) -> str:
@@ -43,13 +50,32 @@ def _header(message: EmailMessage, name: str) -> str:
         return ""
 
 
-def _body(message: EmailMessage, notes: Notes) -> Iterator[Block]:
-    """Yield the text of the message: the plain one, else the HTML one, of all its parts."""
-    body = message.get_body(preferencelist=("plain", "html"))
-    if body is None:
-        notes.add("the message has no text")
-        return
-    part = body if isinstance(body, EmailMessage) else message
+def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
+    """Yield the parts that have no parts, and messages inside the message as a whole."""
+    if part.is_multipart() and part.get_content_type() != "message/rfc822":
+        for inner in part.iter_parts():
+            if isinstance(inner, EmailMessage):
+                yield from _leaves(inner)
+    else:
+        yield part
+
+
+def _texts(part: EmailMessage) -> Iterator[EmailMessage]:
+    """Yield the texts that a reader sees: of alternatives the plain one, else the HTML one."""
+    kind = part.get_content_type()
+    inner = [each for each in part.iter_parts() if isinstance(each, EmailMessage)] if part.is_multipart() else []
+    if kind == "message/rfc822" or not inner:
+        if part.get_content_maintype() == "text" and not part.is_attachment() and not part.get_filename():
+            yield part
+    elif kind == "multipart/alternative":
+        choices = {texts[0].get_content_subtype(): texts for each in inner if (texts := list(_texts(each)))}
+        yield from choices.get("plain") or choices.get("html") or ()
+    else:
+        for each in inner[:1] if kind == "multipart/related" else inner:
+            yield from _texts(each)
+
+
+def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     text = decode(_bytes(part), notes, declared=part.get_content_charset())
     if part.get_content_type() == "text/html":
         yield from render(text, notes)
