@@ -147,7 +147,9 @@ class Session(Wire):
     )
     documents: list[str]
     model: str
-    status: Literal["reading", "ready", "failed"]
+    status: Literal["reading", "ready", "failed"] = Field(
+        description="reading: messages are answered from passages alone until the documents are read; with recall off, they are refused"
+    )
     position: int = Field(description="tokens of context: documents and messages")
     messages: int
     recall: Recall | Literal[False] | None = Field(
@@ -227,6 +229,11 @@ class Message(Wire):
     evidence: list[Evidence] | None = None
     citations: list[Citation] | None = Field(
         None, description="by sentence, in the order of the answer; none for a sentence that no passage supports"
+    )
+    memory_progress: float | None = Field(
+        None,
+        description="the documents were still being read, so the answer rests on its evidence alone: the share that was read, 0 "
+        "to 1. Null: the memory had read them",
     )
 
 

@@ -192,7 +192,8 @@ class Session:
     """A copy of the memory of its documents' reading, and the messages since.
 
     `snapshot`: its memory. `title`: the first question, or the title that a client gave it. `recall`: the setting for messages
-    that have none of their own. `version`: counts the commits.
+    that have none of their own. `unread`: how many of the last messages its memory has not read, since the documents were
+    still being read. `version`: counts the commits.
     """
 
     id: str
@@ -205,10 +206,11 @@ class Session:
     version: int = 0
     title: str | None = None
     recall: RecallChoice = None
+    unread: int = 0
 
     @property
     def started(self) -> bool:
-        """Whether it has a state, which it gets when its documents are ready or with its first message."""
+        """Whether it has a state, which it gets when its documents are ready; without documents, with its first message."""
         return self.snapshot.size is not None
 
     @property
@@ -220,8 +222,8 @@ class Session:
         """Return the fields of the hash that stores it."""
         return {
             "id": self.id, "model": self.model, "model_name": self.model_name, "documents": json.dumps(self.documents),
-            "created_at": self.created_at, "version": self.version, "messages": self.messages, **self.snapshot.fields(),
-            **({"title": self.title} if self.title is not None else {}),
+            "created_at": self.created_at, "version": self.version, "messages": self.messages, "unread": self.unread,
+            **self.snapshot.fields(), **({"title": self.title} if self.title is not None else {}),
             **({"recall": json.dumps(self.recall)} if self.recall is not None else {}),
         }  # fmt: skip
 
@@ -239,4 +241,5 @@ class Session:
             version=int(stored[b"version"]),
             title=stored[b"title"].decode() if b"title" in stored else None,
             recall=json.loads(stored.get(b"recall", b"null")),
+            unread=int(stored.get(b"unread", 0)),
         )
