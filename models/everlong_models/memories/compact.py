@@ -168,12 +168,16 @@ class Compact(SegmentReader):
         behind = torch.full((1, n), T, device=keys.device)
         queries = self._turning.turn(layer, queries, behind).to(keys.dtype).unflatten(1, (G, R))
         slots = used[:, None] + torch.arange(T, device=keys.device)
-        keys = keys[:, :, : self._most_used + T]
-        unused = torch.arange(keys.shape[2], device=keys.device) > slots[:, -1:]  # (B, C)
+        unused = None
+        if len(used) == 1 and keys.device.type == "cpu":  # on a GPU this would wait for `used`
+            keys = keys[:, :, : int(used) + T]
+        else:
+            unused = torch.arange(keys.shape[2], device=keys.device) > slots[:, -1:]  # (B, C)
         found = []
         for head in range(G):  # one at a time: all scores together take hundreds of megabytes
             logits = queries[:, head].flatten(1, 2) @ keys[:, head].mT  # (B, R·n, C)
-            logits = logits.masked_fill_(unused[:, None], -torch.inf)
+            if unused is not None:
+                logits = logits.masked_fill_(unused[:, None], -torch.inf)
             attention = logits.softmax(-1, dtype=torch.promote_types(keys.dtype, torch.float32))
             found.append(attention.square_().mean(1).gather(1, slots))
         return torch.stack(found, dim=1)
