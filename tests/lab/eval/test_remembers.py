@@ -112,9 +112,9 @@ def test_a_run_reports_all_ways_and_continues(
     assert done.exit_code == 0, done.output
     document = json.loads(figures.read_text())
     ways = document["plan"]["ways"]
-    assert calls == [
-        (one["document"], *ways[: n + 1]) for one in document["documents"] for n in range(len(ways))
-    ], "nothing is asked twice"
+    assert calls == [(one["document"], *ways[: n + 1]) for one in document["documents"] for n in range(len(ways))], (
+        "nothing is asked twice"
+    )
     assert {row["way"] for row in document["rows"]} == set(document["plan"]["ways"])
     assert all(
         set(q["likelihood"]) == set(document["plan"]["ways"]) for d in document["documents"] for q in d["questions"]

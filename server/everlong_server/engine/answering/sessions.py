@@ -120,7 +120,9 @@ class SessionTurns:
             reading = await self._documents.readings.get(reading_id(session.model, session.documents[:n]))
             total += document.bytes
             if reading is not None:
-                read += document.bytes if reading.status == "ready" else max(0, reading.cursor.bytes - document.text_offset)
+                read += (
+                    document.bytes if reading.status == "ready" else max(0, reading.cursor.bytes - document.text_offset)
+                )
         return read / total if total else 1.0
 
     @asynccontextmanager
