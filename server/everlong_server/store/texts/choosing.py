@@ -22,13 +22,14 @@ _MIN_SHARE, _SURE_SHARE = 0.25, 0.5
 """Share of the query's words that a passage about it has; by words alone, and to be sure of a question."""
 _FEW_WORDS, _VAGUE = 2, 0.3
 """A question with at most so many words of its own and this cosine may be about the text itself ("What is the story about?")."""
-_RELATIVE_COSINE, _RELATIVE_WORDS = 0.6, 0.4
+_RELATIVE_COSINE, _RELATIVE_WORDS = 0.5, 0.3
 """Share of the best passage's cosine or BM25 score that every chosen passage must have."""
 _DISTANT, _FLAT = 0.40, 2.2
 """The query is about the whole text only if its best cosine is below `_DISTANT` or less than `_FLAT` standard deviations above the mean."""
-_SPECIFIC, _PLAIN = 1.2, 0.6
-"""Nor is it about the whole text if its best BM25 score is at least this many times that of one word that a single passage has: with
-vectors, by words alone. Otherwise a quarter of the questions about some place of a story count as such."""
+_PLACE, _PLAIN, _REMARK = 1.2, 0.6, 0.8
+"""Best BM25 score ÷ that of one word that a single passage has. From `_PLACE` on, the query is about some place, however flat the
+cosines are: without this limit, a quarter of the questions about stories were taken for ones about the whole text. By words alone:
+below `_PLAIN`, it is about the whole text, and a remark below `_REMARK` is small talk."""
 _SHORT_TEXT = 24
 """Passages of a text in which the shape of scores tells nothing."""
 _OPENING, _ENDING, _REPRESENTATIVES, _CLUSTERED = 2, 1, 3, 400
@@ -50,20 +51,24 @@ def choose(query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int)
 def _is_found(query: Query, ranking: Ranking) -> bool:
     share, cosine = float(ranking.shares.max()), float(ranking.similarities.max())
     if not ranking.similarities.any():
-        return share >= _MIN_SHARE
+        return share >= _MIN_SHARE and (query.asks or _specificity(ranking) >= _REMARK)
     if cosine >= _SURE or (query.asks and share >= _SURE_SHARE):
         return True
     return share >= _MIN_SHARE and cosine >= (_POSSIBLE if query.asks else _POSSIBLE_REMARK)
+
+
+def _specificity(ranking: Ranking) -> float:
+    """Return the best BM25 score ÷ the score of one word that a single passage has once."""
+    return float(ranking.by_words.max()) / math.log(1 + len(ranking.by_words))
 
 
 def _is_about_whole(ranking: Ranking) -> bool:
     count = len(ranking.scores)
     if count <= _SHORT_TEXT:
         return False
-    specific = float(ranking.by_words.max()) / math.log(1 + count)
     if not ranking.similarities.any():
-        return specific < _PLAIN
-    if specific >= _SPECIFIC:
+        return _specificity(ranking) < _PLAIN
+    if _specificity(ranking) >= _PLACE:
         return False
     known = ranking.similarities[ranking.similarities != 0]
     top = float(known.max())

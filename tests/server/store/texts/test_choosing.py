@@ -59,6 +59,14 @@ def test_a_remark_is_answered_from_the_texts_only_if_they_are_surely_about_it(
     assert bool(chosen(REMARK, **given)) is by_remark
 
 
+def test_by_words_alone_a_remark_needs_rare_words() -> None:
+    one_rare_word = math.log(1 + 100)
+    for words, by_question, by_remark in ((0.7, True, False), (0.9, True, True)):
+        given: dict[str, Any] = {"words": {40: words * one_rare_word}, "shares": {40: 1.0}}
+        assert bool(chosen(QUESTION, **given)) is by_question
+        assert bool(chosen(REMARK, **given)) is by_remark
+
+
 def test_a_question_with_words_of_one_place_is_not_about_the_whole_text() -> None:
     """Also where its meaning is near to no passage or to all: then its words decide."""
     flat: dict[str, Any] = {"cosines": dict.fromkeys(range(30, 50), 0.35), "other": 0.3, "shares": {40: 0.5}}
