@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,9 @@ from everlong_models.errors import ConfigError
 from everlong_models.memories.window import Window, WindowConfig
 from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
 from everlong_server.engine.answering.prompt import template_of
+from everlong_server.settings import Settings
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passages import Passage
 from everlong_server.store.texts.search_corpus import SearchCorpus
 from everlong_server.store.texts.vectors import load_embedder
 
@@ -47,8 +49,8 @@ _LONGEST = 160
 @dataclass(frozen=True, slots=True)
 class RemembersPlan:
     """What to measure. `documents`: number per set and length. `questions`: number per document. `written`: how many of them
-    are also answered. `most`: longest document for the backbone's context, in tokens, if its positions allow it. `embeddings`:
-    whether passages are also searched by meaning, as the server's setting."""
+    are also answered. `most`: longest document for the backbone's context, in tokens, if its positions allow it. `recall`:
+    None: the server's default. `embeddings`: whether passages are also searched by meaning, as the server's setting."""
 
     sets: tuple[str, ...] = tuple(SETS)
     lengths: tuple[int, ...] = (4_000, 16_000, 64_000)
@@ -59,7 +61,7 @@ class RemembersPlan:
     split: str = "test"
     seed: int = 0
     most: int = 32_000
-    recall: Recall = field(default=Recall(16, 400))
+    recall: Recall | None = None
     embeddings: str = "auto"
     max_tokens: int = 48
 
@@ -196,7 +198,8 @@ class Measuring:
 
     async def _passages(self, document: Remembered) -> list[str]:
         """Return for each question the text with passages that the server would put before it; "" if it finds none."""
-        recall, template = self._plan.recall, template_of(self._model)
+        template = template_of(self._model)
+        recall = self._plan.recall or Recall(Settings.model_fields["recall_passages"].default, template.tokens)
         with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
             corpus = SearchCorpus(Blobs(f"file://{folder}"), load_embedder(self._plan.embeddings))
             stored = await corpus.put(document.text)
@@ -205,7 +208,12 @@ class Measuring:
             found = []
             for question in document.questions:
                 query = search_query(question.question, None)
-                passages = await corpus.passages.search([stored.id], query, recall.passages) if query else []
+                passages: list[Passage] = []
+                if query is not None:
+                    by_sentences = template.gap is not None
+                    passages = await corpus.passages.search(
+                        [stored.id], query, recall.passages, by_sentences=by_sentences
+                    )
                 found.append(select_passages(passages, "", recall.tokens, self.count, template)[1])
             return found
 
