@@ -215,32 +215,6 @@ def test_a_message_before_the_document_is_ready(server: Server) -> None:
     assert server.get_session(session["id"])["status"] == "failed"
 
 
-def test_answers_rest_on_evidence_until_the_document_is_read(server: Server) -> None:
-    before = server.upload(STORY.read_text() * 10)["id"]  # one reader: the next document waits for this one
-    document = server.upload(TEXT + STORY.read_text() * 4)["id"]
-    session = server.session(document)["id"]
-    first = server.say(session, "Who is Alice?", **GREEDY)
-    assert 0 <= first["memory_progress"] < 1
-    assert first["evidence"]
-    assert first["usage"]["reused_tokens"] == 0
-    followed = server.say(session, "And where is she?", **GREEDY)
-    assert followed["memory_progress"] is not None
-    assert followed["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"], "earlier messages precede the question"
-    early = server.get_session(session)
-    assert (early["status"], early["messages"], early["position"]) == ("reading", 4, 0)
-    server.http.delete(f"/v1/documents/{before}")
-    tokens = wait_for(lambda: (read := server.document(document))["status"] == "ready" and read["tokens"], 300)
-    late = server.say(session, "Who is Alice?", **GREEDY)
-    assert late.get("memory_progress") is None
-    assert late["usage"]["prompt_tokens"] > tokens + first["usage"]["completion_tokens"]
-    after = server.get_session(session)
-    assert (after["status"], after["messages"]) == ("ready", 6)
-    conversation = sum(answer["usage"]["completion_tokens"] for answer in (first, followed, late))
-    assert after["position"] > tokens + conversation, "the memory has read the document and all messages"
-    last = server.say(session, "Who is Alice?", **GREEDY)
-    assert last["usage"]["prompt_tokens"] < after["position"] + late["usage"]["prompt_tokens"] - tokens
-
-
 def test_a_session_outlives_its_document(server: Server) -> None:
     document = server.read(TEXT[:2000])["id"]
     session = server.session(document)
