@@ -115,7 +115,9 @@ _REMARKS = (
 
 
 def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
-    """Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?".
+    """A text that has a remark's words need not be about it.
+
+    Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?".
     """
 
     async def drawn() -> list[str]:
@@ -131,7 +133,12 @@ def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
 
 
 def test_by_words_alone_small_talk_draws_passages_only_with_rare_words(tmp_path: Path) -> None:
-    requests = ("Tell me about Humpty Dumpty", "the walrus and the carpenter", "Describe the murder at Birlstone.", "Explain the cipher.")
+    requests = (
+        "Tell me about Humpty Dumpty",
+        "the walrus and the carpenter",
+        "Describe the murder at Birlstone.",
+        "Explain the cipher.",
+    )
 
     async def drawn() -> list[str]:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"))
