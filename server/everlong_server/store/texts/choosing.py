@@ -48,6 +48,11 @@ def choose(query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int)
     return _covering(parts, ranking, best, limit) if _is_about_whole(ranking) else best
 
 
+def covers(query: Query, ranking: Ranking) -> bool:
+    """Return whether `choose` takes passages that cover the texts, and not only those about the query."""
+    return bool(len(ranking.scores)) and (not _is_found(query, ranking) or _is_about_whole(ranking))
+
+
 def _is_found(query: Query, ranking: Ranking) -> bool:
     share, cosine = float(ranking.shares.max()), float(ranking.similarities.max())
     if not ranking.similarities.any():
