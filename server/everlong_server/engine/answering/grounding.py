@@ -79,7 +79,7 @@ class Template:
     """How passages and a question become one text: `opening`, passages with `separator` between them, `closing`, question.
 
     If the text has nothing about the question: `nothing` and the question. `gap`: between sentences of one paragraph; None: the
-    template is for whole passages.
+    template is for whole passages. `tokens`: maximum number of tokens of the text, unless a setting or a request gives another.
     """
 
     opening: str
@@ -90,6 +90,7 @@ class Template:
         "Question: "
     )
     gap: str | None = None
+    tokens: int = 1000
 
     def render(self, passages: Sequence[str]) -> str:
         """Return the text that goes before the question; "" without passages."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from everlong_models import Model
 from everlong_server.engine.answering.grounding import (
     RECENT_TOKENS,
     TEMPLATE,
@@ -26,9 +27,15 @@ INSTRUCT = Template(
     "\n\n",
     "\n\nQuestion: ",
     gap=" … ",
+    tokens=500,
 )
 """The template for instruct models as their authors made them. The instruction to decline comes first: with one after the passages,
 Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answered (12 questions, too few to compare templates)."""
+
+
+def template_of(model: Model) -> Template:
+    """Return `INSTRUCT` for an instruct model as its authors made it, else `TEMPLATE`."""
+    return INSTRUCT if not model.tuned and model.tokenizer.chat_template else TEMPLATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,10 @@ class PromptBuilder:
     """Builds the prompts of one model."""
 
     def __init__(self, engine: Engine, passages: Passages, template: Template | None = None) -> None:
-        """`template`: None takes `INSTRUCT` for a backbone with a chat template, else `TEMPLATE`."""
+        """`template`: None takes that of the model."""
         self._engine = engine
         self._passages = passages
-        instructed = not engine.model.tuned and engine.model.tokenizer.chat_template
-        self._template = template or (INSTRUCT if instructed else TEMPLATE)
+        self._template = template or template_of(engine.model)
 
     async def prompt(self, context: TurnContext, content: str, recall: Recall) -> Prompt:
         """Return the prompt for the message `content`, with passages of the session's documents."""
