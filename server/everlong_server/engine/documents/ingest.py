@@ -122,11 +122,12 @@ class Ingest:
     max_bytes: int
 
     async def add(
-        self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"]
+        self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"] | None
     ) -> Document:
         """Receive and store a document, and queue its reading. Everything is durable on return.
 
-        For a retry of a completed request, only compares the content with the first request's.
+        For a retry of a completed request, only compares the content with the first request's. `endpoint`: where the client
+        sent the content; None if the client sent none, and the caller has compared the request.
         """
         self.require_running()
         await self.redis.ping()  # fail before the upload, not after it
@@ -137,7 +138,8 @@ class Ingest:
         writer = DiscardingWriter() if exists else await self.blobs.create(document_id)
         try:
             received = await receive(source, writer, self.max_bytes)
-            await record.check_same_request("upload", endpoint, received.digest, received.filename or "")
+            if endpoint is not None:
+                await record.check_same_request("upload", endpoint, received.digest, received.filename or "")
             await received.commit(writer)
         except BaseException:
             await writer.abort()
