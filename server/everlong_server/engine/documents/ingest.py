@@ -22,6 +22,7 @@ from everlong_server.engine.documents.text_checker import Declaration, TextCheck
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import NotFound, ServerError, TooLarge, Unavailable
 from everlong_server.pools import Pool
+from everlong_server.store.backup.running import is_running
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecord
@@ -192,10 +193,11 @@ class Ingest:
                 raise
         if not await self.documents.exists(document_id):  # else it belongs to another tenant
             await self.chats.forget(document_id)
-            await self.passages.delete(document_id)
-            await self.token_offsets.delete(document_id)
-            for blob in (outline.name(document_id), document_id):
-                await self.blobs.delete(blob)
+            if not await is_running(self.redis):  # a backup may still copy the files; a later sweep deletes them
+                await self.passages.delete(document_id)
+                await self.token_offsets.delete(document_id)
+                for blob in (outline.name(document_id), document_id):
+                    await self.blobs.delete(blob)
         if missing is not None:
             raise missing
 

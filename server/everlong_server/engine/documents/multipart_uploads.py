@@ -15,6 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from everlong_server.engine.documents.ingest import DiscardingWriter, FileSource, Ingest, ReceivedFile
 from everlong_server.engine.documents.text_checker import Declared, TextChecker, clean_filename, too_large
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, TooLarge
+from everlong_server.store.backup.running import is_running
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import new_id
 from everlong_server.store.texts.blobs import BlobWriter
@@ -205,7 +206,10 @@ class MultipartUploads:
 
     async def _release(self, upload: Upload) -> None:
         """Delete the parts and release the quota of an upload that has ended."""
-        await self.ingest.blobs.delete_parts(upload.id)
+        if not await is_running(
+            self.ingest.redis
+        ):  # a backup may still copy the parts; they are deleted when they expire
+            await self.ingest.blobs.delete_parts(upload.id)
         await self.ingest.quota.release(upload.id)
 
     async def _create_document(self, upload: Upload, part_ids: Sequence[str], md5: str | None) -> None:
