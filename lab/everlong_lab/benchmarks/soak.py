@@ -139,7 +139,7 @@ def _sample(plan: SoakPlan, server: Process, counts: Counts, number: int, second
     process = psutil.Process(server.pid)
     try:
         with redis.Redis(unix_socket_path=str(EmbeddedRedis(plan.folder / "data").socket), socket_timeout=1) as client:
-            used = int(client.info("memory")["used_memory"])  # type: ignore[index]
+            used = int(client.info("memory")["used_memory"])
     except redis.RedisError:
         return None
     return Sample(

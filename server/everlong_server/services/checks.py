@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -103,4 +104,5 @@ async def _wait_for_redis(redis_url: str, settings: Settings, ask: Callable[[Cli
                 log.warning("waiting for Redis: %s", error)
                 await asyncio.sleep(0.5)
     finally:
-        await redis.aclose()
+        with contextlib.suppress(RedisError, TimeoutError):  # loading the model can hold up the event loop for seconds
+            await redis.aclose()

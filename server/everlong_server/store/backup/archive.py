@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
@@ -70,8 +71,10 @@ class ArchiveWriter:
         info.size = size
         try:
             self._tar.addfile(info, reader)  # type: ignore[arg-type]
-        except tarfile.TarError as error:  # or an OSError, "unexpected end of data", for a file that has shrunk
-            raise BackupError(f"{name} changed while it was copied: {error}") from None
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise BackupError(f"{name} changed while it was copied: {error}") from None  # "unexpected end of data"
         self._manifest.members[name] = (size, reader.digest.hexdigest())
 
     def finish(self) -> None:
@@ -105,14 +108,15 @@ def verify(path: Path, progress: Progress) -> Manifest:
     """Read the whole archive and compare it with its manifest. Raises `BackupError` and `OSError`."""
     found: dict[str, tuple[int, str]] = {}
     manifest: Manifest | None = None
-    for name, content in members(path):
-        if name == _MANIFEST:
-            manifest = _parse(content.read(), path)
-            break
-        reader, size = _Hashing(content, progress), 0
-        while data := reader.read(_PIECE):
-            size += len(data)
-        found[name] = (size, reader.digest.hexdigest())
+    with opened(path) as contents:
+        for name, content in contents:
+            if name == _MANIFEST:
+                manifest = _parse(content.read(), path)
+                break
+            reader, size = _Hashing(content, progress), 0
+            while data := reader.read(_PIECE):
+                size += len(data)
+            found[name] = (size, reader.digest.hexdigest())
     if manifest is None:
         raise BackupError(f"{path} is truncated or damaged: its end, with the manifest, is missing")
     for name, stored in manifest.members.items():
@@ -123,17 +127,22 @@ def verify(path: Path, progress: Progress) -> Manifest:
     return manifest
 
 
-def members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and the content of each member, in order. Raises `BackupError` and `OSError`."""
+@contextmanager
+def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
+    """Yield the name and the content of each member, in order. Raises `BackupError`, also while a content is read, and `OSError`."""
     try:
         with tarfile.open(path, mode="r:") as tar:
-            for info in tar:
-                content = tar.extractfile(info)
-                if content is None:
-                    raise BackupError(f"{path} is damaged: {info.name[:100]!r} is not a file")
-                yield info.name, content
+            yield _members(tar, path)
     except tarfile.TarError as error:
         raise BackupError(f"{path} is no backup of everlong, or it is truncated or damaged: {error}") from None
+
+
+def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    for info in tar:
+        content = tar.extractfile(info)
+        if content is None:
+            raise BackupError(f"{path} is damaged: {info.name[:100]!r} is not a file")
+        yield info.name, content
 
 
 def _parse(text: bytes, path: Path) -> Manifest:

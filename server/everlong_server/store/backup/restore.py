@@ -12,7 +12,7 @@ from typing import IO
 from redis.exceptions import ResponseError
 
 from everlong_server.store.backup import rdb
-from everlong_server.store.backup.archive import FILES, REDIS, Manifest, members, verify
+from everlong_server.store.backup.archive import FILES, REDIS, Manifest, opened, verify
 from everlong_server.store.backup.create import Meter, Say
 from everlong_server.store.backup.errors import BackupError
 from everlong_server.store.redis import keys
@@ -38,12 +38,13 @@ async def restore(path: Path, redis: Client, blobs: Blobs, folder: Path, say: Sa
     await redis.set(keys.SCHEMA, RESTORING)  # until everything is there, no server starts
     with tempfile.TemporaryDirectory(prefix="restore-", dir=folder) as scratch:
         meter = Meter(say, f"restoring {manifest.files} files", manifest.bytes)
-        for name, content in members(path):
-            if name == REDIS:
-                await asyncio.to_thread(_copy, content, Path(scratch) / REDIS)
-            elif name.startswith(FILES):
-                await asyncio.to_thread(blobs.put_stored, name.removeprefix(FILES), content)
-            meter(manifest.members[name][0] if name in manifest.members else 0)
+        with opened(path) as contents:
+            for name, content in contents:
+                if name == REDIS:
+                    await asyncio.to_thread(_copy, content, Path(scratch) / REDIS)
+                elif name.startswith(FILES):
+                    await asyncio.to_thread(blobs.put_stored, name.removeprefix(FILES), content)
+                meter(manifest.members[name][0] if name in manifest.members else 0)
         with rdb.loaded(Path(scratch), REDIS) as url:
             source = connect(f"{url}?db={manifest.database}")
             try:
