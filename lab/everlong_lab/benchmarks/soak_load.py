@@ -117,6 +117,7 @@ async def _round(client: _Client, rng: random.Random) -> None:
         await client.ask(messages, {"content": f"How many boats were short in year {rng.randrange(100 + number)}?"})
     await client.break_off(messages)
     parts = [{"type": "file", "file": {"file_id": document}}, {"type": "text", "text": "Who counted the boats?"}]
-    await client.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
+    model = (await client.send("GET", "/v1/models"))["data"][0]["id"]
+    await client.ask("/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": parts}]})
     await client.send("DELETE", f"/v1/sessions/{session}")
     await client.send("DELETE", f"/v1/documents/{document}")

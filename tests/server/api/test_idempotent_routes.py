@@ -18,6 +18,7 @@ from everlong_server.store.redis import keys
 from tests.process import Server, wait_for
 from tests.server.api.native.test_fetch import web
 from tests.server.api.test_idempotency import orphan
+from tests.server.tenants import MODEL
 
 __all__ = ["web"]
 
@@ -31,7 +32,14 @@ WITHOUT = {
 }
 """The routes without an `Idempotency-Key`, and why."""
 
-CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "logprobs": True, "n": 2, "seed": 1}
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 4,
+    "logprobs": True,
+    "n": 2,
+    "seed": 1,
+}
 RESPONSE = {"input": "Hello", "max_output_tokens": 16, "ignore_eos": True, "temperature": 0}
 UPLOAD = {"bytes": 5, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
 
