@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"strings"
@@ -100,48 +101,59 @@ func step(before, in, _ interface{}) (bool, interface{}) {
 	panic("unknown kind " + op.Kind)
 }
 
-func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: go run . HISTORY")
-		os.Exit(2)
-	}
-	file, err := os.Open(os.Args[1])
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(2)
-	}
-	sessions := map[string][]porcupine.Operation{}
-	count := 0
-	lines := bufio.NewScanner(file)
+// What a check found: operations, sessions, and those that are not linearizable or could not be decided in a minute.
+type result struct {
+	operations, sessions  int
+	violations, undecided []string
+}
+
+func check(history io.Reader) (result, error) {
+	sessions, count := map[string][]porcupine.Operation{}, 0
+	lines := bufio.NewScanner(history)
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
 		var op operation
 		if err := json.Unmarshal(lines.Bytes(), &op); err != nil {
-			fmt.Fprintf(os.Stderr, "line %d: %v\n", count+1, err)
-			os.Exit(2)
+			return result{}, fmt.Errorf("line %d: %w", count+1, err)
 		}
 		end := int64(math.MaxInt64)
 		if op.Return != nil {
 			end = *op.Return
 		}
 		sessions[op.Session] = append(sessions[op.Session],
-			porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Output: nil, Return: end})
+			porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Return: end})
 		count++
 	}
+	found := result{operations: count, sessions: len(sessions)}
 	model := porcupine.Model{Init: func() interface{} { return absent }, Step: step}
-	violations, undecided := 0, 0
-	for session, history := range sessions {
-		switch porcupine.CheckOperationsTimeout(model, history, time.Minute) {
+	for session, operations := range sessions {
+		switch porcupine.CheckOperationsTimeout(model, operations, time.Minute) {
 		case porcupine.Illegal:
-			violations++
-			fmt.Printf("%s: not linearizable (%d operations)\n", session, len(history))
+			found.violations = append(found.violations, session)
 		case porcupine.Unknown:
-			undecided++
-			fmt.Printf("%s: undecided after a minute (%d operations)\n", session, len(history))
+			found.undecided = append(found.undecided, session)
 		}
 	}
-	fmt.Printf("%d operations on %d sessions: %d not linearizable, %d undecided\n", count, len(sessions), violations, undecided)
-	if violations+undecided > 0 {
-		os.Exit(1)
+	return found, lines.Err()
+}
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: go run . HISTORY")
+		os.Exit(2)
 	}
+	file, err := os.Open(os.Args[1])
+	if err == nil {
+		var found result
+		if found, err = check(file); err == nil {
+			fmt.Printf("%d operations on %d sessions: %d not linearizable %v, %d undecided %v\n", found.operations, found.sessions,
+				len(found.violations), found.violations, len(found.undecided), found.undecided)
+			if len(found.violations)+len(found.undecided) > 0 {
+				os.Exit(1)
+			}
+			return
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(2)
 }
