@@ -55,8 +55,7 @@ class ArchiveWriter:
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        if path.exists():
-            raise BackupError(f"{path} exists: choose another name")
+        _require_new(path)
         self._path = path
         self._partial = path.with_name(f".{path.name}.part")
         self._manifest = manifest
@@ -88,8 +87,8 @@ class ArchiveWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        os.link(self._partial, self._path)  # unlike a rename, replaces nothing
-        self._partial.unlink()
+        _require_new(self._path)
+        self._partial.rename(self._path)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -102,6 +101,11 @@ class ArchiveWriter:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         self._partial.unlink(missing_ok=True)
+
+
+def _require_new(path: Path) -> None:
+    if path.exists():
+        raise BackupError(f"{path} exists: choose another name")
 
 
 def verify(path: Path, progress: Progress) -> Manifest:
