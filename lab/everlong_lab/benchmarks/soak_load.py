@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 _TEXT = "The harbour master counted the boats, and the boats were {number} short. " * 60
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 600.0
 _SAMPLING = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
