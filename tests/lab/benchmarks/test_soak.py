@@ -51,7 +51,6 @@ def test_a_soak_is_continued(tmp_path: Path) -> None:
     run(plan, print)
     first = load(tmp_path / "samples.jsonl")
     assert first
-    assert first[-1].faults > 0
     with (tmp_path / "samples.jsonl").open("a") as file:
         file.write('{"run": 0, "sec')  # as a kill leaves it
     report = run(replace(plan, minutes=0.4), print)
@@ -59,6 +58,5 @@ def test_a_soak_is_continued(tmp_path: Path) -> None:
     assert samples[: len(first)] == first
     assert {sample.run for sample in samples} == {0, 1}
     assert samples[-1].seconds >= 0.4 * 60 - 1
-    assert sum(sample.answers for sample in (first[-1], samples[-1])) > 0
     assert {row["figure"] for row in report.rows} >= {"memory of the server, MB", "open files", "memory of Redis, MB"}
     assert "<svg" in (tmp_path / "soak.svg").read_text()
