@@ -115,7 +115,10 @@ _REMARKS = (
 
 
 def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
-    """Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?"."""
+    """A text that has a remark's words need not be about it.
+
+    Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?".
+    """
 
     async def drawn() -> list[str]:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
