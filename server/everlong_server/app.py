@@ -23,7 +23,7 @@ from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.services import Shared, require_keys, require_vault, run_services
+from everlong_server.services import Shared, require_keys, require_schema, require_vault, run_services
 from everlong_server.settings import Settings, traces_wanted
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ def _lifespan(
 
         async def serve() -> None:
             try:
+                await require_schema(settings, redis_url)
                 await require_keys(settings, redis_url)
                 await require_vault(settings, redis_url)
                 model = await load()

@@ -9,27 +9,79 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from tests.process import Server
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.embedded import EmbeddedRedis
+from everlong_server.store.redis.schema import VERSION
+from tests.process import Server, everlong
 from tests.tinymodel import DATA, STORY
 
 EXPECTED: dict[str, Any] = json.loads((DATA / "store-0.1.json").read_text())
 DOCUMENT, SESSION = EXPECTED["document"], EXPECTED["session"]
 
 
-@pytest.fixture(scope="module")
-def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of today on the stored data."""
-    data = tmp_path_factory.mktemp("data")
+def unpacked(data: Path) -> Path:
+    """Unpack the data that 0.1.0 stored to a folder, and return it."""
     with tarfile.open(DATA / "store-0.1.tar.xz") as archive:
         archive.extractall(data, filter="data")
+    return data
+
+
+@pytest.fixture(scope="module", params=["in place", "from a backup"])
+def upgraded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of today on the stored data, or on what `everlong backup` and `restore` made of it."""
+    data = unpacked(tmp_path_factory.mktemp("d"))
+    if request.param == "from a backup":
+        archive, restored = data.parent / "0.1.backup", tmp_path_factory.mktemp("r")
+        for command, folder in (("backup", data), ("restore", restored)):
+            done = everlong(command, str(archive), "--data-dir", str(folder))
+            assert done.returncode == 0, done.stderr
+        archive.unlink()
+        data = restored
     with Server("rmt-detect", data, recall_passages=0, chat_seconds=10**8, response_seconds=10**8) as server:
         server.start()
         yield server
         server.check_keys()
+
+
+def test_the_store_is_marked_as_written_by_this_version(upgraded: Server) -> None:
+    assert upgraded.redis.get(keys.SCHEMA) == str(VERSION).encode()
+
+
+def content(client: redis.Redis) -> dict[bytes, Any]:
+    """Return all keys with their values, without what Redis orders or stamps anew when it loads them."""
+    read = {b"hash": client.hgetall, b"stream": client.xrange}
+    return {name: read.get(client.type(name), client.dump)(name) for name in client.scan_iter("*")}
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [(str(VERSION + 1), "a newer everlong has written the stored data"), ("restoring", "only partly restored"),
+     ("x", "a newer everlong has written the stored data")],
+)  # fmt: skip
+def test_an_older_server_refuses_newer_data(
+    tmp_path_factory: pytest.TempPathFactory, version: str, reason: str
+) -> None:
+    data = unpacked(tmp_path_factory.mktemp("d"))
+    embedded = EmbeddedRedis(data)
+    embedded.start()
+    with redis.Redis(unix_socket_path=str(embedded.socket)) as client:
+        client.set(keys.SCHEMA, version)
+        stored = content(client)
+    embedded.stop()
+    done = everlong("serve", "--port", "0", "--model", "rmt-detect", "--data-dir", str(data))
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+    embedded.start()
+    with redis.Redis(unix_socket_path=str(embedded.socket)) as client:
+        assert content(client) == stored, "nothing was changed"
+    embedded.stop()
 
 
 def test_a_stored_document_is_ready_and_has_its_text(upgraded: Server) -> None:

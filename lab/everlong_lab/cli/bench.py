@@ -221,6 +221,49 @@ def recall(
 
 
 @bench.command()
+def soak(
+    folder: Annotated[
+        Path, Argument(help="Write samples, plot and the server's data to this folder; continue if it has samples.")
+    ],
+    minutes: Annotated[
+        float, Option(help="Put load on the server for so many minutes, over all runs.", min=0.1)
+    ] = 180.0,
+    clients: Annotated[int, Option(help="Run so many concurrent clients.", min=1, max=256)] = 4,
+    every: Annotated[float, Option(help="Sample every so many seconds.", min=0.1)] = 5.0,
+    faults: Annotated[float, Option(help="Inject a fault every so many seconds on average.", min=0.1)] = 60.0,
+    warm_up: Annotated[float, Option(help="Leave so many minutes of each run out of the slopes.", min=0)] = 5.0,
+    model: Annotated[str | None, Option(help="Serve this model; default a tiny random one.")] = None,
+    output: Output = None,
+) -> None:
+    """Check that memory, open files, Redis and latency stay level under hours of load with faults."""
+    from everlong_lab.benchmarks.soak import SoakPlan, run
+
+    plan = SoakPlan(folder.absolute(), minutes, clients, every, faults, warm_up, model=model)
+    with reported(ValueError, RuntimeError):
+        _report(lambda: run(plan, progress), output)
+
+
+@bench.command()
+def history(
+    file: Annotated[Path, Argument(help="Write the history to this file.", callback=writable)],
+    operations: Annotated[int, Option(help="Record so many operations.", min=1)] = 100_000,
+    faults: Annotated[int, Option(help="Inject so many faults.", min=0)] = 50,
+    minutes: Annotated[float, Option(help="Stop after so many minutes.", min=0)] = 60.0,
+    clients: Annotated[int, Option(help="Run so many concurrent clients.", min=1, max=256)] = 8,
+    replicas: Annotated[int, Option(help="Run so many server processes on one Redis.", min=1, max=64)] = 3,
+    seed: Annotated[int, Option(help="Choose operations by this seed.", min=0)] = 0,
+    output: Output = None,
+) -> None:
+    """Record concurrent operations on sessions during faults, for the checker of linearizability in lab/checker."""
+    from everlong_lab.chaos import ClusterError
+    from everlong_lab.chaos.history import HistoryPlan, run
+
+    plan = HistoryPlan(file, operations, faults, minutes, clients, replicas, seed)
+    with reported(ClusterError, RuntimeError):
+        _report(lambda: run(plan, progress), output)
+
+
+@bench.command()
 def chaos(
     points: Annotated[int, Option(help="Kill so many replicas while they are busy.", min=0)] = 300,
     minutes: Annotated[float, Option(help="Stop after so many minutes.", min=0)] = 60.0,

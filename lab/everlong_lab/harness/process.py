@@ -91,6 +91,12 @@ class Process:
             self._process.wait()
             self._process = None
 
+    @property
+    def pid(self) -> int:
+        """The number of the running process."""
+        assert self._process is not None
+        return int(self._process.pid)
+
     def resident(self) -> int:
         """Return the resident memory of the process and its children, in bytes."""
         assert self._process is not None

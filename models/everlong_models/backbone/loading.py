@@ -52,7 +52,7 @@ def load_backbone(
         require_memory(name, size)
     if one_copy and device.type == "cpu" and dtype in (None, torch.float32) and name != DEFAULT_BACKBONE:
         path = _gguf(name, models_dir, progress)
-        quantised = None if path is None else _load_quantised(path, models_dir, progress)
+        quantised = None if path is None else _load_quantised(name, path, models_dir, progress)
         if quantised is not None:
             return quantised
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
@@ -88,8 +88,8 @@ def load_backbone(
     return Backbone(model.to(device)).eval(), tokenizer
 
 
-def _load_quantised(path: Path, models_dir: Path, progress: Progress) -> tuple[Backbone, Tokenizer] | None:
-    """Load a GGUF file with one copy of its weights. Return None if that is not supported."""
+def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress) -> tuple[Backbone, Tokenizer] | None:
+    """Load the GGUF file of `name` with one copy of its weights. Return None if that is not supported."""
     file = GGUFFile(path)
     reason = quantised_weights.unsupported_reason(file)
     if reason is None and not has_kernels():
@@ -97,7 +97,7 @@ def _load_quantised(path: Path, models_dir: Path, progress: Progress) -> tuple[B
     if reason is not None:
         progress(f"{path.name}: {reason} needs a second copy of the weights, in float32")
         return None
-    folder = _convert(path, models_dir, progress, quantised=file)
+    folder = _convert(name, path, models_dir, progress, quantised=file)
     progress(f"loading {path.name} (cpu, quantised)")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -181,7 +181,7 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
             raise BackboneError(f"{path} is a folder without config.json: not a model in Hugging Face format")
         return path
     if (file := _gguf(name, models_dir, progress)) is not None:
-        return _convert(file, models_dir, progress)
+        return _convert(name, file, models_dir, progress)
     pulled = models_dir / name.replace("/", "--")
     if "/" not in name and not pulled.exists():
         raise unknown_name(name)
@@ -225,8 +225,8 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
     return target
 
 
-def _convert(file: Path, models_dir: Path, progress: Progress, *, quantised: GGUFFile | None = None) -> Path:
-    """Convert a GGUF file to a folder, once: reading GGUF takes ten times as long.
+def _convert(name: str, file: Path, models_dir: Path, progress: Progress, *, quantised: GGUFFile | None = None) -> Path:
+    """Convert the GGUF file of `name` to a folder, once: reading GGUF takes ten times as long.
 
     The folder is in Hugging Face format, in float32; for a `quantised` file it is that of `quantised_weights`, with the tokenizer.
     """
@@ -234,6 +234,7 @@ def _convert(file: Path, models_dir: Path, progress: Progress, *, quantised: GGU
     # small part of the time that loading the conversion, several times as large, takes.
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    _require_official(name, file, digest)
     key = hashlib.sha256(f"{file.name}:{digest}".encode()).hexdigest()
     target = models_dir / f"{file.stem}-{key[:12]}"
     if quantised is not None:
@@ -264,6 +265,18 @@ def _convert(file: Path, models_dir: Path, progress: Progress, *, quantised: GGU
         shutil.rmtree(scratch, ignore_errors=True)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def _require_official(name: str, file: Path, digest: str) -> None:
+    """Raise `BackboneError` if `file` is not the one that the catalogue knows by `name`.
+
+    A pull checks this, too, but a file can change afterwards, or come with another wheel.
+    """
+    if name in entries() and digest != entries()[name].sha256:
+        raise BackboneError(
+            f"{file} has the SHA-256 {digest}, and {name} must have {entries()[name].sha256}: delete the file, or reinstall the package "
+            "that it belongs to. To use another file, give its path instead of the name"
+        )
 
 
 def _save_floats(model: PreTrainedModel, folder: Path) -> None:

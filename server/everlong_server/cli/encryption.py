@@ -37,6 +37,7 @@ def rotate() -> None:
     from everlong_server.observability.audit import audit, command_line_user
     from everlong_server.store.redis.connection import connect
     from everlong_server.store.redis.embedded import EmbeddedRedisError
+    from everlong_server.store.redis.schema import SchemaError, check_schema
     from everlong_server.store.rotation import RotationCounts
     from everlong_server.store.rotation import rotate as seal_anew
     from everlong_server.store.texts.blobs import Blobs
@@ -48,6 +49,7 @@ def rotate() -> None:
     async def run(url: str, vault: Vault) -> RotationCounts:
         redis = connect(url)
         try:
+            await check_schema(redis)
             return await seal_anew(redis, Blobs(settings.blobs, vault, settings.private_dir), vault)
         finally:
             await redis.aclose()
@@ -58,7 +60,7 @@ def rotate() -> None:
             raise fail("EVERLONG_ENCRYPTION_KEY_FILE is not set: `everlong encryption key` prints a key for the file")
         with redis_of(settings) as url:
             done = asyncio.run(run(url, vault))
-    except (VaultError, EmbeddedRedisError, OSError, RedisError, ServerError, ValueError) as error:
+    except (SchemaError, VaultError, EmbeddedRedisError, OSError, RedisError, ServerError, ValueError) as error:
         raise fail(str(error)) from None
     audit("encryption.rotated", command_line_user(), key=vault.first, values=done.values, blobs=done.blobs)
     err.print(f"re-encrypted {done.values} values in Redis and {done.blobs} files with the key {vault.first}")

@@ -8,6 +8,8 @@ SUMMARIES = {
     "serve": "Start the server.",
     "keys": "Create, list and revoke API keys.",
     "encryption": "Create an encryption key, and re-encrypt stored data.",
+    "backup": "Write everything that is stored to one file.",
+    "restore": "Write a backup to an empty store.",
     "models": "List, fetch and locate models.",
     "doctor": "Check this machine and the settings for problems.",
 }

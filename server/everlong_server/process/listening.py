@@ -29,6 +29,7 @@ from everlong_server.process.protocol import BoundedHeadersProtocol, HandshakePr
 from everlong_server.services import NoKeys, Shared
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis
+from everlong_server.store.redis.schema import SchemaError
 from everlong_server.store.vault import VaultError
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def listen(
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
-        if isinstance(error, EverlongModelError | NoKeys | VaultError | TracingError):
+        if isinstance(error, EverlongModelError | NoKeys | SchemaError | VaultError | TracingError):
             reporter.fail(error)
         else:
             log.error("the server could not start", exc_info=error)

@@ -17,6 +17,7 @@ from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.engine.documents.reading import Reader
 from everlong_server.services.shared import Shared, Stores
 from everlong_server.services.tenant import tenant_services
+from everlong_server.store.backup.running import is_running
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
 
@@ -107,10 +108,11 @@ async def _expire_uploads(redis: Client, stores: Stores, seconds: float) -> None
     """Delete expired uploads, and blobs that a killed server left behind once they are as old."""
     while True:
         try:
-            for upload in await stores.uploads.expired():
+            running = await is_running(redis)  # a backup may still copy the files
+            for upload in [] if running else await stores.uploads.expired():
                 await stores.blobs.delete_parts(upload)
                 await stores.uploads.remove(upload)
-            if await has_matching_store_id(redis, stores.blobs):
+            if not running and await has_matching_store_id(redis, stores.blobs):
                 await stores.blobs.sweep(partial(existing_owners, redis), untouched=seconds)
         except (RedisError, OSError) as error:
             log.warning("could not delete expired uploads, will retry: %s: %s", type(error).__name__, error)

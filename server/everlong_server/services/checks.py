@@ -1,8 +1,9 @@
-"""Checks before the start: API keys and encryption keys."""
+"""Checks before the start: the layout of the stored data, API keys and encryption keys."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from redis.exceptions import RedisError
 from everlong_server.settings import Settings
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
+from everlong_server.store.redis.schema import upgrade_schema
 from everlong_server.store.rotation import has_sealable_values
 from everlong_server.store.tenants.credentials import ApiKeyConflict, Credentials, is_secret
 from everlong_server.store.vault import Vault
@@ -24,6 +26,14 @@ log = logging.getLogger(__name__)
 
 class NoKeys(Exception):
     """Requests need an API key, and there is none."""
+
+
+async def require_schema(settings: Settings, redis_url: str) -> None:
+    """Check that this version can read the stored data, and mark it as its own. Waits until Redis can be reached.
+
+    Raises `SchemaError` if a newer version has written it.
+    """
+    await _wait_for_redis(redis_url, settings, upgrade_schema)
 
 
 async def require_keys(settings: Settings, redis_url: str) -> None:
@@ -94,4 +104,5 @@ async def _wait_for_redis(redis_url: str, settings: Settings, ask: Callable[[Cli
                 log.warning("waiting for Redis: %s", error)
                 await asyncio.sleep(0.5)
     finally:
-        await redis.aclose()
+        with contextlib.suppress(RedisError, TimeoutError):  # loading the model can hold up the event loop for seconds
+            await redis.aclose()

@@ -236,8 +236,13 @@ class Sessions:
         return sessions, more
 
     async def messages(self, session_id: str, *, last: int = 0) -> list[dict[str, Any]]:
-        """Return the session's messages in order, or only the `last` ones."""
-        stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
+        """Return the session's messages in order, or only the `last` ones. Raises `NotFound`."""
+        async with self._redis.pipeline(transaction=True) as pipe:  # a session that is deleted now has no messages left
+            pipe.exists(keys.session(session_id))
+            pipe.lrange(keys.session_messages(session_id), -last, -1)
+            exists, stored = await pipe.execute()
+        if not exists:
+            raise _no_session(session_id)
         return [json.loads(self._vault.unseal(message, MESSAGES)) for message in stored]
 
     async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:

@@ -11,11 +11,21 @@ from everlong_server.errors import NotFound, TooLarge
 from everlong_server.store.records import is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import STORE, Scripts, flat
+from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.vault import Vault
 
 # KEYS: any key of everlong, so that a cluster knows which node to ask. Returns Redis's Unix time, seconds and microseconds.
 _MOMENT = "return redis.call('TIME')"
+
+# KEYS: upload, index of uploads. ARGV: id, time at which it expires, fields and values
+# Changes nothing if it exists: the first server of a request may be late, and parts may have arrived through another one.
+_CREATE_UPLOAD = """
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+  redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+end
+return 1
+"""
 
 # KEYS: upload, its parts. ARGV: part id, part, bytes of the part, limit of bytes of all parts, limit of parts
 # Returns 1, 0 (the upload is not pending), -1 (over a limit)
@@ -90,13 +100,13 @@ class Uploads:
         return int(seconds) + int(micros) / 1e6
 
     async def create(self, upload: Upload) -> None:
-        """Store a new upload."""
+        """Store a new upload. Does nothing if it exists."""
         assert self._tenant is not None, "creating an upload takes a tenant"
         fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
         await self._scripts.run(
-            STORE,
+            _CREATE_UPLOAD,
             [keys.upload(upload.id), keys.UPLOADS],
-            ["", upload.id, upload.expires_at, *flat(self._vault.sealed(fields))],
+            [upload.id, upload.expires_at, *flat(self._vault.sealed(fields))],
         )
 
     async def get(self, upload_id: str) -> Upload:

@@ -382,3 +382,13 @@ class TestPull:
         patterns = hub.asked["allow_patterns"]
         assert "*.safetensors" in patterns
         assert not [p for p in patterns if p.endswith((".bin", ".pt", ".pth", ".pkl", "*", ".py"))]
+
+
+def test_a_file_that_is_not_the_catalogues_is_refused(tmp_path: Path) -> None:
+    """It has the name and the size, as after a fault of the disk."""
+    name = DEFAULT_BACKBONE
+    file = tmp_path / entries()[name].file
+    with file.open("wb") as written:
+        written.truncate(entries()[name].bytes)
+    with pytest.raises(BackboneError, match=rf"has the SHA-256 [0-9a-f]{{64}}, and {name} must have"):
+        find_backbone(name, models_dir=tmp_path)

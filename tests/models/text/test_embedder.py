@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from everlong_models.errors import BackboneError
+from everlong_models.text import embedder
 from everlong_models.text.embedder import Embedder, _digest
 
 
@@ -34,3 +35,10 @@ def test_a_damaged_config_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(BackboneError, match=f"no embedder in '{folder}'"):
         Embedder(folder)
+
+
+def test_a_packaged_embedder_with_other_files_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Embedder.packaged() is not None
+    monkeypatch.setattr(embedder, "find_packaged_embedder", lambda: folder)
+    with pytest.raises(BackboneError, match=r"has the digest [0-9a-f]{64}, and must have .* reinstall the package"):
+        Embedder.packaged()

@@ -1,4 +1,4 @@
-"""A session's lease, when Redis grants it but the reply is lost."""
+"""A session's lease, when Redis grants it but the reply is lost; and its messages, when it is deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisAway
 
-from everlong_server.errors import SessionBusy
+from everlong_server.errors import NotFound, SessionBusy
 from everlong_server.store import sessions as stored
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
@@ -38,4 +38,18 @@ async def test_a_lease_whose_reply_was_lost_is_released(redis_url: str, error: t
     with pytest.raises(SessionBusy):
         await sessions.acquire("ses_1")
     assert await sessions.renew(lease), "only the lease whose reply was lost was released"
+    await redis.aclose()
+
+
+async def test_messages_of_a_session_that_is_deleted_meanwhile(redis_url: str) -> None:
+    """They are not found. An empty list would look like a session without messages."""
+    redis = connect(redis_url)
+    await redis.flushdb()
+    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0)
+    session = await sessions.create("fingerprint", "model", [])
+    assert await sessions.messages(session.id) == []
+    await sessions.get(session.id)
+    await sessions.delete(session.id)
+    with pytest.raises(NotFound):
+        await sessions.messages(session.id)
     await redis.aclose()

@@ -17,6 +17,7 @@ from everlong_server.api import schemas
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import RequestFile
 from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.views import CallerServices, document_view
 from everlong_server.engine.documents.text_checker import clean_filename
 from everlong_server.errors import InvalidRequest, PermissionDenied
@@ -54,12 +55,28 @@ class _FetchedBody:
 
 
 @router.post("/fetch", status_code=202)
-async def fetch(body: Fetch, services: CallerServices) -> schemas.Document:
-    """Downloads a file from a URL and stores it as `POST /v1/documents` does. The server reads it in the background."""
+async def fetch(body: Fetch, services: CallerServices, key: IdempotencyKey = None) -> schemas.Document:
+    """Downloads a file from a URL and stores it as `POST /v1/documents` does. The server reads it in the background.
+
+    A retry with the same Idempotency-Key returns the first document and does not download the file again.
+    """
     url = _parse_allowed_url(body.url, services.shared.settings.fetch_hosts)
-    async with _open_url(url, body.filename) as page, await services.idempotency.begin(None) as record:
-        source = RequestFile(page, limit=services.ingest.max_bytes)
-        return await document_view(services, await services.ingest.add(source, record, "document"))
+    async with await services.idempotency.begin(key) as record:
+        await record.check_same_request("fetch", body.model_dump_json())
+        if record.answer is not None:
+            return schemas.Document.model_validate(record.answer)
+        id = f"doc_{record.id}"
+        if not record.first and await services.documents.exists(
+            id
+        ):  # the first server died before it recorded the result
+            document = await services.documents.get(id)
+        else:
+            async with _open_url(url, body.filename) as page:
+                source = RequestFile(page, limit=services.ingest.max_bytes)
+                document = await services.ingest.add(source, record, None)
+        view = await document_view(services, document)
+        await record.finish(view.model_dump(mode="json"))
+        return view
 
 
 def _parse_allowed_url(given: str, hosts: tuple[str, ...]) -> httpx.URL:

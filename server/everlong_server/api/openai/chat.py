@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,30 +14,26 @@ from fastapi.responses import JSONResponse, Response
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.chat_schemas import (
     ChatCompletion,
     ChatJsonSchemaFormat,
     ChatMessage,
-    ChatUsage,
     CreateChatCompletion,
     FilePart,
 )
+from everlong_server.api.openai.chat_view import completion_view, live_chunks, replayed_chunks
 from everlong_server.api.openai.messages import ParsedMessages, require_model
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.sse import data_stream
 from everlong_server.api.turn_parameters import answer_recall, sampling
 from everlong_server.api.views import CallerServices
-from everlong_server.engine.answering.events import (
-    AnswerEvent,
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseEvidence,
-    TextDelta,
-)
+from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.services import Services
-from everlong_server.store.messages import AnswerMessage, evidence_json
-from everlong_server.store.records import Message, new_id, now
+from everlong_server.store.idempotency import IdempotencyRecord
+from everlong_server.store.messages import AnswerMessage
+from everlong_server.store.records import Message, now
 
 router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -48,29 +43,50 @@ router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES
     response_model=ChatCompletion,
     responses={200: {"content": {"text/event-stream": {}}}},
 )
-async def create(body: CreateChatCompletion, request: Request, services: CallerServices) -> Response:
+async def create(
+    body: CreateChatCompletion, request: Request, services: CallerServices, key: IdempotencyKey = None
+) -> Response:
     """Answers a chat about the files in its messages, as JSON or, with `stream`, as server-sent events.
 
     Messages up to an earlier answer are not prefilled again; `usage.prompt_tokens_details.cached_tokens` counts their tokens.
+    A retry with the same Idempotency-Key returns the first answer.
     """
+    keepalive, usage = services.shared.settings.keepalive_seconds, body.stream_options.include_usage
+    record = await services.idempotency.begin(key)
+    try:
+        await record.check_same_request("chat", body.model_dump_json())
+        completion = record.answer
+        if completion is None:
+            turns = await run_unless_disconnected(request, _turns(services, body))
+            if turns is not None and body.stream:
+                chunks = live_chunks(_head(services, record), _events(turns), len(turns), record, usage=usage)
+                return data_stream(chunks, keepalive)
+            if turns is not None:
+                head = _head(services, record)
+                completion = await run_unless_disconnected(request, _completion(head, turns, record))
+        if completion is None:
+            await record.give_up(None)
+            return Response(status_code=CLIENT_CLOSED)
+    except BaseException as error:
+        await record.give_up(error)
+        raise
+    return data_stream(replayed_chunks(completion, usage=usage), keepalive) if body.stream else JSONResponse(completion)
+
+
+def _head(services: Services, record: IdempotencyRecord) -> dict[str, Any]:
+    """Return the first fields of a completion. Its id is the same for every retry."""
     model = services.shared.model
-    require_model(services, body.model)
-    documents, conversation = await _parse_messages(services, body.messages)
-    turns = await run_unless_disconnected(request, _start_turns(services, body, documents, conversation))
-    if turns is None:
-        return Response(status_code=CLIENT_CLOSED)
-    head = {
-        "id": f"chatcmpl-{new_id('chat')[5:]}", "object": "chat.completion", "created": int(now()),
+    return {
+        "id": f"chatcmpl-{record.id}", "object": "chat.completion", "created": int(now()),
         "model": model.name, "system_fingerprint": model.fingerprint[:16],
     }  # fmt: skip
-    if body.stream:
-        chunks = _chunks(head | {"object": "chat.completion.chunk"}, turns, usage=body.stream_options.include_usage)
-        return data_stream(chunks, services.shared.settings.keepalive_seconds)
-    messages = await run_unless_disconnected(request, _messages(turns))
-    if messages is None:
-        return Response(status_code=CLIENT_CLOSED)
-    choices = [_choice(index, message) for index, message in enumerate(messages)]
-    return JSONResponse({**head, "choices": choices, "usage": _usage(messages)})
+
+
+async def _turns(services: Services, body: CreateChatCompletion) -> list[Turn]:
+    """Start the turns of a request. Raises `ServerError` if it is invalid or refused."""
+    require_model(services, body.model)
+    documents, conversation = await _parse_messages(services, body.messages)
+    return await _start_turns(services, body, documents, conversation)
 
 
 async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:
@@ -146,75 +162,13 @@ async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, AnswerEven
             await turn.events.aclose()
 
 
-async def _messages(turns: Sequence[Turn]) -> list[AnswerMessage]:
-    """Return the complete answers."""
+async def _completion(head: dict[str, Any], turns: Sequence[Turn], record: IdempotencyRecord) -> dict[str, Any]:
+    """Wait for the answers, record the completion and return it."""
     messages: dict[int, AnswerMessage] = {}
     async with contextlib.aclosing(_events(turns)) as events:
         async for index, event in events:
             if isinstance(event, ResponseCompleted):
                 messages[index] = event.message
-    return [messages[index] for index in range(len(turns))]
-
-
-async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the answers as chunks. The evidence precedes the first token."""
-    messages: list[AnswerMessage] = []
-    no_usage: dict[str, Any] = {"usage": None} if usage else {}
-
-    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, **end: str | None) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, **(end or {"finish_reason": None})}
-        return {**head, "choices": [choice], **no_usage}
-
-    async with contextlib.aclosing(_events(turns)) as events:
-        async for index, event in events:
-            match event:
-                case ResponseCreated():
-                    yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
-                case ResponseEvidence(_, evidence):
-                    yield chunk(index, {"evidence": [evidence_json(passage) for passage in evidence]})
-                case TextDelta(_, text, logprobs):
-                    yield chunk(index, {"content": text}, _logprobs(logprobs or None))
-                case ResponseCompleted(message):
-                    messages.append(message)
-                    yield chunk(index, {"citations": [asdict(citation) for citation in message.citations]})
-                    yield chunk(index, {}, **_end(message))
-    if usage:
-        yield {**head, "choices": [], "usage": _usage(messages)}
-
-
-def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
-    evidence = [evidence_json(passage) for passage in message.evidence]
-    answer = {"role": "assistant", "content": message.content, "refusal": None, "evidence": evidence}
-    answer["citations"] = [asdict(citation) for citation in message.citations]
-    return {
-        "index": index,
-        "message": answer,
-        "logprobs": _logprobs(message.logprobs),
-        **_end(message),
-    }
-
-
-def _end(message: AnswerMessage) -> dict[str, str | None]:
-    """Return why the answer ended, in values of `finish_reason` that OpenAI's SDKs know."""
-    looped = message.finish_reason == "repetition"
-    return {
-        "finish_reason": "length" if looped else message.finish_reason,
-        "stop_reason": "repetition" if looped else None,
-    }
-
-
-def _logprobs(logprobs: list[dict[str, Any]] | None) -> dict[str, Any] | None:
-    return None if logprobs is None else {"content": logprobs, "refusal": None}
-
-
-def _usage(messages: Sequence[AnswerMessage]) -> dict[str, Any]:
-    """Return the token counts. All answers share one prompt."""
-    prompt, answers = messages[0].usage, sum(message.usage.completion_tokens for message in messages)
-    return ChatUsage.model_validate(
-        {
-            "prompt_tokens": prompt.prompt_tokens,
-            "completion_tokens": answers,
-            "total_tokens": prompt.prompt_tokens + answers,
-            "prompt_tokens_details": {"cached_tokens": prompt.reused_tokens},
-        }
-    ).model_dump()
+    completion = completion_view(head, messages)
+    await record.finish(completion)
+    return completion

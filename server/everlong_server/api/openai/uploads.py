@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.idempotency import IdempotencyKey, run_once
 from everlong_server.api.openai.file_schemas import CompleteUpload, CreateUpload, Upload, UploadPart
 from everlong_server.api.openai.file_view import find_file, view_file
 from everlong_server.api.views import CallerServices
@@ -20,22 +21,39 @@ router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPON
 
 
 @router.post("")
-async def create(body: CreateUpload, services: CallerServices) -> Upload:
+async def create(body: CreateUpload, services: CallerServices, key: IdempotencyKey = None) -> Upload:
     """Creates an upload. It expires with its parts after an hour (`EVERLONG_UPLOAD_SECONDS`)."""
-    return await _view(services, await services.multipart_uploads.create(body.bytes, body.filename, body.purpose))
+
+    async def make(id: str) -> Upload:
+        uploads = services.multipart_uploads
+        return await _view(services, await uploads.create(f"upload_{id}", body.bytes, body.filename, body.purpose))
+
+    return await run_once(services, key, ("multipart upload", body.model_dump_json()), Upload, make)
 
 
 @router.post("/{upload_id}/parts", openapi_extra=request_body({"data": BINARY}))
-async def add(upload_id: str, request: Request, services: CallerServices) -> UploadPart:
+async def add(upload_id: str, request: Request, services: CallerServices, key: IdempotencyKey = None) -> UploadPart:
     """Adds a part: any bytes of the file. A part whose response was lost can be sent again."""
-    part = await services.multipart_uploads.add_part(upload_id, RequestFile(request, part="data", fields={}))
-    return UploadPart(id=part.id, created_at=int(part.created_at), upload_id=part.upload)
+    async with await services.idempotency.begin(key) as record:
+        source = RequestFile(request, part="data", fields={})
+        part = await services.multipart_uploads.add_part(upload_id, source, record)
+        if record.answer is not None:
+            return UploadPart.model_validate(record.answer)
+        view = UploadPart(id=part.id, created_at=int(part.created_at), upload_id=part.upload)
+        await record.finish(view.model_dump(mode="json"))
+        return view
 
 
 @router.post("/{upload_id}/complete")
-async def complete(upload_id: str, body: CompleteUpload, services: CallerServices) -> Upload:
+async def complete(
+    upload_id: str, body: CompleteUpload, services: CallerServices, key: IdempotencyKey = None
+) -> Upload:
     """Joins the parts to a file, which the server reads in the background. A retry returns the same result."""
-    return await _view(services, await services.multipart_uploads.complete(upload_id, body.part_ids, body.md5))
+
+    async def make(_: str) -> Upload:  # the upload knows its file, also after a retry without a key
+        return await _view(services, await services.multipart_uploads.complete(upload_id, body.part_ids, body.md5))
+
+    return await run_once(services, key, ("complete", upload_id, body.model_dump_json()), Upload, make)
 
 
 @router.post("/{upload_id}/cancel")

@@ -22,6 +22,7 @@ from everlong_server.engine.documents.text_checker import Declaration, TextCheck
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import NotFound, ServerError, TooLarge, Unavailable
 from everlong_server.pools import Pool
+from everlong_server.store.backup.running import is_running
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecord
@@ -122,11 +123,12 @@ class Ingest:
     max_bytes: int
 
     async def add(
-        self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"]
+        self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"] | None
     ) -> Document:
         """Receive and store a document, and queue its reading. Everything is durable on return.
 
-        For a retry of a completed request, only compares the content with the first request's.
+        For a retry of a completed request, only compares the content with the first request's. `endpoint`: where the client
+        sent the content; None if the client sent none, and the caller has compared the request.
         """
         self.require_running()
         await self.redis.ping()  # fail before the upload, not after it
@@ -137,7 +139,8 @@ class Ingest:
         writer = DiscardingWriter() if exists else await self.blobs.create(document_id)
         try:
             received = await receive(source, writer, self.max_bytes)
-            await record.check_same_request("upload", endpoint, received.digest, received.filename or "")
+            if endpoint is not None:
+                await record.check_same_request("upload", endpoint, received.digest, received.filename or "")
             await received.commit(writer)
         except BaseException:
             await writer.abort()
@@ -190,10 +193,11 @@ class Ingest:
                 raise
         if not await self.documents.exists(document_id):  # else it belongs to another tenant
             await self.chats.forget(document_id)
-            await self.passages.delete(document_id)
-            await self.token_offsets.delete(document_id)
-            for blob in (outline.name(document_id), document_id):
-                await self.blobs.delete(blob)
+            if not await is_running(self.redis):  # a backup may still copy the files; a later sweep deletes them
+                await self.passages.delete(document_id)
+                await self.token_offsets.delete(document_id)
+                for blob in (outline.name(document_id), document_id):
+                    await self.blobs.delete(blob)
         if missing is not None:
             raise missing
 

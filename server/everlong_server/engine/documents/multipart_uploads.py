@@ -7,13 +7,18 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-from everlong_server.engine.documents.ingest import FileSource, Ingest, ReceivedFile
+from redis.exceptions import RedisError, ResponseError
+
+from everlong_server.engine.documents.ingest import DiscardingWriter, FileSource, Ingest, ReceivedFile
 from everlong_server.engine.documents.text_checker import Declared, TextChecker, clean_filename, too_large
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, TooLarge
+from everlong_server.store.backup.running import is_running
+from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import new_id
+from everlong_server.store.texts.blobs import BlobWriter
 from everlong_server.store.uploads import Part, Upload, Uploads
 
 log = logging.getLogger(__name__)
@@ -65,8 +70,11 @@ class MultipartUploads:
     uploads: Uploads
     seconds: float
 
-    async def create(self, size: int, filename: str, purpose: str) -> Upload:
-        """Create an upload for a file of `size` bytes. Raises `TooLarge`, `InvalidRequest` or `RateLimited`."""
+    async def create(self, id: str, size: int, filename: str, purpose: str) -> Upload:
+        """Create an upload for a file of `size` bytes, or return the upload `id` if it exists.
+
+        Raises `TooLarge`, `InvalidRequest` or `RateLimited`.
+        """
         limit, quota = self.ingest.max_bytes, self.ingest.quota
         if size > limit:
             error = too_large(limit)
@@ -76,58 +84,99 @@ class MultipartUploads:
             raise InvalidRequest(f"filename: {filename[:60]!r} is not a file name", param="filename")
         await quota.require_room(0, self.ingest.engine.model.fingerprint)
         moment = await self.uploads.moment()
-        upload = Upload(new_id("upload"), size, name, purpose, moment, moment + self.seconds)
+        upload = Upload(id, size, name, purpose, moment, moment + self.seconds)
         await quota.reserve(upload.id, upload.bytes, self.seconds)
         await self.uploads.create(upload)
-        return upload
+        return await self.uploads.get(id)
 
-    async def add_part(self, upload_id: str, source: FileSource) -> Part:
+    async def add_part(self, upload_id: str, source: FileSource, record: IdempotencyRecord) -> Part:
         """Receive and store a part. A part whose response was lost can be sent again.
 
-        Raises `Conflict` if the upload has ended, and `TooLarge` if the part does not fit.
+        For a retry of a completed request, only compares the content with the first request's. Raises `Conflict` if the upload
+        has ended, and `TooLarge` if the part does not fit.
         """
         self.ingest.require_running()
+        part = Part(f"part_{record.id}", upload_id, 0, await self.uploads.moment())
+        if record.answer is not None:
+            await self._compare(part, source, record)
+            return part
         upload = _pending(await self.uploads.get(upload_id))
         stored = await self.uploads.parts(upload.id)
+        if part.id in stored:  # the first server died before it recorded the result
+            await self._compare(part, source, record)
+            return stored[part.id]
         if len(stored) >= MAX_PARTS:
             raise InvalidRequest(f"the upload has {len(stored)} parts, the limit is {MAX_PARTS}", param="upload_id")
         # Twice the size of the file, as parts may be sent again whose response was lost.
-        room = 2 * upload.bytes - sum(part.bytes for part in stored.values())
+        room = 2 * upload.bytes - sum(one.bytes for one in stored.values())
         counter = _PartCounter(min(upload.bytes, room), room, _IN_FLIGHT.setdefault(upload.id, _BytesInFlight()))
-        part = Part(new_id("part"), upload.id, 0, await self.uploads.moment())
-        added = False
         try:
-            await self._receive_part(part.name, source, counter)
-            part = Part(part.id, upload.id, counter.size, part.created_at)
-            size = part.bytes + sum(one.bytes for one in (await self.uploads.parts(upload.id)).values())
-            if size > upload.bytes:  # a part was sent twice
-                await self.ingest.quota.reserve(upload.id, size, upload.expires_at - part.created_at)
-            added = await self.uploads.add(part, 2 * upload.bytes, MAX_PARTS)
+            await self._receive_part(part, source, counter, await self.ingest.blobs.create(part.name), record)
+            part = replace(part, bytes=counter.size)
+            added = await self._store_part(upload, part, record)
         except FileNotFoundError:  # the upload was deleted in the meantime, with this part's data
             log.info("the upload of part %s was deleted in the meantime", part.id)
+            added = False
         finally:
             counter.end()
-            if not added:
-                await self.ingest.blobs.delete(part.name)
         if not added:
             _pending(await self.uploads.get(upload_id))
             raise Conflict("the part could not be added to the upload: send it again", param="upload_id")
         return part
 
-    async def _receive_part(self, name: str, source: FileSource, counter: _PartCounter) -> None:
-        """Store a part as the blob `name`, durably."""
-        writer = await self.ingest.blobs.create(name)
+    async def _compare(self, part: Part, source: FileSource, record: IdempotencyRecord) -> None:
+        """Receive a part that is stored already. Raises `InvalidRequest` if it differs from the stored one."""
+        limit = self.ingest.max_bytes
+        counter = _PartCounter(limit, limit, _BytesInFlight())
+        await self._receive_part(part, source, counter, DiscardingWriter(), record)
+
+    async def _receive_part(
+        self,
+        part: Part,
+        source: FileSource,
+        counter: _PartCounter,
+        writer: BlobWriter | DiscardingWriter,
+        record: IdempotencyRecord,
+    ) -> None:
+        """Write the content of a part to `writer`, durably."""
+        digest = hashlib.sha256()
         try:
             async with contextlib.aclosing(source.chunks()) as chunks:
                 async for chunk in chunks:
                     counter.feed(chunk)
+                    digest.update(chunk)
                     await writer.write(chunk)
             if not counter.size:
                 raise InvalidRequest("the part is empty", param="data")
+            await record.check_same_request("part", part.upload, digest.hexdigest())
             await writer.commit()
         except BaseException:
             await writer.abort()
             raise
+
+    async def _store_part(self, upload: Upload, part: Part, record: IdempotencyRecord) -> bool:
+        """Add a received part to its upload. Deletes its data if it is refused. Returns False if the upload has ended."""
+        adding = added = False
+        try:
+            size = part.bytes + sum(one.bytes for one in (await self.uploads.parts(upload.id)).values())
+            if size > upload.bytes:  # a part was sent twice
+                await self.ingest.quota.reserve(upload.id, size, upload.expires_at - part.created_at)
+            adding = True
+            added = await self.uploads.add(part, 2 * upload.bytes, MAX_PARTS)
+        except BaseException as error:
+            # If Redis did not answer, it may still add the part. Its data is deleted with the upload.
+            if not adding or isinstance(error, ServerError | ResponseError):
+                await self._drop_part(part, record)
+            raise
+        if not added:
+            await self._drop_part(part, record)
+        return added
+
+    async def _drop_part(self, part: Part, record: IdempotencyRecord) -> None:
+        """Delete the data of a part that was not added. Keeps it if Redis cannot tell, or another server retries."""
+        with contextlib.suppress(RedisError):
+            if await record.is_owner() and part.id not in await self.uploads.parts(part.upload):
+                await self.ingest.blobs.delete(part.name)
 
     async def complete(self, upload_id: str, part_ids: Sequence[str], md5: str | None) -> Upload:
         """Join the parts to a document and queue its reading. A retry returns the same result."""
@@ -157,7 +206,10 @@ class MultipartUploads:
 
     async def _release(self, upload: Upload) -> None:
         """Delete the parts and release the quota of an upload that has ended."""
-        await self.ingest.blobs.delete_parts(upload.id)
+        if not await is_running(
+            self.ingest.redis
+        ):  # a backup may still copy the parts; they are deleted when they expire
+            await self.ingest.blobs.delete_parts(upload.id)
         await self.ingest.quota.release(upload.id)
 
     async def _create_document(self, upload: Upload, part_ids: Sequence[str], md5: str | None) -> None:

@@ -119,6 +119,11 @@ VAULT = Key("{everlong}:vault", "string",
 STORE = Key("{everlong}:store", "string",
     "the store ID, which the blob store holds too; texts that Redis does not know are deleted only from a store with this ID",
     "never").pattern
+SCHEMA = Key("{everlong}:schema", "string",
+    "the version of the stored data's layout; an older server does not start on newer data", "never").pattern
+BACKUP = Key("{everlong}:backup", "string",
+    "the token of a running backup; while it exists, no file is deleted from the blob store",
+    "1 minute after the backup has ended without removing it", expires=True).pattern
 FENCE = Key("{everlong}:fence", "string", "the last fencing token that was issued; it only grows", "never").pattern
 # fmt: on
 

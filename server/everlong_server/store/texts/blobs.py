@@ -71,6 +71,20 @@ class Blobs:
             raise
         return file
 
+    def open_stored(self, name: str) -> tuple[IO[bytes], int]:
+        """Open the blob as it is stored, encrypted or not, and return it with its size. Raises `FileNotFoundError`."""
+        file: IO[bytes] = self._fs.open(self._path(name), "rb")
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        return file, size
+
+    def put_stored(self, name: str, content: IO[bytes]) -> None:
+        """Store a blob as `open_stored` returned it, durably. Raises `ValueError` if `name` is no blob's name."""
+        if not _BLOB.fullmatch(name):
+            raise ValueError(f"{name[:100]!r} is not the name of a stored file")
+        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
+        self._write(partial, self._path(name), content, Vault().sealer(_owner_id(name)))
+
     def exists(self, name: str) -> bool:
         """Whether the blob exists."""
         return bool(self._fs.exists(self._path(name)))

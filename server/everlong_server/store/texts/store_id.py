@@ -55,15 +55,17 @@ async def has_matching_store_id(redis: Client, blobs: Blobs) -> bool:
 
 
 async def existing_owners(redis: Client, ids: Collection[str]) -> set[str]:
-    """Return those of `ids` that a document or an upload in Redis has. Raises `RedisError`, also if Redis has lost its data.
+    """Return those of `ids` that a document or an upload in Redis has; all of them while a backup is running.
 
-    Checks each id by itself: a SCAN could miss keys, and their texts would be deleted.
+    Checks each id by itself: a SCAN could miss keys, and their texts would be deleted. Raises `RedisError`, also if Redis has
+    lost its data.
     """
     async with redis.pipeline(transaction=False) as pipe:
         for id in ids:
             pipe.exists(keys.blob_owner(id))
+        pipe.exists(keys.BACKUP)  # after the owners: a backup that begins later does not contain what they lack
         pipe.exists(keys.STORE)  # last, and answered by the same Redis process
-        *owner_exists, store_id_exists = await pipe.execute()
+        *owner_exists, backup_runs, store_id_exists = await pipe.execute()
     if not store_id_exists:
         raise RedisConnectionError("Redis has lost its data")
-    return {id for id, exists in zip(ids, owner_exists, strict=True) if exists}
+    return {id for id, exists in zip(ids, owner_exists, strict=True) if exists or backup_runs}

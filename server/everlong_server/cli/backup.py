@@ -1,0 +1,91 @@
+"""`everlong backup` and `everlong restore`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from everlong_server.cli.common import err, fail, out, redis_of, settings_or_fail
+
+if TYPE_CHECKING:
+    from everlong_server.settings import Settings
+    from everlong_server.store.backup.archive import Manifest
+    from everlong_server.store.redis.connection import Client
+    from everlong_server.store.texts.blobs import Blobs
+
+backup = typer.Typer(add_completion=False)
+restore = typer.Typer(add_completion=False)
+
+Archive = Annotated[Path, typer.Argument(metavar="FILE", help="The file of the backup.")]
+DataDir = Annotated[Path | None, typer.Option(help="The data folder, instead of EVERLONG_DATA_DIR.")]
+
+
+@backup.command()
+def _backup(file: Archive, data_dir: DataDir = None) -> None:
+    """Write everything that is stored, at one moment, to a new file. Servers may keep running.
+
+    Takes Redis and the blob store from the settings (EVERLONG_DATA_DIR, EVERLONG_REDIS_URL, EVERLONG_BLOB_URL). Encrypted data stays
+    encrypted: keep the key file, too.
+    """
+    from everlong_server.store.backup.create import back_up
+
+    path = file.expanduser().absolute()
+    manifest = _run(data_dir, lambda redis, blobs, _: back_up(redis, blobs, path, _say))
+    size = path.stat().st_size
+    out.print(f"{path}: {manifest.files} files and Redis, {size / 1e6:,.1f} MB, verified", markup=False, soft_wrap=True)
+
+
+@restore.command()
+def _restore(file: Archive, data_dir: DataDir = None) -> None:
+    """Verify a backup and write it to an empty store: another data folder, or an empty Redis and blob store.
+
+    Then start the server with the same settings.
+    """
+    from everlong_server.store.backup.restore import restore as restore_all
+
+    path = file.expanduser().absolute()
+
+    def run(redis: Client, blobs: Blobs, settings: Settings) -> Awaitable[Manifest]:
+        folder = settings.data_dir.expanduser().absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return restore_all(path, redis, blobs, folder, _say)
+
+    manifest = _run(data_dir, run)
+    out.print(f"{manifest.files} files and Redis restored, from {path}", markup=False, soft_wrap=True)
+
+
+def _say(message: str) -> None:
+    err.print(message, markup=False, soft_wrap=True)
+
+
+def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaitable[Manifest]]) -> Manifest:
+    """Run `work` with the Redis and the blob store of the settings."""
+    import asyncio
+
+    from redis.exceptions import RedisError
+
+    from everlong_server.store.backup.errors import BackupError
+    from everlong_server.store.redis.connection import connect
+    from everlong_server.store.redis.embedded import EmbeddedRedisError
+    from everlong_server.store.redis.schema import SchemaError
+    from everlong_server.store.texts.blobs import Blobs
+
+    settings = settings_or_fail()
+    if data_dir is not None:
+        settings = settings.model_copy(update={"data_dir": data_dir})
+
+    async def run(url: str) -> Manifest:
+        redis = connect(url, settings.redis_copies)
+        try:
+            return await work(redis, Blobs(settings.blobs), settings)
+        finally:
+            await redis.aclose()
+
+    try:
+        with redis_of(settings) as url:
+            return asyncio.run(run(url))
+    except (BackupError, SchemaError, EmbeddedRedisError, RedisError, OSError, ValueError) as error:
+        raise fail(str(error)) from None
