@@ -81,7 +81,7 @@ def test_an_answer_carries_its_evidence(grounded: Server, document: str, tokeniz
 
 
 def test_answers_rest_on_evidence_until_the_document_is_read(grounded: Server) -> None:
-    before = grounded.upload(ALICE * 10)["id"]  # one reader: the next document waits for this one
+    before = grounded.upload(ALICE * 80)["id"]  # one reader: the next document waits for this one
     document = grounded.upload(ALICE * 4)["id"]
     session = grounded.session(document)["id"]
     first = grounded.say(session, "Who is Alice?", **GREEDY)
