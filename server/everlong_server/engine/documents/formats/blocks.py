@@ -21,11 +21,15 @@ _MAX_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Text, and the page or section that it begins. Without both, the text continues the block before."""
+    """Text, and the page or section that it begins. Without both, the text continues the block before.
+
+    `joined`: no blank line separates it from the block before.
+    """
 
     text: str
     page: int | None = None
     section: str | None = None
+    joined: bool = False
 
 
 class Unreadable(Exception):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Unreadable
+from everlong_server.engine.documents.formats.charset import has_controls, unmarked_utf16
 
 HEAD = 4096
 """Number of bytes at the start of a file that `detect` looks at."""
@@ -41,6 +42,7 @@ _OPENXML = "application/vnd.openxmlformats-officedocument"
 _MACRO = "application/vnd.ms"
 _OASIS = "application/vnd.oasis.opendocument"
 FORMATS = {
+    "text": Format("text in another encoding than UTF-8", "plain", "charset_normalizer", (), ()),
     "pdf": Format("a PDF file", "pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
     "docx": Format(
         "a Word file", "word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
@@ -90,10 +92,13 @@ _BY_MEDIA_TYPE = {media_type: id for id, format in FORMATS.items() for media_typ
 
 
 def accepted_formats() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
-    """Yield the id, name, extensions and media types of each format that this server accepts. UTF-8 text is always one."""
-    yield "text", "UTF-8 text", _TEXT, ("text/*", "application/json", "application/x-ndjson", "application/x-subrip")
+    """Yield the id, name, extensions and media types of each format that this server accepts. UTF-8 text is always one.
+
+    With `everlong[formats]`, text may have another encoding.
+    """
+    yield "text", "text", _TEXT, ("text/*", "application/json", "application/x-ndjson", "application/x-subrip")
     for id, format in FORMATS.items():
-        if format.readable:
+        if format.readable and id != "text":
             yield id, format.name, format.extensions, format.media_types
 
 
@@ -107,6 +112,19 @@ _TEXT_TYPES = (
     "application/json", "application/x-ndjson", "application/jsonl", "application/xml", "application/x-subrip", "application/x-tex",
     "application/x-yaml", "application/yaml", "application/toml", "application/javascript", "application/sql", "application/x-sh",
 )  # fmt: skip
+_BINARY = (
+    (0, b"\x1f\x8b", "a gzip file"), (0, b"7z\xbc\xaf\x27\x1c", "a 7z file"), (0, b"Rar!", "a RAR archive"),
+    (0, b"BZh", "a bzip2 file"), (0, b"\xfd7zXZ", "an xz file"), (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),
+    (257, b"ustar", "a tar archive"), (0, b"\x89PNG", "a PNG image"), (0, b"\xff\xd8\xff", "a JPEG image"),
+    (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"), (0, b"II*\0", "a TIFF image"),
+    (0, b"MM\0*", "a TIFF image"), (4, b"ftypheic", "a HEIC image"), (4, b"ftypavif", "an AVIF image"),
+    (0, b"AT&TFORM", "a DjVu file"), (60, b"BOOKMOBI", "a Kindle book"), (4, b"ftyp", "a video or audio file"),
+    (0, b"\x1aE\xdf\xa3", "a video file"), (8, b"AVI ", "a video file"), (8, b"WAVE", "an audio file"), (0, b"ID3", "an audio file"),
+    (0, b"\xff\xfb", "an audio file"), (0, b"OggS", "an audio file"), (0, b"fLaC", "an audio file"),
+    (0, b"SQLite format 3", "an SQLite database"), (0, b"\x7fELF", "a program"), (0, b"MZ", "a program"),
+    (0, b"PAR1", "a Parquet file"), (0, b"\x93NUMPY", "a NumPy file"), (0, b"GGUF", "a GGUF model"),
+)  # fmt: skip
+"""Offset and first bytes of binary files, and what they are."""
 _PDF = re.compile(rb"%PDF-\d")
 _OLE = b"\xd0\xcf\x11\xe0"
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
@@ -148,6 +166,27 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
     ):
         return "html"
     return None
+
+
+def binary_kind(head: bytes) -> str | None:
+    """Return what a file is that begins with `head` and is no text in any encoding; None for a text."""
+    if is_utf8(head) and b"\0" not in head:
+        return None
+    for at, magic, name in _BINARY:
+        if head[at:].startswith(magic):
+            return name
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or unmarked_utf16(head):
+        return None
+    return "a binary file of an unknown kind" if b"\0" in head or has_controls(head) else None
+
+
+def is_utf8(head: bytes) -> bool:
+    """Whether the bytes are UTF-8, up to a character that may be cut at their end."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _declared(filename: str | None, media_type: str | None) -> str | None:
