@@ -23,7 +23,8 @@ class Format:
     """A file format that can be converted.
 
     `name`: as shown in messages. `reader`: the module of this package that reads it. `package`: the Python package that
-    this takes. `extensions`, `media_types`: those that such files usually have.
+    this takes. `extensions`, `media_types`: those that such files usually have. `extra`: the part of everlong that installs
+    the package.
     """
 
     name: str
@@ -31,10 +32,11 @@ class Format:
     package: str
     extensions: tuple[str, ...]
     media_types: tuple[str, ...]
+    extra: str = "formats"
 
     @property
     def readable(self) -> bool:
-        """Whether the package that reads this format is installed; `everlong[formats]` installs it."""
+        """Whether the package that reads this format is installed."""
         return importlib.util.find_spec(self.package) is not None
 
 
@@ -78,6 +80,9 @@ FORMATS = {
     "mhtml": Format("a saved web page", "mail", "inscriptis", (".mhtml", ".mht"), ("multipart/related", "application/x-mimearchive")),
     "eml": Format("an e-mail", "mail", "inscriptis", (".eml",), ("message/rfc822",)),
     "msg": Format("an Outlook message", "legacy", "kreuzberg", (".msg",), ("application/vnd.ms-outlook",)),
+    "image": Format(
+        "a picture", "picture", "rapidocr", (".png", ".jpg", ".jpeg", ".tif", ".tiff"), ("image/png", "image/jpeg", "image/tiff"), "ocr"
+    ),
     "zip": Format("a ZIP archive of documents", "archive", "lxml", (".zip",), ("application/zip", "application/x-zip-compressed")),
 }  # fmt: skip
 MEDIA_TYPES = frozenset(media_type for format in FORMATS.values() for media_type in format.media_types)
@@ -115,9 +120,7 @@ _TEXT_TYPES = (
 _BINARY = (
     (0, b"\x1f\x8b", "a gzip file"), (0, b"7z\xbc\xaf\x27\x1c", "a 7z file"), (0, b"Rar!", "a RAR archive"),
     (0, b"BZh", "a bzip2 file"), (0, b"\xfd7zXZ", "an xz file"), (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),
-    (257, b"ustar", "a tar archive"), (0, b"\x89PNG", "a PNG image"), (0, b"\xff\xd8\xff", "a JPEG image"),
-    (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"), (0, b"II*\0", "a TIFF image"),
-    (0, b"MM\0*", "a TIFF image"), (4, b"ftypheic", "a HEIC image"), (4, b"ftypavif", "an AVIF image"),
+    (257, b"ustar", "a tar archive"), (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"), (4, b"ftypheic", "a HEIC image"), (4, b"ftypavif", "an AVIF image"),
     (0, b"AT&TFORM", "a DjVu file"), (60, b"BOOKMOBI", "a Kindle book"), (4, b"ftyp", "a video or audio file"),
     (0, b"\x1aE\xdf\xa3", "a video file"), (8, b"AVI ", "a video file"), (8, b"WAVE", "an audio file"), (0, b"ID3", "an audio file"),
     (0, b"\xff\xfb", "an audio file"), (0, b"OggS", "an audio file"), (0, b"fLaC", "an audio file"),
@@ -127,6 +130,7 @@ _BINARY = (
 """Offset and first bytes of binary files, and what they are."""
 _PDF = re.compile(rb"%PDF-\d")
 _OLE = b"\xd0\xcf\x11\xe0"
+_IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # Atomic, as each comment could otherwise end at any later one, in 2^n ways.
 _BLANK = rb"(?>\s|<!--.*?-->|<\?xml[^>]*\?>)*+"
@@ -154,6 +158,8 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
         return "ole"
     if start.startswith(b"{\\rtf"):
         return "rtf"
+    if head.startswith(_IMAGES):
+        return "image"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         head = head.decode("utf-16", "ignore").encode()
     if declared in ("eml", "mhtml") or declared is None:

@@ -26,6 +26,8 @@ _CANDIDATES = [
 """The legacy encodings of the WHATWG's encoding standard that pages still use. Rarer ones make a guess worse."""
 _SAMPLE = 1 << 18
 """Number of bytes that are enough to recognise an encoding."""
+_BEFORE = 64
+"""Bytes of a sample before its first byte that is not ASCII."""
 _PIECE = 1 << 20
 _ODD_CATEGORIES = ("Cc", "Cn", "Co", "Cs")
 _ODD_SHARE = 0.02
@@ -38,7 +40,8 @@ def unmarked_utf16(head: bytes) -> str | None:
     In such texts the NUL bytes of spaces and line ends are in every script.
     """
     nuls = head.count(0)
-    if not nuls or (head.isascii() and 4 * nuls < len(head)):  # else it is ASCII with stray NUL bytes
+    is_ascii = all(31 < byte < 127 or byte in b"\0\t\n\f\r" for byte in head)
+    if not nuls or (is_ascii and 4 * nuls < len(head)):  # ASCII with stray NUL bytes
         return None
     scores = {}
     for order in ("utf-16-le", "utf-16-be"):
@@ -106,7 +109,7 @@ def _of_file(file: Path) -> tuple[str, bool]:
             if others and not sample:
                 first = at + next((n for n, byte in enumerate(data) if byte > 0x7F), 0)
                 after = stream.tell()
-                stream.seek(max(0, first - _SAMPLE // 2))
+                stream.seek(max(0, first - _BEFORE))  # a long text before it would outweigh it
                 sample = stream.read(_SAMPLE)
                 stream.seek(after)
             at += len(data)

@@ -17,6 +17,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.catalogue import FORMATS, HEAD, binary_kind, detect, format_of
 from everlong_server.engine.documents.formats.charset import pieces
 from everlong_server.engine.documents.formats.conversion import ExitCode
+from everlong_server.engine.documents.formats.recognition import Recogniser
 from everlong_server.store.texts.outline import OutlineEntry
 
 
@@ -54,7 +55,7 @@ def _text(file: Path, notes: Notes, name: str) -> Iterator[Block]:
     yield Block("".join(pieces(file, notes, part=name)).strip())
 
 
-def _write(blocks: Iterator[Block], text: IO[str], limit: int) -> list[OutlineEntry]:
+def _write(blocks: Iterator[Block], notes: Notes, text: IO[str], limit: int) -> list[OutlineEntry]:
     """Write the blocks with a blank line between them, and return where pages and sections begin.
 
     Raises `OverflowError` after more than `limit` bytes.
@@ -77,16 +78,17 @@ def _write(blocks: Iterator[Block], text: IO[str], limit: int) -> list[OutlineEn
         if size > limit:
             raise OverflowError
     if blank:
-        raise Unreadable("there is no text in it; pages that are pictures need text recognition (OCR) first")
+        why = next((f" ({note.text})" for note in notes.all()), "")
+        raise Unreadable(f"there is no text in it{why}")
     return outline
 
 
-def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str) -> int:
+def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str, recognition: str = "0") -> int:
     """Convert a file under limits. Writes the result to the standard output; returns the exit code."""
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 2 * int(recognition) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    notes = Notes(read_nested)
+    notes = Notes(read_nested, Recogniser(int(recognition)) if int(recognition) else None)
     try:
         format_id = format_of(Path(file), kind)
         if format_id is None:
@@ -94,7 +96,7 @@ def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str)
         sys.stdout.write(format_id)
         sys.stdout.flush()  # the parent learns the format even if this process crashes later
         with Path(text).open("w", encoding="utf-8", newline="") as stream:
-            outline = _write(read(Path(file), format_id, notes), stream, int(limit))
+            outline = _write(read(Path(file), format_id, notes), notes, stream, int(limit))
     except OverflowError:
         return ExitCode.TOO_LARGE
     except MemoryError:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from everlong_server.engine.documents.formats import catalogue, worker
 from everlong_server.engine.documents.formats.blocks import Notes
+from everlong_server.engine.documents.formats.recognition import Recogniser
 from everlong_server.engine.documents.text_checker import Declared, TextChecker
 from everlong_server.store.texts.notes import Note
 
 
-def read(data: bytes, filename: str | None = None, media_type: str | None = None) -> tuple[str, list[Note]]:
+def read(
+    data: bytes, filename: str | None = None, media_type: str | None = None, *, recogniser: Recogniser | None = None
+) -> tuple[str, list[Note]]:
     """Return the text of a file, with a blank line between its blocks, and the notes on it."""
     text = TextChecker(len(data), Declared(filename, media_type))
     text.feed(data)
@@ -23,7 +26,7 @@ def read(data: bytes, filename: str | None = None, media_type: str | None = None
         file.write_bytes(data)
         format_id = catalogue.format_of(file, kind)
         assert format_id is not None
-        notes = Notes(worker.read_nested)
+        notes = Notes(worker.read_nested, recogniser)
         blocks = list(worker.read(file, format_id, notes))
     texts = (("" if block.joined else "\n\n") + block.text for block in blocks if block.text)
     return "".join(texts).removeprefix("\n\n"), notes.all()

@@ -14,7 +14,7 @@ from tests.server.engine.documents.formats.reading import notes_of, text_of
 FRENCH = "Le cœur a ses raisons que la raison ne connaît point.\r\nL’élève préféré du maître était né à Noël.\r\n"
 GERMAN = "Die Straße führt über die Brücke nach München.\nGrößere Häuser stehen für ältere Gäste bereit.\n"
 RUSSIAN = "Все счастливые семьи похожи друг на друга.\nВсё смешалось в доме Облонских.\n"
-JAPANESE = "吾輩は猫である。\n名前はまだ無い。\nどこで生れたかとんと見当がつかぬ。\n"
+JAPANESE = "吾輩は猫である。\n名前はまだ無い。\nどこで生れたかとんと見当がつかぬ。\n何でも薄暗いじめじめした所でニャーニャー泣いていた事だけは記憶している。\n"
 CHINESE = "道可道，非常道；名可名，非常名。\n无名天地之始，有名万物之母。\n故常无欲，以观其妙；常有欲，以观其徼。\n"
 KOREAN = "모든 국민은 인간으로서의 존엄과 가치를 가지며,\n행복을 추구할 권리를 가진다.\n"
 GREEK = "Άνδρα μοι έννεπε, Μούσα, πολύτροπον.\nΗ γλώσσα είναι όμορφη και παλιά.\n"
