@@ -197,6 +197,19 @@ def crowd(
 
 
 @bench.command()
+def formats(
+    files: Annotated[list[Path], Argument(help="Convert these files.", exists=True, dir_okay=False)],
+    output: Output = None,
+) -> None:
+    """Measure CPU time and memory of converting files to text, beside the library kreuzberg."""
+    from everlong_lab.benchmarks import formats as measured
+    from everlong_server.errors import ServerError
+
+    with reported(ServerError):
+        _report(lambda: measured.run(files, progress=progress), output)
+
+
+@bench.command()
 def recall(
     megabytes: Annotated[float, Option(help="Index so much text.", min=0.1)] = 10.0,
     texts: Annotated[
