@@ -18,6 +18,15 @@ import sys, kreuzberg
 config = kreuzberg.ExtractionConfig(use_cache=False, concurrency=kreuzberg.ConcurrencyConfig(max_threads=1))
 print(len(kreuzberg.extract_file_sync(sys.argv[1], config=config).content.encode()))
 """
+_WAIT = """
+import os, sys
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(child, 0)
+print()
+print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""Runs a command from a small process: the largest resident size of a process includes that of its parent, before `exec`."""
 
 
 def run(files: Sequence[Path], *, progress: Callable[[str], None]) -> Report:
@@ -57,8 +66,11 @@ def _row(file: Path) -> dict[str, Any]:
 def _measured(command: Sequence[str]) -> tuple[int, float, float, str]:
     """Run a command. Return its exit code, CPU seconds, largest resident size in MB, and what it printed."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=out, stderr=errors, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(
+            [sys.executable, "-S", "-c", _WAIT, *command], stdout=out, stderr=errors, env=environment, check=False
+        )
         out.seek(0)
-        return process.returncode, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000, out.read()
+        *printed, last = out.read().splitlines()
+        seconds, memory = map(float, last.split())
+        return ran.returncode, seconds, memory / 1000, "\n".join(printed)

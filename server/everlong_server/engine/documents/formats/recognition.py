@@ -33,10 +33,10 @@ class Recogniser:
     """
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: CPU time for all pictures. Four times as much may pass on a clock before the last one begins."""
+        """`seconds`: CPU time for all pictures. Eight times as much may pass on a clock before the last one begins."""
         self._seconds = seconds
         self._used = 0.0
-        self._deadline = time.monotonic() + 4 * seconds
+        self._deadline = time.monotonic() + 8 * seconds
         self._engine: Any = None
 
     def read(self, picture: Callable[[], Any], notes: Notes, *, page: int | None = None) -> str:

@@ -102,8 +102,9 @@ def test_pages_of_a_tiff(recogniser: Recogniser) -> None:
     assert [page for page, _ in confidences(notes)] == [1, 2]
 
 
-def test_a_scan_with_a_page_of_text(tmp_path: Path) -> None:
+def test_a_scan_with_a_page_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the process that has limits."""
+    monkeypatch.setattr(conversion, "_BASE_RECOGNITION", 240)  # on a busy machine, little of the time is its own
     scanned = saved(scan(*below(LINES)), scan(*below(["The second page ends here."])), format="PDF")
     (tmp_path / "in").write_bytes(with_page(scanned, files.pdf(["A page of text."])))
     made = conversion.convert(tmp_path / "in", "pdf", tmp_path / "out", 1 << 20)
@@ -188,7 +189,7 @@ def test_without_the_models_the_reason_names_them(tmp_path: Path, monkeypatch: p
 
 def test_a_damaged_picture_is_refused(recogniser: Recogniser) -> None:
     whole = saved(scan(*below(LINES)))
-    with pytest.raises(Unreadable, match="cannot identify image file"):
+    with pytest.raises(Unreadable, match="cannot be read"):
         read(whole[:20], recogniser=recogniser)
     _, (note,) = read(whole[:60], recogniser=recogniser)
     assert note.text == "it is a picture whose text could not be recognised (OSError)"
