@@ -100,8 +100,8 @@ def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
     try:
         with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
             process = subprocess.run(
-                command(file, kind, text, limits), capture_output=True, timeout=limits.wall, check=False,
-                env=os.environ | {"TMPDIR": folder, "OMP_NUM_THREADS": "1"},
+                ["env", f"TMPDIR={folder}", "OMP_NUM_THREADS=1", *command(file, kind, text, limits)], capture_output=True,
+                timeout=limits.wall, check=False,
             )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise _unreadable(f"converting {_name(kind)} takes too long, more than {limits.wall} seconds") from None
