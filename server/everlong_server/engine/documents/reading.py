@@ -13,7 +13,7 @@ import os
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Self
@@ -138,8 +138,11 @@ class Reader(JobWorker[ReadingClaim]):
             await self.fail(id, claim, "reading_killed", message)
             return True
         try:
-            async with self._suspects if claim.starts else nullcontext(), self._counted(id, claim):
-                return await self._read(id, claim)
+            async with AsyncExitStack() as alone:
+                if claim.starts:
+                    await alone.enter_async_context(self._suspects)
+                async with self._counted(id, claim):
+                    return await self._read(id, claim, alone)
         except (OSError, Unavailable) as error:
             # The blob store is unavailable or full, this text cannot be read, or this replica lacks an encryption key that
             # another may have. The document may be readable later; other documents must not wait for it.
@@ -162,8 +165,8 @@ class Reader(JobWorker[ReadingClaim]):
                 async with asyncio.timeout(_COUNT_SECONDS):
                     await counters(id, claim, **ended)
 
-    async def _read(self, id: str, claim: ReadingClaim) -> bool:
-        """Read, and fail the reading if its document cannot be read."""
+    async def _read(self, id: str, claim: ReadingClaim, alone: AsyncExitStack) -> bool:
+        """Read, and fail the reading if its document cannot be read. `alone`: what keeps other suspects waiting."""
         reading = await self._documents.readings.get(id, with_state=True)
         if reading is None:
             return True
@@ -172,7 +175,7 @@ class Reader(JobWorker[ReadingClaim]):
                 "read", "consumer", parent=reading.trace, everlong__document=reading.documents[-1],
                 everlong__model=self._engine.model.name, everlong__attempt=claim.attempts,
             ) as span:  # fmt: skip
-                cursor, over = await self._advance(reading, claim)
+                cursor, over = await self._advance(reading, claim, alone)
                 span.set(everlong__tokens__read=cursor.tokens, everlong__segments=cursor.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
@@ -182,7 +185,7 @@ class Reader(JobWorker[ReadingClaim]):
             await self.fail(id, claim, code, str(error))
             return True
 
-    async def _advance(self, reading: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
+    async def _advance(self, reading: Reading, claim: ReadingClaim, alone: AsyncExitStack) -> tuple[Cursor, bool]:
         """Read to the end of the last document, or until the turn is over and others wait.
 
         Returns the cursor, and whether it is the end.
@@ -211,6 +214,9 @@ class Reader(JobWorker[ReadingClaim]):
                     await prefill.read_next()
                     if checkpoints.age >= due:
                         await checkpoints.add(prefill)
+                        if claim.starts:
+                            await checkpoints.written()
+                            await alone.aclose()  # it is no suspect any more
                         due = self._checkpoint_seconds
                         if await self._turn_is_over(started):
                             await checkpoints.written()

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +82,7 @@ class FakeReader(Reader):
     async def doing(self, what: Reading, claim: ReadingClaim) -> None:
         """Nothing."""
 
-    async def _advance(self, what: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
+    async def _advance(self, what: Reading, claim: ReadingClaim, alone: AsyncExitStack) -> tuple[Cursor, bool]:
         self.tries.append(claim.attempts)
         document = await self._documents.get(what.documents[-1])
         assert self._blobs.check(document.id, document.bytes, document.digest) is None
