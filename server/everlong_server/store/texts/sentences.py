@@ -30,7 +30,7 @@ _END = re.compile(
 )
 _SHORTEST = 25
 """Characters of a sentence. A shorter one ("Why?") is left with the one before."""
-_WORDS_WEIGHT = 0.8
+_WORDS_WEIGHT = 0.4
 """Weight of a sentence's share of the query's words against the cosine of its vector with the query's. This and the next constant were
 chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
 _NEIGHBOUR_WEIGHT = 0.3
@@ -102,12 +102,14 @@ def _shares(sentences: Sequence[Passage], words: Mapping[str, float], parts: Map
 
 
 def _with_neighbours(near: Floats, sentences: Sequence[Passage]) -> Floats:
-    """Return the mean of each value with those of the sentences that stand directly before and after it in the text."""
-    total, weights = near.copy(), np.ones_like(near)
+    """Add to each value a share of those of the sentences that stand directly before and after it in the text.
+
+    A sum, not a mean: sentences within a passage come before those at its ends, whose context is missing.
+    """
+    total = near.copy()
     for n in range(1, len(sentences)):
         before, after = sentences[n - 1], sentences[n]
         if (before.document, before.end) == (after.document, after.start):
             total[n] += _NEIGHBOUR_WEIGHT * near[n - 1]
             total[n - 1] += _NEIGHBOUR_WEIGHT * near[n]
-            weights[n - 1 : n + 1] += _NEIGHBOUR_WEIGHT
-    return total / weights
+    return total
