@@ -76,7 +76,7 @@ def test_documents_from_an_allowed_host(new_server: Callable[..., Server], web: 
     before = server.http.get("/v1/documents").json()
     for path, status, code in (
         ("/nothing", 422, "fetch_failed"), ("/moved", 422, "fetch_failed"), ("/packed", 422, "fetch_failed"),
-        ("/cut", 422, "fetch_failed"), ("/blank", 422, "empty_document"), ("/picture", 415, "unsupported_media_type"),
+        ("/cut", 422, "fetch_failed"), ("/blank", 422, "empty_document"), ("/picture", 422, "unreadable_document"),
     ):  # fmt: skip
         answer = server.http.post("/v1/documents/fetch", json={"url": f"http://{web}{path}"})
         server.error(answer, status, code)

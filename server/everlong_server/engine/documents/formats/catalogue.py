@@ -130,7 +130,7 @@ _BINARY = (
 """Offset and first bytes of binary files, and what they are."""
 _PDF = re.compile(rb"%PDF-\d")
 _OLE = b"\xd0\xcf\x11\xe0"
-_IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
+_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # Atomic, as each comment could otherwise end at any later one, in 2^n ways.
 _BLANK = rb"(?>\s|<!--.*?-->|<\?xml[^>]*\?>)*+"
