@@ -46,7 +46,7 @@ def unmarked_utf16(head: bytes) -> str | None:
     scores = {}
     for order in ("utf-16-le", "utf-16-be"):
         text = head[: len(head) // 2 * 2].decode(order, "replace")
-        if "\0" not in text and _odd(text) <= _ODD_SHARE * len(text):
+        if text and "\0" not in text and _odd(text) <= _ODD_SHARE * len(text):
             scores[order] = sum(character < "\x7f" for character in text)
     return max(scores, key=lambda order: scores[order], default=None)
 

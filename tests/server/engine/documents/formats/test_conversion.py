@@ -208,7 +208,7 @@ def test_a_position_is_in_the_last_section_that_begins_before_it() -> None:
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (files.pdf(["", ""]), InvalidRequest, "there is no text in it; pages that are pictures"),
+        (files.pdf(["", ""]), InvalidRequest, "there is no text in it .the page has drawings"),
         (files.encrypted_pdf(), InvalidRequest, "encrypted"),
         (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
         (files.epub(["<p>x</p>"], encrypted=["OEBPS/text/chapter%200.xhtml"]), InvalidRequest, "encrypted"),
