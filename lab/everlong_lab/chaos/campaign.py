@@ -42,7 +42,7 @@ class CampaignPlan:
     replicas: int = 3
     workers: int = 4
     away: float = 6.0
-    burst: int = 8
+    burst: int = 2
     model: Path | None = None
     faults: Sequence[str] | None = None
     program: str | None = None

@@ -197,6 +197,19 @@ def crowd(
 
 
 @bench.command()
+def formats(
+    files: Annotated[list[Path], Argument(help="Convert these files.", exists=True, dir_okay=False)],
+    output: Output = None,
+) -> None:
+    """Measure CPU time and memory of converting files to text, beside the library kreuzberg."""
+    from everlong_lab.benchmarks import formats as measured
+    from everlong_server.errors import ServerError
+
+    with reported(ServerError):
+        _report(lambda: measured.run(files, progress=progress), output)
+
+
+@bench.command()
 def recall(
     megabytes: Annotated[float, Option(help="Index so much text.", min=0.1)] = 10.0,
     texts: Annotated[
@@ -271,7 +284,7 @@ def chaos(
     replicas: Annotated[int, Option(help="Run so many server processes on one Redis.", min=1, max=64)] = 3,
     workers: Annotated[int, Option(help="Run so many concurrent callers.", min=1, max=256)] = 4,
     away: Annotated[float, Option(help="End each outage after at most so many seconds.", min=0.2)] = 6.0,
-    burst: Annotated[int, Option(help="Kill at most so many replicas without recovery in between.", min=1)] = 8,
+    burst: Annotated[int, Option(help="Kill at most so many replicas without recovery in between.", min=1, max=2)] = 2,
     model: Annotated[Path | None, Option(help="Serve this model folder; default a tiny random model.")] = None,
     fault: Annotated[list[str] | None, Option(help="Inject only this fault of the report; may be repeated.")] = None,
     redis_program: Annotated[

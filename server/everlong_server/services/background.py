@@ -34,7 +34,7 @@ async def background_tasks(shared: Shared) -> AsyncIterator[None]:
     readers = settings.max_readers or (2 if engine.on_cpu else 64)
     works: list[Callable[[], Coroutine[Any, Any, None]]] = [
         lambda: _heartbeat(shared, settings.lease_seconds / 3),
-        *[lambda: _reader(shared).run()] * readers,
+        _reader(shared, readers).run,
         _background_responses(shared).run,
         lambda: _warm_up(shared.embedder),
         lambda: _expire_uploads(shared.redis, shared.stores, settings.upload_seconds),
@@ -51,12 +51,12 @@ async def background_tasks(shared: Shared) -> AsyncIterator[None]:
                 await shared.stores.reading_jobs.deregister()
 
 
-def _reader(shared: Shared) -> Reader:
+def _reader(shared: Shared, max_jobs: int) -> Reader:
     settings, stores = shared.settings, shared.stores
     passages = shared.passages(stores.documents) if settings.recall_passages else None
     return Reader(
         shared.engine, stores.documents, stores.blobs, passages, shared.token_offsets, stores.reading_jobs, shared.metrics,
-        shared.tracing, settings.checkpoint_seconds, settings.turn_seconds,
+        shared.tracing, settings.checkpoint_seconds, settings.turn_seconds, max_jobs,
     )  # fmt: skip
 
 

@@ -42,20 +42,23 @@ return 1
 """
 
 # KEYS: reading, fence. ARGV: claimant
-# Returns {token, attempts} for the claimant, who alone may write from now on; or nothing if the reading has ended or is gone.
+# Returns {token, attempts, starts} for the claimant, who alone may write from now on; or nothing if the reading has ended or is
+# gone.
 _CLAIM = (
     CLAIMING
     + """
 local status = redis.call('HGET', KEYS[1], 'status')
 if not status or status == 'ready' or status == 'failed' then return nil end
 redis.call('HSET', KEYS[1], 'status', 'reading')
-return claim(KEYS[1], KEYS[2], ARGV[1])
+local claimed = claim(KEYS[1], KEYS[2], ARGV[1])
+claimed[3] = redis.call('HGET', KEYS[1], 'starts') or 0
+return claimed
 """
 )
 
-# KEYS: reading. ARGV: token. Sets the attempts back to 0 if the token is the current one.
-_RESET_ATTEMPTS = (
-    "if redis.call('HGET', KEYS[1], 'fence') == ARGV[1] then redis.call('HSET', KEYS[1], 'attempts', 0) end"
+# KEYS: reading. ARGV: token, counters and their values. Sets the counters if the token is the current one.
+_SET_COUNTERS = (
+    "if redis.call('HGET', KEYS[1], 'fence') == ARGV[1] then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end"
 )
 
 # Writes a checkpoint. At the end of a reading, queues the readings that wait for it.
@@ -76,7 +79,7 @@ if ARGV[4] ~= '' then
     redis.call('EXPIRE', KEYS[5], 172800)
   end
 end
-redis.call('HSET', KEYS[1], 'attempts', 0, 'write', ARGV[5], unpack(ARGV, 6))
+redis.call('HSET', KEYS[1], 'attempts', 0, 'starts', 1, 'write', ARGV[5], unpack(ARGV, 6))
 if ARGV[3] == '1' then
   redis.call('SREM', KEYS[4], redis.call('HGET', KEYS[1], 'id'))
   local tenant = redis.call('HGET', KEYS[1], 'tenant')
@@ -95,10 +98,15 @@ class StaleClaim(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReadingClaim:
-    """The right to write a reading. `token`: the fencing token. `attempts`: claims since the reading last made progress."""
+    """The right to write a reading.
+
+    `token`: the fencing token. `attempts`: claims since the reading last made progress. `starts`: how often the work on it
+    has begun and did not end, because the process died; since it last made progress, and once more if that was made then.
+    """
 
     token: int
     attempts: int
+    starts: int
 
 
 class Readings:
@@ -162,11 +170,11 @@ class Readings:
         A retry with the same `by` returns the same claim, unless another claimant came in between.
         """
         result = await self._scripts.run(_CLAIM, [keys.reading(id), keys.FENCE], [by])
-        return ReadingClaim(int(result[0]), int(result[1])) if result else None
+        return ReadingClaim(*map(int, result)) if result else None
 
-    async def reset_attempts(self, id: str, claim: ReadingClaim) -> None:
-        """Set the attempts back to 0: the attempt under `claim` failed for a reason outside the reading."""
-        await self._scripts.run(_RESET_ATTEMPTS, [keys.reading(id)], [claim.token])
+    async def set_counters(self, id: str, claim: ReadingClaim, **counters: int) -> None:
+        """Set `attempts` or `starts` (see `ReadingClaim`). Does nothing if another claimant has taken the reading over."""
+        await self._scripts.run(_SET_COUNTERS, [keys.reading(id)], [claim.token, *flat(counters)])
 
     async def holder(self, id: str) -> tuple[int, str] | None:
         """Return the fencing token and the claimant of the reading; None if nobody reads it."""

@@ -136,7 +136,7 @@ class Reading:
         """Return the fields of the hash that stores a new, queued reading."""
         return {
             "id": reading_id(model, documents), "tenant": tenant, "model": model, "documents": json.dumps(list(documents)),
-            "status": "queued", "version": 0, "fence": 0, "attempts": 0, "created_at": now(), **({"trace": trace} if trace else {}),
+            "status": "queued", "version": 0, "fence": 0, "attempts": 0, "starts": 0, "created_at": now(), **({"trace": trace} if trace else {}),
         }  # fmt: skip
 
     @staticmethod

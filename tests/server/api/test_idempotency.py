@@ -204,7 +204,7 @@ def test_a_form(server: Server) -> None:
 
 def test_a_refused_upload_can_be_corrected(server: Server) -> None:
     headers = {"content-type": "text/plain", **key()}
-    server.error(server.http.post("/v1/documents", content=b"\xff", headers=headers), 422, "invalid_utf8")
+    server.error(server.http.post("/v1/documents", content=b"", headers=headers), 422, "empty_document")
     assert server.http.post("/v1/documents", content=b"words", headers=headers).status_code == 202
 
 

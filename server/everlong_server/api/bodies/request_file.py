@@ -109,4 +109,7 @@ def _check_type(kind: str, charset: str) -> None:
         "us-ascii",
         "ascii",
     ):
-        raise UnsupportedMedia(f"charset {charset[:60]!r} is not supported: send UTF-8", param="content-type")
+        raise UnsupportedMedia(
+            f"charset {charset[:60]!r} is not supported: leave it out, and the encoding is recognised",
+            param="content-type",
+        )

@@ -227,8 +227,9 @@ class Ingest:
                 with text.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = text.stat().st_size
+                format = None if made.format == "text" else made.format
                 return replace(
-                    received, bytes=size, text_offset=0, digest=digest, format=made.format, notes=tuple(made.notes)
+                    received, bytes=size, text_offset=0, digest=digest, format=format, notes=tuple(made.notes)
                 )
 
         try:

@@ -13,10 +13,12 @@ import os
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Self
+
+from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError
 from everlong_server.engine.device.engine import Engine
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 _TEXT_THREADS = Pool("everlong-reading", max(4, os.cpu_count() or 4))
 """Threads that check and encode texts, so that answers do not wait for that."""
 
+_COUNT_SECONDS = 2.0
+"""Time to note that work has ended, so that a server can stop while Redis is unavailable."""
+
 
 class ReadingError(Exception):
     """The document cannot be read. `code`: the reason, for programs."""
@@ -53,10 +58,17 @@ class ReadingError(Exception):
 
 
 class Reader(JobWorker[ReadingClaim]):
-    """Works on reading jobs, one at a time, until it is cancelled. Several readers may run at the same time."""
+    """Works on reading jobs, up to `max_jobs` at the same time, until it is cancelled.
+
+    A document may kill the process, for example by taking all of its memory. Redis counts how often the work on a reading
+    began and did not end (`ReadingClaim.starts`), and the reading fails when that is `max_deaths`. Readings with a count are
+    suspects: they are worked on one after the other, so that one does not add to the counts of the others. A suspect writes a
+    checkpoint as soon as its index exists and it has read anything, which clears it.
+    """
 
     noun = "reading"
     max_tries = 8
+    max_deaths = 3
     remedy = "upload the document again"
 
     def __init__(
@@ -71,10 +83,12 @@ class Reader(JobWorker[ReadingClaim]):
         tracing: Tracing,
         checkpoint_seconds: float,
         turn_seconds: float,
+        max_jobs: int = 1,
     ) -> None:
         """`passages`: None to index none. `turn_seconds`: after this time a document yields to waiting ones and continues
         after them, so that short documents do not wait for long ones."""
-        super().__init__(engine, jobs, metrics)
+        super().__init__(engine, jobs, metrics, max_jobs)
+        self._suspects = asyncio.Lock()
         self._documents = documents
         self._blobs = blobs
         self._passages = passages
@@ -97,7 +111,7 @@ class Reader(JobWorker[ReadingClaim]):
 
     async def reset_tries(self, id: str, claim: ReadingClaim) -> None:
         """Set the reading's count of tries back to zero."""
-        await self._documents.readings.reset_attempts(id, claim)
+        await self._documents.readings.set_counters(id, claim, attempts=0)
 
     async def holder(self, id: str, claim: ReadingClaim) -> str | None:
         """Return the claimant that has taken the reading over.
@@ -119,15 +133,40 @@ class Reader(JobWorker[ReadingClaim]):
 
     async def perform(self, id: str, claim: ReadingClaim) -> bool:
         """Read and return whether the reading is over; False if its turn is."""
+        if claim.starts >= self.max_deaths:
+            message = f"the server's process died {claim.starts} times in a row while it read this document"
+            await self.fail(id, claim, "reading_killed", message)
+            return True
         try:
-            return await self._read(id, claim)
+            async with AsyncExitStack() as alone:
+                if claim.starts:
+                    await alone.enter_async_context(self._suspects)
+                async with self._counted(id, claim):
+                    return await self._read(id, claim, alone)
         except (OSError, Unavailable) as error:
             # The blob store is unavailable or full, this text cannot be read, or this replica lacks an encryption key that
             # another may have. The document may be readable later; other documents must not wait for it.
             raise CannotDoHere(repr(error)) from error
 
-    async def _read(self, id: str, claim: ReadingClaim) -> bool:
-        """Read, and fail the reading if its document cannot be read."""
+    @asynccontextmanager
+    async def _counted(self, id: str, claim: ReadingClaim) -> AsyncIterator[None]:
+        """Count that the work on the reading begins. Takes this back if it ends, in whatever way. A stop of the server is no
+        attempt, either."""
+        counters = self._documents.readings.set_counters
+        await counters(id, claim, starts=claim.starts + 1)
+        ended = {"starts": 0}
+        try:
+            yield
+        except asyncio.CancelledError:
+            ended["attempts"] = 0
+            raise
+        finally:
+            with suppress(RedisError, TimeoutError):
+                async with asyncio.timeout(_COUNT_SECONDS):
+                    await counters(id, claim, **ended)
+
+    async def _read(self, id: str, claim: ReadingClaim, alone: AsyncExitStack) -> bool:
+        """Read, and fail the reading if its document cannot be read. `alone`: what keeps other suspects waiting."""
         reading = await self._documents.readings.get(id, with_state=True)
         if reading is None:
             return True
@@ -136,7 +175,7 @@ class Reader(JobWorker[ReadingClaim]):
                 "read", "consumer", parent=reading.trace, everlong__document=reading.documents[-1],
                 everlong__model=self._engine.model.name, everlong__attempt=claim.attempts,
             ) as span:  # fmt: skip
-                cursor, over = await self._advance(reading, claim)
+                cursor, over = await self._advance(reading, claim, alone)
                 span.set(everlong__tokens__read=cursor.tokens, everlong__segments=cursor.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
@@ -146,7 +185,7 @@ class Reader(JobWorker[ReadingClaim]):
             await self.fail(id, claim, code, str(error))
             return True
 
-    async def _advance(self, reading: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
+    async def _advance(self, reading: Reading, claim: ReadingClaim, alone: AsyncExitStack) -> tuple[Cursor, bool]:
         """Read to the end of the last document, or until the turn is over and others wait.
 
         Returns the cursor, and whether it is the end.
@@ -164,13 +203,21 @@ class Reader(JobWorker[ReadingClaim]):
             checkpoints = await stack.enter_async_context(Checkpoints(self._documents, self._metrics, reading, claim))
             blocks = token_blocks(file, self._engine.model.tokenizer, offset)
             encoded = await stack.enter_async_context(_Prefetch(blocks))
+            due = self._checkpoint_seconds
+            if claim.starts:
+                await index
+                due = 0.0
             while (block := await encoded.next()) is not None:
                 resume_points.extend(chain.from_iterable(block.resume_points))
                 prefill.start_block(block)
                 while prefill.has_tokens:
                     await prefill.read_next()
-                    if checkpoints.age >= self._checkpoint_seconds:
+                    if checkpoints.age >= due:
                         await checkpoints.add(prefill)
+                        if claim.starts:
+                            await checkpoints.written()
+                            await alone.aclose()  # it is no suspect any more
+                        due = self._checkpoint_seconds
                         if await self._turn_is_over(started):
                             await checkpoints.written()
                             return prefill.cursor, False

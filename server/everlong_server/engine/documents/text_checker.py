@@ -9,17 +9,9 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from everlong_server.engine.documents.formats.catalogue import HEAD, detect
+from everlong_server.engine.documents.formats.catalogue import HEAD, binary_kind, detect, is_utf8
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
-_MAGIC = {
-    b"\x1f\x8b": "a gzip file",
-    b"7z\xbc\xaf\x27\x1c": "a 7z file",
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
-}
 _BOM = codecs.BOM_UTF8
 MAX_NAME = 255
 _BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -48,8 +40,10 @@ class Declared:
 
 @dataclass(slots=True)
 class TextChecker:
-    """Checks, chunk by chunk, that a file is UTF-8 text. Only counts the bytes of a file in a format that can be converted to
-    text; `foreign` is its kind, as `detect` returns it."""
+    """Checks, chunk by chunk, that a file is text. Only counts the bytes of a file that must be converted.
+
+    `foreign`: the kind of such a file, as `detect` returns it, or "text" for text in another encoding than UTF-8.
+    """
 
     limit: int
     declared: Declaration = Declared()
@@ -64,7 +58,7 @@ class TextChecker:
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
     def feed(self, data: bytes) -> None:
-        """Check the next chunk. Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` with the problem and its place."""
+        """Check the next chunk. Raises `TooLarge` or `UnsupportedMedia` with the problem and its place."""
         if self.size + len(data) > self.limit:
             raise too_large(self.limit)
         self.size += len(data)
@@ -83,28 +77,29 @@ class TextChecker:
         self.foreign = detect(head[:HEAD], self.declared.filename, self.declared.media_type)
         if self.foreign is not None:
             return
-        for magic, name in _MAGIC.items():
-            if head.startswith(magic):
-                raise UnsupportedMedia(
-                    f"the document is {name}: upload UTF-8 text or a supported format (GET /v1/formats)", param="file"
-                )
-        self._check(head)
+        if name := binary_kind(head[:HEAD]):
+            nul = head.find(b"\0")
+            where = f" with a NUL byte at byte {nul}" if nul >= 0 else ""
+            raise UnsupportedMedia(
+                f"the document is {name}{where}: upload text or a supported format (GET /v1/formats)", param="file"
+            )
+        if b"\0" in head[:HEAD] or not is_utf8(head[:HEAD]):
+            self.foreign = "text"
+        else:
+            self._check(head)
 
     def _check(self, data: bytes) -> None:
         if (nul := data.find(b"\0")) >= 0:
             raise UnsupportedMedia(
-                f"the document contains a NUL byte at byte {self._checked + nul}, so it is not text: upload UTF-8 text or a "
+                f"the document contains a NUL byte at byte {self._checked + nul}, so it is not text: upload text or a "
                 "supported format (GET /v1/formats)",
                 param="file",
             )
-        pending = len(self._decoder.getstate()[0])
         try:
             text = self._decoder.decode(data)
-        except UnicodeDecodeError as error:
-            at = self._checked - pending + error.start
-            raise InvalidRequest(
-                f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
-            ) from None
+        except UnicodeDecodeError:
+            self.foreign = "text"
+            return
         self._checked += len(data)
         self._blank = self._blank and all(unicodedata.category(character) in _INVISIBLE for character in text)
 
@@ -117,11 +112,8 @@ class TextChecker:
         try:
             self._decoder.decode(b"", final=True)
         except UnicodeDecodeError:
-            raise InvalidRequest(
-                f"the document is not UTF-8: it ends inside a character, at byte {self.size}",
-                param="file",
-                code="invalid_utf8",
-            ) from None
+            self.foreign = "text"
+            return 0
         start = len(_BOM) if self._head.startswith(_BOM) else 0
         if self._blank:
             what = "is empty" if self.size == start else "has only white space and invisible characters"

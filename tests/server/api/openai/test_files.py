@@ -69,7 +69,7 @@ def test_other_purposes_are_refused(client: OpenAI, server: Server, purpose: str
         ({"purpose": (None, b"user_data")}, 422, "missing_parameter", "file"),
         ({"file": ("a.txt", b""), "purpose": (None, b"user_data")}, 422, "empty_document", "file"),
         ({"file": ("a.pdf", b"%PDF-1.7"), "purpose": (None, b"user_data")}, 422, "unreadable_document", "file"),
-        ({"file": ("a.txt", b"\xff\xfd"), "purpose": (None, b"user_data")}, 422, "invalid_utf8", "file"),
+        ({"file": ("a.txt", b"\0\0\1\2"), "purpose": (None, b"user_data")}, 415, "unsupported_media_type", "file"),
         ({"file": ("a.txt", b"Once."), "sparkle": (None, b"1")}, 422, "unknown_parameter", "sparkle"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from everlong_server.engine.documents.formats.catalogue import HEAD
 from everlong_server.engine.documents.text_checker import TextChecker
-from everlong_server.errors import InvalidRequest, ServerError, UnsupportedMedia
+from everlong_server.errors import ServerError, UnsupportedMedia
 
 
 def verdict(data: bytes, cuts: list[int]) -> tuple[str, str] | int:
@@ -20,6 +20,14 @@ def verdict(data: bytes, cuts: list[int]) -> tuple[str, str] | int:
         return text.finish()
     except ServerError as error:
         return error.code, error.message
+
+
+def foreign(*chunks: bytes) -> str | None:
+    text = TextChecker(limit=1 << 20)
+    for chunk in chunks:
+        text.feed(chunk)
+    text.finish()
+    return text.foreign
 
 
 @given(
@@ -48,11 +56,41 @@ def test_text_is_text(text: str) -> None:
     assert verdict(data, [1, 3, 5]) == (3 if data.startswith(b"\xef\xbb\xbf") else 0)
 
 
-def test_the_offset_of_an_invalid_byte_is_exact() -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        "Größe\n".encode("cp1252"), "Привет\n".encode("koi8-r"), "日本語\n".encode("cp932"), "Größe\n".encode("utf-16"),
+        "Größe\n".encode("utf-16-le"), "日本語\n".encode("utf-16-be"), "日本語\n".encode("utf-32"), b"ends inside \xe2\x82",
+    ],
+)  # fmt: skip
+def test_text_in_another_encoding_is_to_be_converted(data: bytes) -> None:
+    assert foreign(data) == "text"
+
+
+@pytest.mark.parametrize("before", [10, HEAD - 1, HEAD, 3 * HEAD])
+def test_a_byte_that_is_not_utf8_makes_the_file_one_to_convert_wherever_it_is(before: int) -> None:
+    assert foreign(b"x" * before, b"\xfc", b" and more") == "text"
+    assert foreign(b"x" * before, "ü".encode(), b" and more") is None
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"\x7fELF\x02\x01\x01\0", "a program"), (b"GIF89a\x01\0", "a GIF image"), (b"\xff\xfb\x90\x64\0\0", "an audio file"),
+        (b"\0\0\0\x20ftypisom\0\0", "a video or audio file"), (bytes(range(256)), "a binary file of an unknown kind"),
+        (b"\xff\x01\x02\x03", "a binary file of an unknown kind"),
+    ],
+)  # fmt: skip
+def test_a_binary_file_is_refused_by_its_name(data: bytes, name: str) -> None:
     text = TextChecker(limit=1 << 20)
-    text.feed(b"a" * HEAD + "é".encode()[:1])
-    with pytest.raises(InvalidRequest, match=f"at byte {HEAD}"):
-        text.feed(b"x")
+    text.feed(data)
+    with pytest.raises(UnsupportedMedia, match=f"the document is {name}"):
+        text.finish()
+
+
+@pytest.mark.parametrize("text", ["BM is short for", "MZ\n", "ID3 tags", "GIF89a", "Rar! he said"])
+def test_a_text_that_begins_like_a_binary_file_is_text(text: str) -> None:
+    assert verdict(text.encode(), [1]) == 0
 
 
 @pytest.mark.parametrize("before", [10, 1023, 1024, HEAD, 3 * HEAD])

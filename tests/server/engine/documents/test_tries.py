@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import json
+import os
+import signal
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +33,7 @@ from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.readings import ReadingClaim
 from everlong_server.store.records import Cursor, Document, Message, Reading, new_id, now, reading_id
 from everlong_server.store.redis import keys, scripts
-from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.responses import Response, Responses
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
@@ -66,16 +71,18 @@ def documents(redis: Client, tenant: str | None = None) -> Documents:
 class FakeReader(Reader):
     """A reader without a device. `doing`: replaces the prefill of a text."""
 
-    def __init__(self, redis: Client, blobs: Blobs, jobs: Jobs) -> None:
+    def __init__(self, redis: Client, blobs: Blobs, jobs: Jobs, max_jobs: int = 1) -> None:
         self.metrics = Metrics()
         none: Any = None
-        super().__init__(engine(), documents(redis), blobs, none, none, jobs, self.metrics, Tracing(), 1.0, 1.0)
+        super().__init__(
+            engine(), documents(redis), blobs, none, none, jobs, self.metrics, Tracing(), 1.0, 1.0, max_jobs
+        )
         self.tries: list[int] = []
 
     async def doing(self, what: Reading, claim: ReadingClaim) -> None:
         """Nothing."""
 
-    async def _advance(self, what: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
+    async def _advance(self, what: Reading, claim: ReadingClaim, alone: AsyncExitStack) -> tuple[Cursor, bool]:
         self.tries.append(claim.attempts)
         document = await self._documents.get(what.documents[-1])
         assert self._blobs.check(document.id, document.bytes, document.digest) is None
@@ -142,6 +149,85 @@ async def test_errors_of_a_reading_count_as_tries(redis: Client, tmp_path: Path)
     await reader.work_on(job)
     assert reader.tries == list(range(1, Reader.max_tries + 1))
     assert b"too_many_attempts" in await redis.hget(keys.reading(job.id), "error")
+
+
+def killed(work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` in a fork of this process, which it must kill."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            asyncio.run(work())  # type: ignore[arg-type]
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+async def read_and_killed(redis_url: str, blobs: Blobs, name: str, killer: str) -> None:
+    """Read in a process that dies over the document `killer`, with room for two jobs, and remove its replica key."""
+
+    async def work() -> None:
+        redis = connect(redis_url)
+        reader = FakeReader(redis, blobs, await replica(redis, name), max_jobs=2)
+        other = asyncio.Event()
+
+        async def doing(what: Reading, claim: ReadingClaim) -> None:
+            if what.documents[-1] == killer:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.2):  # so that others begin, too, if they may
+                        await other.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+            other.set()
+            if not claim.starts:
+                await asyncio.Event().wait()
+
+        reader.doing = doing  # type: ignore[method-assign]
+        await reader.run()
+
+    await asyncio.to_thread(killed, work)
+    redis = connect(redis_url)
+    await redis.delete(keys.replica(name))
+    await redis.aclose()
+
+
+async def test_a_document_that_kills_its_process_fails(redis: Client, redis_url: str, tmp_path: Path) -> None:
+    """After three deaths, and not the document that was read at the same time."""
+    blobs = Blobs(f"file://{tmp_path}")
+    killer, innocent = [await uploaded(redis, blobs) for _ in range(2)]
+    reading = keys.reading(reading_id(MODEL, (killer.id,)))
+    for death in range(Reader.max_deaths):
+        assert await redis.hget(reading, "status") != b"failed"
+        await read_and_killed(redis_url, blobs, f"dies{death}", killer.id)
+        assert int(await redis.hget(reading, "starts")) == death + 1
+    jobs = await replica(redis, "lives")
+    reader = FakeReader(redis, blobs, jobs)
+    while await jobs.length():
+        await reader.work_on(await taken(jobs))
+    status, error = await redis.hmget(reading, "status", "error")
+    assert (status, json.loads(error)["code"]) == (b"failed", "reading_killed")
+    assert "3 times" in json.loads(error)["message"]
+    assert await redis.hget(keys.reading(reading_id(MODEL, (innocent.id,))), "status") == b"ready"
+
+
+async def test_a_stop_of_the_server_is_no_death(redis: Client, tmp_path: Path) -> None:
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    await uploaded(redis, blobs)
+    for stop in range(OUTAGE):
+        begun, jobs = asyncio.Event(), await replica(redis, f"r{stop}")
+        reader = FakeReader(redis, blobs, jobs)
+
+        async def waits(what: Reading, claim: ReadingClaim, begun: asyncio.Event = begun) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        reader.doing = waits  # type: ignore[method-assign]
+        job = await taken(jobs)
+        working = asyncio.create_task(reader.work_on(job))
+        async with asyncio.timeout(10):
+            await begun.wait()
+        assert int(await redis.hget(keys.reading(job.id), "starts")) == 1
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await jobs.deregister()
+        assert int(await redis.hget(keys.reading(job.id), "starts")) == 0
 
 
 async def test_a_reading_without_its_key_is_left_to_other_replicas(redis: Client, tmp_path: Path) -> None:

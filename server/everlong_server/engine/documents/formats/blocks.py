@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from everlong_server.store.texts.notes import Note
 
@@ -21,25 +22,42 @@ _MAX_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Text, and the page or section that it begins. Without both, the text continues the block before."""
+    """Text, and the page or section that it begins. Without both, the text continues the block before.
+
+    `joined`: no blank line separates it from the block before.
+    """
 
     text: str
     page: int | None = None
     section: str | None = None
+    joined: bool = False
 
 
 class Unreadable(Exception):
     """The file has no readable text; the message says why."""
 
 
+class PictureReader(Protocol):
+    """Recognises text in pictures."""
+
+    def read(self, picture: Callable[[], Any], notes: Notes, *, page: int | None = None) -> str:
+        """Return the text of a picture, and add a note."""
+
+
 class Notes:
     """Collects the notes of one conversion, at most `MAX_NOTES`.
 
     `read_nested`: reads a file inside the file, such as an attachment; returns None for a format that is not supported.
+    `recogniser`: None if text in pictures cannot be recognised here.
     """
 
-    def __init__(self, read_nested: Callable[[Path, str, Notes], Iterator[Block] | None]) -> None:
+    def __init__(
+        self,
+        read_nested: Callable[[Path, str, Notes], Iterator[Block] | None],
+        recogniser: PictureReader | None = None,
+    ) -> None:
         self._read_nested = read_nested
+        self._recogniser = recogniser
         self._notes: dict[Note, None] = {}
         self._left_out: Counter[str] = Counter()
         self._more = 0
@@ -57,6 +75,16 @@ class Notes:
         """Count things that are not in the text. `things`: a plural, such as "pictures without a description"."""
         if count:
             self._left_out[things] += count
+
+    def recognised(self, picture: Callable[[], Any], *, page: int) -> str:
+        """Return the text of a page that is a picture, with a note on it. `picture`: returns a `PIL.Image`."""
+        if self._recogniser is not None:
+            return self._recogniser.read(picture, self, page=page)
+        self.add(
+            "the page is a picture without text; its text is recognised if pip install 'everlong[ocr]' is run on the server",
+            page=page,
+        )
+        return ""
 
     def nested(self, data: bytes, name: str, kind: str | None = None) -> Iterator[Block]:
         """Yield the blocks of a file inside the file. What cannot be read becomes a note.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Unreadable
+from everlong_server.engine.documents.formats.charset import has_controls, unmarked_utf16
 
 HEAD = 4096
 """Number of bytes at the start of a file that `detect` looks at."""
@@ -22,7 +23,8 @@ class Format:
     """A file format that can be converted.
 
     `name`: as shown in messages. `reader`: the module of this package that reads it. `package`: the Python package that
-    this takes. `extensions`, `media_types`: those that such files usually have.
+    this takes. `extensions`, `media_types`: those that such files usually have. `extra`: the part of everlong that installs
+    the package.
     """
 
     name: str
@@ -30,10 +32,11 @@ class Format:
     package: str
     extensions: tuple[str, ...]
     media_types: tuple[str, ...]
+    extra: str = "formats"
 
     @property
     def readable(self) -> bool:
-        """Whether the package that reads this format is installed; `everlong[formats]` installs it."""
+        """Whether the package that reads this format is installed."""
         return importlib.util.find_spec(self.package) is not None
 
 
@@ -41,6 +44,7 @@ _OPENXML = "application/vnd.openxmlformats-officedocument"
 _MACRO = "application/vnd.ms"
 _OASIS = "application/vnd.oasis.opendocument"
 FORMATS = {
+    "text": Format("text in another encoding than UTF-8", "plain", "charset_normalizer", (), ()),
     "pdf": Format("a PDF file", "pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
     "docx": Format(
         "a Word file", "word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
@@ -76,6 +80,9 @@ FORMATS = {
     "mhtml": Format("a saved web page", "mail", "inscriptis", (".mhtml", ".mht"), ("multipart/related", "application/x-mimearchive")),
     "eml": Format("an e-mail", "mail", "inscriptis", (".eml",), ("message/rfc822",)),
     "msg": Format("an Outlook message", "legacy", "kreuzberg", (".msg",), ("application/vnd.ms-outlook",)),
+    "image": Format(
+        "a picture", "picture", "rapidocr", (".png", ".jpg", ".jpeg", ".tif", ".tiff"), ("image/png", "image/jpeg", "image/tiff"), "ocr"
+    ),
     "zip": Format("a ZIP archive of documents", "archive", "lxml", (".zip",), ("application/zip", "application/x-zip-compressed")),
 }  # fmt: skip
 MEDIA_TYPES = frozenset(media_type for format in FORMATS.values() for media_type in format.media_types)
@@ -90,10 +97,13 @@ _BY_MEDIA_TYPE = {media_type: id for id, format in FORMATS.items() for media_typ
 
 
 def accepted_formats() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
-    """Yield the id, name, extensions and media types of each format that this server accepts. UTF-8 text is always one."""
-    yield "text", "UTF-8 text", _TEXT, ("text/*", "application/json", "application/x-ndjson", "application/x-subrip")
+    """Yield the id, name, extensions and media types of each format that this server accepts. UTF-8 text is always one.
+
+    With `everlong[formats]`, text may have another encoding.
+    """
+    yield "text", "text", _TEXT, ("text/*", "application/json", "application/x-ndjson", "application/x-subrip")
     for id, format in FORMATS.items():
-        if format.readable:
+        if format.readable and id != "text":
             yield id, format.name, format.extensions, format.media_types
 
 
@@ -107,8 +117,20 @@ _TEXT_TYPES = (
     "application/json", "application/x-ndjson", "application/jsonl", "application/xml", "application/x-subrip", "application/x-tex",
     "application/x-yaml", "application/yaml", "application/toml", "application/javascript", "application/sql", "application/x-sh",
 )  # fmt: skip
+_BINARY = (
+    (0, b"\x1f\x8b", "a gzip file"), (0, b"7z\xbc\xaf\x27\x1c", "a 7z file"), (0, b"Rar!", "a RAR archive"),
+    (0, b"BZh", "a bzip2 file"), (0, b"\xfd7zXZ", "an xz file"), (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),
+    (257, b"ustar", "a tar archive"), (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"), (4, b"ftypheic", "a HEIC image"), (4, b"ftypavif", "an AVIF image"),
+    (0, b"AT&TFORM", "a DjVu file"), (60, b"BOOKMOBI", "a Kindle book"), (4, b"ftyp", "a video or audio file"),
+    (0, b"\x1aE\xdf\xa3", "a video file"), (8, b"AVI ", "a video file"), (8, b"WAVE", "an audio file"), (0, b"ID3", "an audio file"),
+    (0, b"\xff\xfb", "an audio file"), (0, b"OggS", "an audio file"), (0, b"fLaC", "an audio file"),
+    (0, b"SQLite format 3", "an SQLite database"), (0, b"\x7fELF", "a program"), (0, b"MZ", "a program"),
+    (0, b"PAR1", "a Parquet file"), (0, b"\x93NUMPY", "a NumPy file"), (0, b"GGUF", "a GGUF model"),
+)  # fmt: skip
+"""Offset and first bytes of binary files, and what they are."""
 _PDF = re.compile(rb"%PDF-\d")
 _OLE = b"\xd0\xcf\x11\xe0"
+_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # Atomic, as each comment could otherwise end at any later one, in 2^n ways.
 _BLANK = rb"(?>\s|<!--.*?-->|<\?xml[^>]*\?>)*+"
@@ -136,6 +158,8 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
         return "ole"
     if start.startswith(b"{\\rtf"):
         return "rtf"
+    if head.startswith(_IMAGES):
+        return "image"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         head = head.decode("utf-16", "ignore").encode()
     if declared in ("eml", "mhtml") or declared is None:
@@ -148,6 +172,27 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
     ):
         return "html"
     return None
+
+
+def binary_kind(head: bytes) -> str | None:
+    """Return what a file is that begins with `head` and is no text in any encoding; None for a text."""
+    if is_utf8(head) and b"\0" not in head:
+        return None
+    for at, magic, name in _BINARY:
+        if head[at:].startswith(magic):
+            return name
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or unmarked_utf16(head):
+        return None
+    return "a binary file of an unknown kind" if b"\0" in head or has_controls(head) else None
+
+
+def is_utf8(head: bytes) -> bool:
+    """Whether the bytes are UTF-8, up to a character that may be cut at their end."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _declared(filename: str | None, media_type: str | None) -> str | None:

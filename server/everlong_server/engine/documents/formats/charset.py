@@ -1,14 +1,18 @@
-"""Decodes pages of unknown encoding."""
+"""Decodes pages and texts of unknown encoding."""
 
 from __future__ import annotations
 
 import codecs
 import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
 
-from everlong_server.engine.documents.formats.blocks import Notes
+from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
 
 _SIGNATURES = {
-    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
     b"<\0": "utf-16-le", b"\0<": "utf-16-be",
 }  # fmt: skip
 _DECLARED = re.compile(
@@ -16,12 +20,105 @@ _DECLARED = re.compile(
 )
 _TAG = re.compile(rb"<[^>]*>")
 _CANDIDATES = [
-    "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "koi8_r", "iso8859_2", "cp932", "gb18030",
+    "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "koi8_r", "cp866", "iso8859_2", "cp932", "gb18030",
     "big5", "cp949", "euc_jp",
 ]  # fmt: skip
 """The legacy encodings of the WHATWG's encoding standard that pages still use. Rarer ones make a guess worse."""
 _SAMPLE = 1 << 18
 """Number of bytes that are enough to recognise an encoding."""
+_BEFORE = 64
+"""Bytes of a sample before its first byte that is not ASCII."""
+_PIECE = 1 << 20
+_ODD_CATEGORIES = ("Cc", "Cn", "Co", "Cs")
+_ODD_SHARE = 0.02
+"""Share of control characters and unassigned ones from which on bytes are no text."""
+
+
+def unmarked_utf16(head: bytes) -> str | None:
+    """Return "utf-16-le" or "utf-16-be" for a text that begins with `head` and has no byte order mark; None for anything else.
+
+    In such texts the NUL bytes of spaces and line ends are in every script.
+    """
+    nuls = head.count(0)
+    is_ascii = all(31 < byte < 127 or byte in b"\0\t\n\f\r" for byte in head)
+    if not nuls or (is_ascii and 4 * nuls < len(head)):  # ASCII with stray NUL bytes
+        return None
+    scores = {}
+    for order in ("utf-16-le", "utf-16-be"):
+        text = head[: len(head) // 2 * 2].decode(order, "replace")
+        if text and "\0" not in text and _odd(text) <= _ODD_SHARE * len(text):
+            scores[order] = sum(character < "\x7f" for character in text)
+    return max(scores, key=lambda order: scores[order], default=None)
+
+
+def has_controls(head: bytes) -> bool:
+    """Whether bytes that are not UTF-8 have control characters as in a binary file, and not as in a text."""
+    controls = sum(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in head)
+    return controls > _ODD_SHARE * len(head)
+
+
+def _odd(text: str) -> int:
+    plain = text.translate({ord(character): None for character in "\t\n\f\r\ufeff"})
+    return sum(unicodedata.category(character) in _ODD_CATEGORIES for character in plain)
+
+
+def pieces(file: Path, notes: Notes, *, part: str | None = None) -> Iterator[str]:
+    """Yield a plain text in pieces. Its encoding is chosen as by `decode`, except that there must be one that fits.
+
+    Raises `Unreadable` if there is none, or the text has NUL characters.
+    """
+    encoding, is_guess = _of_file(file)
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    damaged = 0
+    with file.open("rb") as stream:
+        while True:
+            data = stream.read(_PIECE)
+            text = decoder.decode(data, final=not data)
+            if "\0" in text:
+                raise Unreadable("it is not text: it has NUL characters")
+            damaged += text.count("\N{REPLACEMENT CHARACTER}")
+            yield text
+            if not data:
+                break
+    if encoding not in ("utf-8", "utf-8-sig"):
+        guess = "; it declares none, so that is a guess" if is_guess else ""
+        notes.add(f"its encoding is {encoding}, not UTF-8{guess}", part=part)
+    if damaged:
+        notes.add(f"{damaged} damaged characters were replaced by U+FFFD", part=part)
+
+
+def _of_file(file: Path) -> tuple[str, bool]:
+    """Return the encoding of a plain text, and whether it is a guess."""
+    with file.open("rb") as stream:
+        head = stream.read(_SAMPLE)
+        for signature, signed in _SIGNATURES.items():
+            if head.startswith(signature):
+                return signed, False
+        if unmarked := unmarked_utf16(head[:4096]):
+            return unmarked, True
+        if encoding := _declared_in(head):
+            return encoding, False
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        damaged = others = at = 0
+        sample = b""  # around the first byte that is not ASCII
+        stream.seek(0)
+        while data := stream.read(_PIECE):
+            text = decoder.decode(data)
+            others += 0 if text.isascii() else sum(character > "\x7f" for character in text)
+            damaged += text.count("\N{REPLACEMENT CHARACTER}")
+            if others and not sample:
+                first = at + next((n for n, byte in enumerate(data) if byte > 0x7F), 0)
+                after = stream.tell()
+                stream.seek(max(0, first - _BEFORE))  # a long text before it would outweigh it
+                sample = stream.read(_SAMPLE)
+                stream.seek(after)
+            at += len(data)
+    if 2 * damaged <= others:
+        return "utf-8", False
+    best = _best(sample)
+    if best is None:
+        raise Unreadable("it is not UTF-8, and no other encoding fits: save it as UTF-8")
+    return best, True
 
 
 def decode(data: bytes, notes: Notes, *, declared: str | None = None, part: str | None = None) -> str:
@@ -69,14 +166,19 @@ def _known(name: str | None) -> str | None:
     return "cp1252" if codec.name in ("iso8859-1", "ascii") else codec.name
 
 
-def _guess(data: bytes) -> str:
-    """Return the likeliest legacy encoding. As in browsers, it is Windows-1252 unless another one fits better."""
+def _guess(page: bytes) -> str:
+    """Return the likeliest legacy encoding of a page. As in browsers, it is Windows-1252 unless another one fits better."""
+    words = _TAG.sub(b" ", page)
+    first = next((at for at, byte in enumerate(words) if byte > 0x7F), 0)
+    return _best(words[max(0, first - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
+
+
+def _best(sample: bytes) -> str | None:
+    """Return the legacy encoding that fits best, Windows-1252 before others that fit as well; None if none fits."""
     from charset_normalizer import from_bytes  # noqa: PLC0415 - optional, and only the conversion process needs it
 
-    words = _TAG.sub(b" ", data)
-    first = next((at for at, byte in enumerate(words) if byte > 0x7F), 0)
-    matches = from_bytes(words[max(0, first - _SAMPLE // 2) :][:_SAMPLE], cp_isolation=_CANDIDATES)
+    matches = from_bytes(sample, cp_isolation=_CANDIDATES)
     best = matches.best()
     if best is None or any(match.encoding == "cp1252" and match.chaos <= best.chaos for match in matches):
-        return "cp1252"
+        return "cp1252" if best is not None else None
     return best.encoding

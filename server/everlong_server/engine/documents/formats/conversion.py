@@ -19,6 +19,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.catalogue import FORMATS
+from everlong_server.engine.documents.formats.recognition import is_installed
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.store.texts.notes import Note
 from everlong_server.store.texts.outline import OutlineEntry
@@ -33,6 +34,9 @@ _BASE_SECONDS, _SECONDS_PER_MB = 15, 5
 _BASE_TEXT, _TEXT_PER_BYTE = 32 << 20, 100
 """Bytes of text that any file may have, and further ones for each byte of the file. Text compresses to a third or a tenth, and
 tables of equal numbers to a fiftieth."""
+_RECOGNITION_SECONDS, _BASE_RECOGNITION, _RECOGNITION_PER_MB = 240, 30, 100
+"""CPU seconds for recognising text in pictures, which takes 2 to 5 seconds a page: at most, for any file, and for each megabyte.
+A scanned page has 0.05 to 0.5 MB."""
 
 
 class ExitCode(IntEnum):
@@ -47,17 +51,27 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one conversion: bytes of text, CPU seconds, and the largest text that any file may have."""
+    """Limits of one conversion: bytes of text, CPU seconds, the largest text that any file may have, and further CPU seconds for
+    recognising text in pictures."""
 
     text: int
     seconds: int
     max_text: int
+    recognition: int
 
     @staticmethod
     def of(size: int, max_text: int) -> Limits:
         """Return the limits for a file of `size` bytes."""
         seconds = min(SECONDS, _BASE_SECONDS + _SECONDS_PER_MB * size // 1_000_000)
-        return Limits(min(max_text, _BASE_TEXT + _TEXT_PER_BYTE * size), seconds, max_text)
+        recognition = min(_RECOGNITION_SECONDS, _BASE_RECOGNITION + _RECOGNITION_PER_MB * size // 1_000_000)
+        return Limits(
+            min(max_text, _BASE_TEXT + _TEXT_PER_BYTE * size), seconds, max_text, recognition if is_installed() else 0
+        )
+
+    @property
+    def wall(self) -> int:
+        """Seconds on a clock that the conversion may take."""
+        return 2 * self.seconds + 10 * self.recognition
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,13 @@ class Conversion:
     notes: list[Note]
 
 
+def command(file: Path, kind: str, text: Path, limits: Limits) -> list[str]:
+    """Return the command line of the process that converts `file`."""
+    numbers = limits.text, limits.seconds, MEMORY, limits.recognition
+    module = "everlong_server.engine.documents.formats.worker"
+    return [sys.executable, "-m", module, kind, str(file), str(text), *map(str, numbers)]
+
+
 def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
     """Write the text of `file` to `text` as UTF-8, at most `max_text` bytes. Blocks.
 
@@ -76,21 +97,20 @@ def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
     `InvalidRequest` for a file that is damaged, encrypted or has no text, `TooLarge`, and `OSError` if the disk is full.
     """
     limits = Limits.of(file.stat().st_size, max_text)
-    module = "everlong_server.engine.documents.formats.worker"
-    arguments = [kind, str(file), str(text), str(limits.text), str(limits.seconds), str(MEMORY)]
     try:
         with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
             process = subprocess.run(
-                ["env", f"TMPDIR={folder}", sys.executable, "-m", module, *arguments], capture_output=True,
-                timeout=2 * limits.seconds, check=False,
+                ["env", f"TMPDIR={folder}", "OMP_NUM_THREADS=1", *command(file, kind, text, limits)], capture_output=True,
+                timeout=limits.wall, check=False,
             )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise _unreadable(f"converting {_name(kind)} takes too long, more than {2 * limits.seconds} seconds") from None
+        raise _unreadable(f"converting {_name(kind)} takes too long, more than {limits.wall} seconds") from None
     format_id, _, result = process.stdout.decode(errors="replace").partition("\n")
     kind = format_id or kind
     if kind in FORMATS and not FORMATS[kind].readable:
         raise UnsupportedMedia(
-            f"the document is {_name(kind)}, which this server cannot read without pip install 'everlong[formats]'",
+            f"the document is {_name(kind)}, which this server cannot read without "
+            f"pip install 'everlong[{FORMATS[kind].extra}]'",
             param="file",
         )
     if process.returncode == ExitCode.DISK_FULL:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.catalogue import FORMATS, HEAD, detect, format_of
+from everlong_server.engine.documents.formats.catalogue import FORMATS, HEAD, binary_kind, detect, format_of
+from everlong_server.engine.documents.formats.charset import pieces
 from everlong_server.engine.documents.formats.conversion import ExitCode
+from everlong_server.engine.documents.formats.recognition import Recogniser
 from everlong_server.store.texts.outline import OutlineEntry
 
 
@@ -46,44 +48,47 @@ def read_nested(file: Path, name: str, notes: Notes) -> Iterator[Block] | None:
     if kind is not None:
         format_id = format_of(file, kind)
         return read(file, format_id, notes) if format_id in FORMATS and FORMATS[format_id].readable else None
-    return None if b"\0" in head else _text(file, notes, name)
+    return _text(file, notes, name) if binary_kind(head) is None else None
 
 
 def _text(file: Path, notes: Notes, name: str) -> Iterator[Block]:
-    charset = importlib.import_module("everlong_server.engine.documents.formats.charset")
-    yield Block(charset.decode(file.read_bytes(), notes, part=name).strip())
+    yield Block("".join(pieces(file, notes, part=name)).strip())
 
 
-def _write(blocks: Iterator[Block], text: IO[str], limit: int) -> list[OutlineEntry]:
+def _write(blocks: Iterator[Block], notes: Notes, text: IO[str], limit: int) -> list[OutlineEntry]:
     """Write the blocks with a blank line between them, and return where pages and sections begin.
 
     Raises `OverflowError` after more than `limit` bytes.
     """
     outline: list[OutlineEntry] = []
     position = size = 0  # characters and bytes written
+    blank = True
     for block in blocks:
         if not block.text:
             continue
         # A lone surrogate cannot be encoded, and texts must not contain NUL.
-        clean = ("\n\n" if position else "") + block.text.encode("utf-8", "replace").decode().replace("\0", "")
+        separator = "\n\n" if position and not block.joined else ""
+        clean = separator + block.text.encode("utf-8", "replace").decode().replace("\0", "")
         if block.page is not None or block.section is not None:
             section = block.section[:200] if block.section else None
-            outline.append(OutlineEntry(position + (2 if position else 0), block.page, section))
+            outline.append(OutlineEntry(position + len(separator), block.page, section))
+        blank = blank and clean.isspace()
         text.write(clean)
         position, size = position + len(clean), size + len(clean.encode())
         if size > limit:
             raise OverflowError
-    if not position:
-        raise Unreadable("there is no text in it; pages that are pictures need text recognition (OCR) first")
+    if blank:
+        why = next((f" ({note.text})" for note in notes.all()), "")
+        raise Unreadable(f"there is no text in it{why}")
     return outline
 
 
-def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str) -> int:
+def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str, recognition: str = "0") -> int:
     """Convert a file under limits. Writes the result to the standard output; returns the exit code."""
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 2 * int(recognition) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    notes = Notes(read_nested)
+    notes = Notes(read_nested, Recogniser(int(recognition)) if int(recognition) else None)
     try:
         format_id = format_of(Path(file), kind)
         if format_id is None:
@@ -91,7 +96,7 @@ def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str)
         sys.stdout.write(format_id)
         sys.stdout.flush()  # the parent learns the format even if this process crashes later
         with Path(text).open("w", encoding="utf-8", newline="") as stream:
-            outline = _write(read(Path(file), format_id, notes), stream, int(limit))
+            outline = _write(read(Path(file), format_id, notes), notes, stream, int(limit))
     except OverflowError:
         return ExitCode.TOO_LARGE
     except MemoryError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import lzma
 import os
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 
 from everlong_server.engine.documents.formats import catalogue, conversion
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
@@ -37,6 +39,14 @@ def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[OutlineEntry
         return made.format, (tmp_path / "out").read_text("utf-8"), made.outline
 
     return convert
+
+
+def scanned(words: str) -> bytes:
+    """Return a picture of words, as PNG."""
+    page, out = Image.new("L", (400, 120), 255), io.BytesIO()
+    ImageDraw.Draw(page).text((40, 40), words, font=ImageFont.load_default(28), fill=0)
+    page.save(out, "PNG")
+    return out.getvalue()
 
 
 def under(text: str, marks: list[OutlineEntry]) -> Iterator[tuple[int | str | None, str]]:
@@ -198,7 +208,7 @@ def test_a_position_is_in_the_last_section_that_begins_before_it() -> None:
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (files.pdf(["", ""]), InvalidRequest, "there is no text in it; pages that are pictures"),
+        (files.pdf(["", ""]), InvalidRequest, "there is no text in it .the page has drawings"),
         (files.encrypted_pdf(), InvalidRequest, "encrypted"),
         (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
         (files.epub(["<p>x</p>"], encrypted=["OEBPS/text/chapter%200.xhtml"]), InvalidRequest, "encrypted"),
@@ -249,6 +259,7 @@ def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.Monkey
     with pytest.raises(InvalidRequest, match=r"takes more than (2048 MiB of memory|15 seconds)"):
         converted(files.bomb(1 << 30), limit=1 << 40)
     monkeypatch.setattr(conversion, "SECONDS", 0)
+    monkeypatch.setattr(conversion, "is_installed", lambda: False)  # recognising text would get more time
     with pytest.raises(InvalidRequest, match="takes too long"):
         converted(files.pdf(["x"]))
 
@@ -312,6 +323,7 @@ def test_the_server_lists_its_formats(server: Server) -> None:
         "eml": b"Subject: a\r\n\r\nA line.",
         "mhtml": b"MIME-Version: 1.0\r\nContent-Type: text/html\r\n\r\n<p>A line.",
         "zip": files.zipped({"a.txt": "A line."}),
+        "image": scanned("A line."),
         "ppt": lzma.decompress((MADE / "libreoffice.ppt.xz").read_bytes()),
     } | {
         path.suffix[1:]: path.read_bytes()

@@ -1,12 +1,14 @@
 """Damaged files end a conversion in an orderly way: with text, or with a reason, and within its limits.
 
-`python -m tests.server.engine.documents.formats.test_fuzz 100000 [SEED]` tries that many files and reports those that did not.
+`python -m tests.server.engine.documents.formats.test_fuzz 100000 [SEED [FOLDER]]` tries that many files and reports those that did
+not. With a folder, it keeps them and its progress there, and continues when it is started again.
 """
 
 from __future__ import annotations
 
 import collections
 import io
+import json
 import lzma
 import os
 import random
@@ -121,20 +123,24 @@ def outcome(data: bytes, name: str, folder: Path) -> str:
     return f"{CRASH}: exit code {code}, {last[:160]}"
 
 
-def fuzz(count: int, seed: int, *, keep: Path | None = None) -> collections.Counter[str]:
-    """Return how the conversions of `count` damaged files ended. `keep`: a folder for those that crashed."""
-    chance, whole = random.Random(seed), samples()
-    outcomes: collections.Counter[str] = collections.Counter()
+def fuzz(count: int, seed: int, keep: Path) -> collections.Counter[str]:
+    """Return how the conversions of `count` damaged files ended. `keep`: a folder for those that crashed and for the progress."""
+    whole, progress = samples(), keep / f"progress-{seed}.json"
+    done, known = json.loads(progress.read_text()) if progress.exists() else (0, {})
+    outcomes = collections.Counter[str](known)
     with tempfile.TemporaryDirectory() as folder:
         for name, data in whole.items():
             assert outcome(data, name, Path(folder)) == "converted", name  # imports nothing here: each child does
-        for number in range(count):
+        for number in range(done, count):
+            chance = random.Random(f"{seed}:{number}")
             name = chance.choice(list(whole))
             damaged = mutated(whole[name], chance)
             ended = outcome(damaged, name, Path(folder))
             outcomes[ended if not ended.startswith(CRASH) else f"{Path(name).suffix} {ended}"] += 1
-            if ended.startswith(CRASH) and keep is not None:
-                shutil.copy(Path(folder, "file"), keep / f"{number}-{name}")
+            if ended.startswith(CRASH):
+                shutil.copy(Path(folder, "file"), keep / f"{seed}-{number}-{name}")
+            if number % 100 == 99 or number == count - 1:
+                progress.write_text(json.dumps([number + 1, outcomes]))
     return outcomes
 
 
@@ -149,7 +155,8 @@ def test_damaged_files_end_a_conversion_in_an_orderly_way() -> None:
 if __name__ == "__main__":
     for reader in ("pdf", "word", "slides", "odf", "epub", "html", "mail", "archive"):
         __import__(f"everlong_server.engine.documents.formats.readers.{reader}")
-    kept = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    for ended, number in fuzz(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, keep=kept).most_common():
+    wanted, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    kept = Path(sys.argv[3] if len(sys.argv) > 3 else tempfile.mkdtemp(prefix="fuzz-"))
+    for ended, number in fuzz(wanted, seed, kept).most_common():
         print(f"{number:7} {ended}")
     print(f"files that crashed are in {kept}")

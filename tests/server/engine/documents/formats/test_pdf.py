@@ -136,7 +136,8 @@ def test_pages_without_text_are_noted() -> None:
     data = files.pdf(["One.", files.PICTURE, "", "Four."])
     assert text_of(data) == "One.\n\nFour."
     assert notes_of(data) == [
-        "page 2: the page is a picture without text; it needs text recognition (OCR)", "page 3: the page has drawings and no text",
+        "page 2: the page is a picture without text; its text is recognised if pip install 'everlong[ocr]' is run on the server",
+        "page 3: the page has drawings and no text",
     ]  # fmt: skip
 
 

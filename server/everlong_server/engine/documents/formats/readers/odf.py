@@ -35,7 +35,10 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the paragraphs and tables of the file; a slide is a page, a sheet is a section."""
     try:
         packed = zipfile.ZipFile(file)
-        if "encryption-data" in packed.read("META-INF/manifest.xml").decode("utf-8", "replace"):
+        manifest = "META-INF/manifest.xml"
+        if manifest not in packed.namelist():
+            notes.add("it is missing; the file was read without it", part=manifest)
+        elif b"encryption-data" in packed.read(manifest):
             raise Unreadable("the OpenDocument file cannot be read: it is encrypted; upload it without a password")
         content = _xml(packed.read("content.xml"))
         styles = _xml(packed.read("styles.xml")) if "styles.xml" in packed.namelist() else None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,22 @@ import pypdfium2
 from pypdfium2 import raw
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.readers.pdf_columns import column_text
+from everlong_server.engine.documents.formats.hyphens import join_hyphens
+from everlong_server.engine.documents.formats.readers.columns import column_text
+from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
-# PDFium writes U+FFFE for a hyphen at the end of a line, and the break after it; U+0002 for one at the end of a page.
-_HYPHEN = re.compile(r"(\w*)(?:[\ufffe\x02]|\u00ad\r?\n)[ \t]*(\w*)")
 _FIELDS = {
     raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX,
 }  # fmt: skip
 _BUTTONS = {raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON}
 _LABEL_HEIGHT = 18.0
 """Points above a form field in which its label is looked for."""
+_STAMP = 200
+"""Characters that scanners and fax machines may put on a page that is a picture otherwise."""
+_COVERED = 0.5
+"""Share of the page that pictures cover then."""
+_DOTS = 200 / 72
+"""Pixels per point, for text recognition."""
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
@@ -57,31 +62,27 @@ def _page(page: Any, number: int, notes: Notes) -> str:
     if unknown := text.count("\ufffd"):
         notes.add(f"{unknown} characters have no Unicode value in the file", page=number)
     fields = "\n".join(_annotations(page, textpage))
-    pictures = sum(1 for _ in page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=4))
-    if text:
-        notes.left_out("pictures", pictures)
-    elif pictures:
-        notes.add("the page is a picture without text; it needs text recognition (OCR)", page=number)
+    pictures = list(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=4))
+    if pictures and (not text or (len(text) < _STAMP and _covered(page, pictures) >= _COVERED)):
+        recognised = notes.recognised(lambda: _picture(page), page=number)
+        # What was recognised includes the few words that the file has as text, perhaps with faults.
+        text = recognised if len(recognised) > 2 * len(text) else text
+    elif text:
+        notes.left_out("pictures", len(pictures))
     elif not fields and any(True for _ in page.get_objects(max_depth=1)):
         notes.add("the page has drawings and no text", page=number)
     return f"{text}\n\n{fields}".strip()
 
 
-def join_hyphens(text: str) -> str:
-    """Join words that were hyphenated at the end of a line.
+def _covered(page: Any, pictures: Sequence[Any]) -> float:
+    """Return the share of the page that the largest picture covers."""
+    areas = [(right - left) * (top - bottom) for left, bottom, right, top in (each.get_bounds() for each in pictures)]
+    return max(areas) / (page.get_width() * page.get_height())
 
-    The hyphen stays where the text has the word with a hyphen elsewhere, and before digits and capitals ("COVID-19").
-    """
-    if "\ufffe" not in text and "\x02" not in text and "\u00ad" not in text:
-        return text
-    hyphenated = {word.lower() for word in re.findall(r"\w+-\w+", text)}
 
-    def join(match: re.Match[str]) -> str:
-        before, after = match[1], match[2]
-        keep = not after[:1].islower() or f"{before}-{after}".lower() in hyphenated
-        return f"{before}{'-' if keep and before else ''}{after}"
-
-    return _HYPHEN.sub(join, text).replace("\u00ad", "")
+def _picture(page: Any) -> Any:
+    scale = min(_DOTS, MAX_SIDE / max(page.get_size()))
+    return page.render(scale=scale).to_pil()
 
 
 def _annotations(page: Any, textpage: Any) -> Iterator[str]:

@@ -1,12 +1,15 @@
-"""Finds pages of two columns whose text the file draws line by line across both, and reads one column after the other."""
+"""Finds pages of two columns whose lines come in rows across both, and reads one column after the other."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from statistics import median
 from typing import Any
+
+from everlong_server.engine.documents.formats.hyphens import join_hyphens, joined_lines
 
 _MIN_ROWS = 3
 _ALIGNED = 3.0
@@ -14,11 +17,15 @@ _ALIGNED = 3.0
 _GAP = 1.5
 """Width of a gap, in heights of a line, from which on it parts pieces."""
 _MAX_RECTS = 5000
+_LINE = 20
+"""Characters of a line of prose."""
+_Rows = Sequence[tuple[str, str]]
+"""Last piece of the left column and first of the right one, for each row."""
 
 
 @dataclass(slots=True)
-class _Piece:
-    """A piece of a line, in points."""
+class Piece:
+    """A piece of a line, in points from the bottom left."""
 
     left: float
     bottom: float
@@ -26,7 +33,8 @@ class _Piece:
     top: float
     text: str = ""
 
-    def same_line(self, other: _Piece) -> bool:
+    def same_line(self, other: Piece) -> bool:
+        """Whether both are on the same line."""
         return abs(self.bottom - other.bottom) < 0.5 * max(self.top - self.bottom, other.top - other.bottom)
 
 
@@ -39,7 +47,35 @@ def column_text(textpage: Any) -> str | None:
     count = textpage.count_rects()
     if not 2 * _MIN_ROWS <= count <= _MAX_RECTS:
         return None
-    pieces = _pieces([textpage.get_rect(index) for index in range(count)])
+
+    def fill(piece: Piece) -> None:
+        bounds = piece.left - 1, piece.bottom - 1, piece.right + 1, piece.top + 1
+        text = textpage.get_text_bounded(*bounds).replace("\r\n", " ")
+        piece.text = text.replace("\x02", "-").strip()  # a hyphen at the end of a line
+
+    lines = _column_lines(_pieces([textpage.get_rect(index) for index in range(count)]), fill, _continues_down)
+    return None if lines is None else joined_lines(lines)
+
+
+def ordered_text(pieces: Sequence[Piece]) -> str:
+    """Return the text of pieces that have their text and come row by row: column by column, else with tabs in a row."""
+    lines = (
+        _column_lines(pieces, lambda piece: None, _fills_columns)
+        if 2 * _MIN_ROWS <= len(pieces) <= _MAX_RECTS
+        else None
+    )
+    if lines is None:
+        lines = ["\t".join(piece.text for piece in row) for row in _rows(pieces)]
+    return join_hyphens(joined_lines(lines))
+
+
+def _column_lines(
+    pieces: Sequence[Piece], fill: Callable[[Piece], None], is_prose: Callable[[_Rows], bool]
+) -> list[str] | None:
+    """Return the lines column by column; None if no columns are mixed.
+
+    `fill`: sets the text of a piece. `is_prose`: whether rows of two columns are prose and not a table.
+    """
     right = _right_column(pieces)
     if right is None:
         return None
@@ -47,32 +83,21 @@ def column_text(textpage: Any) -> str | None:
     mixed = False
     for rows in _zones(_rows(pieces), right):
         for piece in (piece for row in rows for piece in row):
-            bounds = piece.left - 1, piece.bottom - 1, piece.right + 1, piece.top + 1
-            text = textpage.get_text_bounded(*bounds).replace("\r\n", " ")
-            piece.text = text.replace("\x02", "-").strip()  # a hyphen at the end of a line
-        columns = _columns(rows, right)
+            fill(piece)
+        columns = _columns(rows, right, is_prose)
         if columns is None:
             lines += (" ".join(piece.text for piece in row) for row in rows)
         else:
             mixed = True
             lines += (piece.text for column in columns for piece in column)
-    return _joined(lines) if mixed else None
+    return lines if mixed else None
 
 
-def _joined(lines: Sequence[str]) -> str:
-    """Return the lines as text, with U+FFFE for a hyphen in a word that goes on in the next line, as PDFium writes it."""
-    text = ""
-    for line in lines:
-        divided = text.endswith("-") and text[-2:-1].isalpha() and line[:1].islower()
-        text = f"{text[:-1]}\ufffe{line}" if divided else f"{text}\n{line}"
-    return text.removeprefix("\n")
-
-
-def _pieces(rects: Sequence[tuple[float, float, float, float]]) -> list[_Piece]:
+def _pieces(rects: Sequence[tuple[float, float, float, float]]) -> list[Piece]:
     """Join rectangles of adjacent text on the same line, in the order of the file."""
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     for rect in rects:
-        new = _Piece(*rect)
+        new = Piece(*rect)
         last = pieces[-1] if pieces else None
         if last and last.same_line(new) and -1 <= new.left - last.right < _GAP * (new.top - new.bottom):
             last.right, last.top, last.bottom = new.right, max(last.top, new.top), min(last.bottom, new.bottom)
@@ -81,7 +106,7 @@ def _pieces(rects: Sequence[tuple[float, float, float, float]]) -> list[_Piece]:
     return pieces
 
 
-def _right_column(pieces: Sequence[_Piece]) -> float | None:
+def _right_column(pieces: Sequence[Piece]) -> float | None:
     """Return the left edge of a second column; None if there is none."""
     starts = Counter(
         round(after.left / _ALIGNED)
@@ -95,9 +120,9 @@ def _right_column(pieces: Sequence[_Piece]) -> float | None:
     return (edge - 1.5) * _ALIGNED if rows >= _MIN_ROWS else None
 
 
-def _rows(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+def _rows(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Return the pieces of each line, in the order of the file."""
-    rows: list[list[_Piece]] = []
+    rows: list[list[Piece]] = []
     for piece in pieces:
         if rows and rows[-1][-1].same_line(piece) and rows[-1][-1].right < piece.left:
             rows[-1].append(piece)
@@ -106,9 +131,9 @@ def _rows(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return rows
 
 
-def _zones(rows: Sequence[list[_Piece]], right: float) -> list[list[list[_Piece]]]:
+def _zones(rows: Sequence[list[Piece]], right: float) -> list[list[list[Piece]]]:
     """Return the rows in groups: those that are side by side without a piece that crosses both columns, and the others."""
-    zones: list[list[list[_Piece]]] = []
+    zones: list[list[list[Piece]]] = []
     aside = False
     for row in rows:
         was_aside, aside = aside, not any(piece.left < right < piece.right for piece in row)
@@ -119,17 +144,24 @@ def _zones(rows: Sequence[list[_Piece]], right: float) -> list[list[list[_Piece]
     return zones
 
 
-def _columns(rows: Sequence[list[_Piece]], right: float) -> tuple[list[_Piece], list[_Piece]] | None:
+def _columns(
+    rows: Sequence[list[Piece]], right: float, is_prose: Callable[[_Rows], bool]
+) -> tuple[list[Piece], list[Piece]] | None:
     """Return the pieces of the left and the right column, if these rows mix two columns of prose."""
     left = [[piece for piece in row if piece.left < right] for row in rows]
     rest = [[piece for piece in row if piece.left >= right] for row in rows]
     pairs = [(a[-1].text, b[0].text) for a, b in zip(left, rest, strict=True) if a and b]
     if len(pairs) < max(_MIN_ROWS, 2 / 3 * len(rows)) or any(piece.right > right for row in left for piece in row):
         return None
-    return (list(chain.from_iterable(left)), list(chain.from_iterable(rest))) if _is_prose(pairs) else None
+    return (list(chain.from_iterable(left)), list(chain.from_iterable(rest))) if is_prose(pairs) else None
 
 
-def _is_prose(rows: Sequence[tuple[str, str]]) -> bool:
+def _fills_columns(rows: _Rows) -> bool:
+    """Whether most lines of both columns have the length of a line, and not of a cell."""
+    return all(median(map(len, column)) >= _LINE for column in zip(*rows, strict=True))
+
+
+def _continues_down(rows: _Rows) -> bool:
     """Whether sentences continue down the columns, and not across them."""
     lefts, rights = zip(*rows, strict=True)
     down = [_continues(a, b) for column in (lefts, rights) for a, b in pairwise(column)]

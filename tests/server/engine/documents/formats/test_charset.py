@@ -1,0 +1,79 @@
+"""Plain text in other encodings than UTF-8 is decoded, with a note."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlong_server.engine.documents.formats.blocks import Unreadable
+from everlong_server.engine.documents.formats.charset import unmarked_utf16
+from tests.files import zipped
+from tests.server.engine.documents.formats.reading import notes_of, text_of
+
+FRENCH = "Le cœur a ses raisons que la raison ne connaît point.\r\nL’élève préféré du maître était né à Noël.\r\n"
+GERMAN = "Die Straße führt über die Brücke nach München.\nGrößere Häuser stehen für ältere Gäste bereit.\n"
+RUSSIAN = "Все счастливые семьи похожи друг на друга.\nВсё смешалось в доме Облонских.\n"
+JAPANESE = "吾輩は猫である。\n名前はまだ無い。\nどこで生れたかとんと見当がつかぬ。\n何でも薄暗いじめじめした所でニャーニャー泣いていた事だけは記憶している。\n"
+CHINESE = "道可道，非常道；名可名，非常名。\n无名天地之始，有名万物之母。\n故常无欲，以观其妙；常有欲，以观其徼。\n"
+KOREAN = "모든 국민은 인간으로서의 존엄과 가치를 가지며,\n행복을 추구할 권리를 가진다.\n"
+GREEK = "Άνδρα μοι έννεπε, Μούσα, πολύτροπον.\nΗ γλώσσα είναι όμορφη και παλιά.\n"
+ARABIC = "يولد جميع الناس أحراراً متساوين في الكرامة والحقوق.\nوقد وهبوا عقلاً وضميراً.\n"
+CASES = [
+    (FRENCH, "cp1252"), (GERMAN, "cp1252"), (RUSSIAN, "cp1251"), (RUSSIAN, "koi8_r"), (JAPANESE, "cp932"), (JAPANESE, "euc_jp"),
+    (CHINESE, "gb18030"), (KOREAN, "cp949"), (GREEK, "cp1253"), (ARABIC, "cp1256"),
+    *[(text, f"utf-16-{order}") for text in (FRENCH, RUSSIAN, JAPANESE, CHINESE, KOREAN, ARABIC) for order in ("le", "be")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "encoding"), CASES)
+def test_a_text_is_decoded_by_a_guess(text: str, encoding: str) -> None:
+    data = text.encode(encoding)
+    assert text_of(data, "a.txt") == text
+    (note,) = notes_of(data, "a.txt")  # several encodings may fit, with the same text
+    assert note.startswith("its encoding is ")
+    assert note.endswith(", not UTF-8; it declares none, so that is a guess")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("text", [FRENCH, RUSSIAN, CHINESE])
+def test_a_byte_order_mark_decides(text: str, encoding: str) -> None:
+    data = text.encode(encoding)
+    assert text_of(data) == text
+    assert notes_of(data) == [f"its encoding is {encoding}, not UTF-8"]
+
+
+def test_a_declared_encoding_is_not_guessed() -> None:
+    text = '<?xml version="1.0" encoding="iso-8859-2"?><a>Litwo! ty jesteś jak zdrowie</a>'
+    assert text_of(text.encode("iso-8859-2"), "a.xml") == text
+    assert notes_of(text.encode("iso-8859-2"), "a.xml") == ["its encoding is iso8859-2, not UTF-8"]
+
+
+def test_damaged_utf8_stays_utf8() -> None:
+    data = RUSSIAN.encode() + b"\xd0 and " + RUSSIAN.encode()
+    assert text_of(data) == f"{RUSSIAN}\ufffd and {RUSSIAN}"
+    assert notes_of(data) == ["1 damaged characters were replaced by U+FFFD"]
+
+
+def test_the_first_byte_that_is_not_ascii_may_come_late() -> None:
+    text = "All of this is plain. " * 100_000 + RUSSIAN
+    assert text_of(text.encode("cp1251")) == text
+
+
+def test_a_text_inside_an_archive_is_decoded() -> None:
+    data = zipped({"a.txt": KOREAN.encode("cp949"), "b.csv": FRENCH.encode("utf-16"), "c.bin": bytes(range(256))})
+    assert text_of(data) == f"[File] a.txt\n\n{KOREAN.strip()}\n\n[File] b.csv\n\n{FRENCH.strip()}"
+    assert notes_of(data)[0] == "a.txt: its encoding is cp949, not UTF-8; it declares none, so that is a guess"
+    assert "c.bin: its format is not supported; it was left out" in notes_of(data)
+
+
+def test_a_text_with_nul_characters_is_refused() -> None:
+    with pytest.raises(Unreadable, match="NUL"):
+        text_of("a\0b".encode("utf-16"))
+
+
+@given(st.binary(max_size=300))
+def test_only_whole_characters_make_utf16(data: bytes) -> None:
+    encoding = unmarked_utf16(data)
+    if encoding is not None:
+        assert "\0" not in data[: len(data) // 2 * 2].decode(encoding, "replace")
