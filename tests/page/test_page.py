@@ -92,6 +92,34 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     expect(page.locator("mark")).to_be_in_viewport()
 
 
+def serve_model(page: Page, **fields: object) -> None:
+    """Change fields of the model that the page gets."""
+
+    def change(route: Route) -> None:
+        answer = route.fetch().json()
+        answer["data"][0] |= fields
+        route.fulfill(json=answer)
+
+    page.route("**/v1/models", change)
+
+
+def test_an_answer_says_what_it_rests_on(tab: Tab, server: Server, talk: str) -> None:
+    page = tab.open(talk)
+    expect(page.locator(".caution")).to_have_text("Its memory is not trained, so its answers are nonsense.")
+    serve_model(page, memory_trained=None, parameters=494_032_768, remembered_tokens=1056)
+    page = tab.open(talk)
+    (answer,) = answers(server, talk)
+    tokens = answer["usage"]["reused_tokens"]
+    assert tokens > 1056
+    expect(page.locator(".caution")).to_have_text("Small models are often wrong: check the answer in the passages.")
+    basis = page.locator(".usage").first
+    basis.get_by_text(f"Rests on {len(answer['evidence'])} passage").click()
+    expect(basis).to_contain_text(f"It holds 1,056 of the {tokens:,} tokens before the question")
+    expect(basis).to_contain_text("tiny-rmt, 494 million parameters.")
+    page.get_by_role("link", name="New conversation").click()
+    expect(page.locator(".drop")).to_contain_text("the model sees only about 1,056 tokens of the text")
+
+
 def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server) -> None:
     page = tab.open()
     page.evaluate(

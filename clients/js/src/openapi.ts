@@ -435,6 +435,10 @@ export interface components {
             object: "model";
             /** @default everlong */
             owned_by: string;
+            /** @description parameters of the backbone; null for one that the catalogue does not have */
+            parameters: number | null;
+            /** @description how many tokens of the context the memory keeps at most, besides the open segment; null: it keeps a compressed form of all */
+            remembered_tokens: number | null;
             segment_length: number;
             /** @description size of a session's memory in bytes, for documents of any length */
             state_bytes: number;

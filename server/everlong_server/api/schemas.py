@@ -322,6 +322,13 @@ class ServedModel(Wire):
     memory_trained: bool | None = Field(
         description="false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train"
     )
+    remembered_tokens: int | None = Field(
+        description="how many tokens of the context the memory keeps at most, besides the open segment; null: it keeps a "
+        "compressed form of all"
+    )
+    parameters: int | None = Field(
+        description="parameters of the backbone; null for one that the catalogue does not have"
+    )
     segment_length: int
     state_bytes: int = Field(description="size of a session's memory in bytes, for documents of any length")
     fingerprint: str

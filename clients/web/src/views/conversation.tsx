@@ -4,10 +4,10 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { askConfirmation, askTitle } from "../components/dialogs.js";
 import { ReadingProgress } from "../components/reading-progress.js";
 import { rememberOpener } from "../lib/focus.js";
-import { plural } from "../lib/format.js";
 import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { type Turn, ask, loadMessages, sessionMessages, turns, withdraw } from "../state/turns.js";
+import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
 import { Composer } from "./composer.js";
 import { Passages } from "./passages.js";
@@ -126,12 +126,7 @@ function Messages({ session, messages, turn }: { session: Session; messages: rea
               )}
               {message.finish_reason === "length" && <p class="note">The answer reached its maximum number of tokens.</p>}
               {message.evidence && <Passages evidence={message.evidence} />}
-              {message.usage && (
-                <p class="note usage">
-                  {plural(message.usage.reused_tokens, "token")} reused from memory, {plural(message.usage.prompt_tokens - message.usage.reused_tokens, "token")}{" "}
-                  read, {plural(message.usage.completion_tokens, "token")} generated
-                </p>
-              )}
+              <Basis message={message} />
             </article>
           ),
         )}

@@ -6,8 +6,9 @@ import { LoadMore } from "../components/load-more.js";
 import { ReadingProgress } from "../components/reading-progress.js";
 import { rememberOpener } from "../lib/focus.js";
 import { plural, size } from "../lib/format.js";
-import { createSession, dismissUpload, documents, formats, loadMore, loaded, nameOf, nextPages, removeDocument, showErrors, uploadFiles, uploads } from "../state/library.js";
+import { createSession, dismissUpload, documents, formats, loadMore, loaded, model, nameOf, nextPages, removeDocument, showErrors, uploadFiles, uploads } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
+import { caution, promise } from "./basis.js";
 import { MenuButton } from "./sidebar.js";
 
 const selected = signal<readonly string[]>([]);
@@ -93,7 +94,8 @@ export function Home() {
         </button>
         <p class="note">
           {formats.value ? `${formatNames(formats.value)} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}.
-          The server reads each document once, into a memory of fixed size. Answers come with the passages that support them.
+          {" "}
+          {promise(model.value)} {caution(model.value)}
         </p>
       </div>
       {uploads.value.length > 0 && (
