@@ -106,6 +106,9 @@ class Deleted(Wire):
     deleted: Literal[True] = True
 
 
+_RECALL_DEFAULT = "default for the session's messages; false: no passages; null: the server's default"
+
+
 class Recall(Wire):
     """How many passages of the documents the server puts verbatim before the question. Fields that a message leaves out take
     the session's values, then the server's."""
@@ -114,56 +117,6 @@ class Recall(Wire):
     tokens: int | None = Field(
         None, ge=1, description="maximum number of tokens of all passages; at most the model's context"
     )
-
-
-class CreateSession(Wire):
-    """A new session. Its documents are read in order into one memory."""
-
-    documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
-    model: str | None = Field(None, max_length=256, description="name of the served model; default: the served model")
-    recall: Recall | Literal[False] | None = Field(
-        None, description="default for the session's messages; false: no passages; null: the server's default"
-    )
-
-
-class UpdateSession(Wire):
-    """The fields of a session that can be changed. Fields that are left out keep their values."""
-
-    title: str | None = Field(
-        None, min_length=1, max_length=200, pattern=r"\S", description="title; null: taken from the next question"
-    )
-    recall: Recall | Literal[False] | None = Field(
-        None, description="default for the session's messages; false: no passages; null: the server's default"
-    )
-
-
-class Session(Wire):
-    """Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state."""
-
-    id: str
-    object: Literal["session"] = "session"
-    title: str | None = Field(
-        description="the title it was given, or the first question in at most 80 characters; null: none yet"
-    )
-    documents: list[str]
-    model: str
-    status: Literal["reading", "ready", "failed"]
-    position: int = Field(description="tokens of context: documents and messages")
-    messages: int
-    recall: Recall | Literal[False] | None = Field(
-        description="default for the session's messages; null: the server's default"
-    )
-    state_bytes: int
-    state_digest: str | None
-    created_at: float
-
-
-class CreateMessage(SamplingParams):
-    """A message to a session, and the sampling parameters of its answer."""
-
-    content: str = Field(min_length=1, description="text of the message")
-    stream: bool = Field(False, description="return server-sent events")
-    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class Usage(Wire):
@@ -206,6 +159,73 @@ class Citation(Wire):
     document_start: int
     document_end: int
     filename: str | None
+
+
+class PastMessage(Wire):
+    """A message of a conversation that a new session continues. Other fields of `Message` are accepted, and ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["user", "assistant"]
+    content: str = Field(description="text of the message; a question must not be empty")
+    created_at: float | None = None
+    model: str | None = Field(None, max_length=256)
+    finish_reason: Literal["stop", "length", "repetition", "cancelled"] | None = None
+    usage: Usage | None = None
+    evidence: list[Evidence] | None = None
+    citations: list[Citation] | None = None
+
+
+class CreateSession(Wire):
+    """A new session. Its documents are read in order into one memory."""
+
+    documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
+    model: str | None = Field(None, max_length=256, description="name of the served model; default: the served model")
+    recall: Recall | Literal[False] | None = Field(None, description=_RECALL_DEFAULT)
+    messages: list[PastMessage] = Field(
+        [],
+        max_length=1000,
+        description="earlier questions and answers, in turn: the memory reads them with the next question",
+    )
+    title: str | None = Field(None, min_length=1, max_length=200, pattern=r"\S", description="null: the first question")
+    parent: str | None = Field(None, max_length=128, description="the session that the messages come from")
+
+
+class UpdateSession(Wire):
+    """The fields of a session that can be changed. Fields that are left out keep their values."""
+
+    title: str | None = Field(
+        None, min_length=1, max_length=200, pattern=r"\S", description="title; null: taken from the next question"
+    )
+    recall: Recall | Literal[False] | None = Field(None, description=_RECALL_DEFAULT)
+
+
+class Session(Wire):
+    """Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state."""
+
+    id: str
+    object: Literal["session"] = "session"
+    title: str | None = Field(description="given to it, or the first question, shortened; null: none yet")
+    documents: list[str]
+    model: str
+    status: Literal["reading", "ready", "failed"]
+    position: int = Field(description="tokens of context: documents and messages")
+    messages: int
+    recall: Recall | Literal[False] | None = Field(
+        description="default for the session's messages; null: the server's default"
+    )
+    state_bytes: int
+    state_digest: str | None
+    created_at: float
+    parent: str | None = Field(None, description="the session that this one was branched off from; null: from none")
+
+
+class CreateMessage(SamplingParams):
+    """A message to a session, and the sampling parameters of its answer."""
+
+    content: str = Field(min_length=1, description="text of the message")
+    stream: bool = Field(False, description="return server-sent events")
+    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class Message(Wire):
@@ -323,8 +343,7 @@ class ServedModel(Wire):
         description="false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train"
     )
     remembered_tokens: int | None = Field(
-        description="how many tokens of the context the memory keeps at most, besides the open segment; null: it keeps a "
-        "compressed form of all"
+        description="tokens of the context that the memory keeps, at most; null: it keeps a compressed form of all"
     )
     parameters: int | None = Field(
         description="parameters of the backbone; null for one that the catalogue does not have"

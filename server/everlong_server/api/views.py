@@ -86,6 +86,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         state_bytes=session.snapshot.size or services.shared.model.state_bytes,
         state_digest=session.snapshot.digest,
         created_at=session.created_at,
+        parent=session.parent,
     )
 
 

@@ -192,7 +192,8 @@ class Session:
     """A copy of the memory of its documents' reading, and the messages since.
 
     `snapshot`: its memory. `title`: the first question, or the title that a client gave it. `recall`: the setting for messages
-    that have none of their own. `version`: counts the commits.
+    that have none of their own. `version`: counts the commits. `unread`: how many of its messages the memory has not read yet: all
+    those that it was created with, until its first answer. `parent`: the session that it branched off from.
     """
 
     id: str
@@ -205,6 +206,8 @@ class Session:
     version: int = 0
     title: str | None = None
     recall: RecallChoice = None
+    unread: int = 0
+    parent: str | None = None
 
     @property
     def started(self) -> bool:
@@ -223,6 +226,7 @@ class Session:
             "created_at": self.created_at, "version": self.version, "messages": self.messages, **self.snapshot.fields(),
             **({"title": self.title} if self.title is not None else {}),
             **({"recall": json.dumps(self.recall)} if self.recall is not None else {}),
+            **({"unread": self.unread} if self.unread else {}), **({"parent": self.parent} if self.parent else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -239,4 +243,6 @@ class Session:
             version=int(stored[b"version"]),
             title=stored[b"title"].decode() if b"title" in stored else None,
             recall=json.loads(stored.get(b"recall", b"null")),
+            unread=int(stored.get(b"unread", 0)),
+            parent=stored[b"parent"].decode() if b"parent" in stored else None,
         )

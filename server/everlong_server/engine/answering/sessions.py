@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from redis.exceptions import RedisError
 
@@ -19,7 +20,7 @@ from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.documents import Documents
 from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.records import Reading, Session
+from everlong_server.store.records import Message, Reading, Session
 from everlong_server.store.sessions import Lease, Sessions, unchanged
 from everlong_server.store.snapshot import Snapshot
 
@@ -87,13 +88,18 @@ class SessionTurns:
             session = await self._sessions.get(session_id, with_state=True)
             await self.require_ready(session)
             state = await asyncio.to_thread(load_state, session, self._engine.model)
+            unread = await self._sessions.messages(session.id) if session.unread else []
             # Only the search in documents needs the previous question.
-            last = await self._sessions.messages(session.id, last=2) if session.documents and session.messages else []
+            last = unread[-2:]
+            if session.documents and session.messages and not unread:
+                last = await self._sessions.messages(session.id, last=2)
+            context = replace(session, messages=session.messages - len(unread))
 
             async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
                 await self._sessions.commit(session, lease, snapshot, content, answer)
 
-            yield TurnContext(session, state, (), last[0]["content"] if last else None, commit)
+            past = [Message(message["role"], message["content"]) for message in unread]
+            yield TurnContext(context, state, past, last[0]["content"] if last else None, commit)
 
     @asynccontextmanager
     async def _lease(self, turn: Turn, session_id: str) -> AsyncIterator[Lease]:
