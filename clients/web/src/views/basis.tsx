@@ -61,7 +61,7 @@ function memoryShare(tokens: number, served: Model | null): string {
 export function caution(served: Model | null): string {
   if (served?.memory_trained === false) return "Its memory is not trained, so its answers are nonsense.";
   const small = served?.parameters != null && served.parameters < SMALL;
-  return `${small ? "Small models are often wrong" : "Models can be wrong"}: check the answer in the passages.`;
+  return `${small ? "Small models are often wrong" : "Models can be wrong"}: check the passages.`;
 }
 
 /** What an answer can rest on, before a file is uploaded. */
