@@ -11,7 +11,7 @@ INK, PALE, DEEP, WARM = "#37474f", "#eceff1", "#5c6bc0", "#ffb74d"
 
 KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 4
 """The default backbone: keys and values, layers, heads, width of a head, float32."""
-STATES = {"infinite": 35_389_448, "compact": 24_698_888, "armt": 2_995_200, "rmt": 36_864, "window": 8_456}
+STATES = {"infinite": 35_389_448, "compact": 24_330_248, "armt": 2_995_200, "rmt": 36_864, "window": 8_456}
 """Bytes of a session's state with each memory around that backbone. A test compares them with the code and the pages."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,14 +15,23 @@ import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from everlong_client import Everlong
 from everlong_lab.harness.ports import free_port
 from tests.page.conftest import CHROMIUM, FLAGS
-from tests.pages import ROOT, run_by
+from tests.pages import ROOT, blocks, run_by
 from tests.process import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.docs, pytest.mark.timeout(1200)]
-
 BEGIN, AGAIN, CLIENT = run_by("tests/test_newcomer.py")
+BOOK = ROOT / "tests" / "data" / "looking-glass.md"
+ANSWERS = {
+    "What does Humpty Dumpty sit on?": "wall",
+    "How many impossible things did the White Queen believe before breakfast?": r"\bsix\b",
+    "What did Tweedledum buy yesterday?": "rattle",
+    "What is the capital of France?": "Paris",
+}
+"""The questions of the pages that a new user reads first, and patterns of right answers. The last one is asked without a text."""
+FOLLOW_UPS = {"And of Italy?": "Rome"}
+"""Questions about the answer before."""
 
 
 def environment(folder: Path, port: int) -> dict[str, str]:
@@ -62,6 +72,36 @@ def running(script: str, folder: Path, port: int) -> Iterator[None]:
         process.wait(60)
 
 
+def wrong_answers(port: int) -> list[str]:
+    """Ask the server the questions of the pages, and return those that it answers wrong, with their answers."""
+    wrong = []
+    with Everlong(f"http://127.0.0.1:{port}", timeout=300) as client:
+        document = client.documents.wait(client.documents.upload(BOOK).id)
+        for question, pattern in ANSWERS.items():
+            session = client.sessions.create([document.id] if question != "What is the capital of France?" else [])
+            answer = client.sessions.send(session.id, question, temperature=0).content
+            if re.search(pattern, answer) is None:
+                wrong.append(f"{question} {answer}")
+        for question, pattern in FOLLOW_UPS.items():
+            answer = client.sessions.send(session.id, question, temperature=0).content
+            if re.search(pattern, answer) is None:
+                wrong.append(f"{question} {answer}")
+    return wrong
+
+
+def test_the_questions_of_the_pages_are_those_with_answers() -> None:
+    asked = {
+        question
+        for page in ("README.md", "docs/guide/quickstart.md", "docs/guide/asking.md", "docs/guide/openai.md")
+        for block in blocks(page)
+        for question in re.findall(r"""(?<=["'])[A-Z][^"'\n]+\?(?=["'])""", block.code)
+    }
+    assert asked == {*ANSWERS, *FOLLOW_UPS}
+
+
+@pytest.mark.slow
+@pytest.mark.docs
+@pytest.mark.timeout(1200)
 def test_from_a_clone_to_an_answer_with_evidence(tmp_path: Path) -> None:
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
@@ -85,6 +125,7 @@ def test_from_a_clone_to_an_answer_with_evidence(tmp_path: Path) -> None:
         print(f"answered after another {time.monotonic() - began:.0f} s")
         assert "Humpty Dumpty" in (page.locator(".evidence").first.text_content() or "")
         browser.close()
+        assert wrong_answers(port) == []
     done = subprocess.run(
         ["bash", "-ec", CLIENT.code], cwd=tmp_path / "everlong", capture_output=True, text=True, timeout=300, check=False,
         env=environment(tmp_path, port) | {"PATH": f"{tmp_path}/everlong/.venv/bin:{os.environ['PATH']}"},

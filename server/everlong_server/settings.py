@@ -131,12 +131,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(MiB, ge=1024, description="Maximum size of a JSON body or WebSocket frame, in bytes.")
     max_message_chars: int = Field(200_000, ge=1, description="Maximum length of a message, in characters.")
     recall_passages: int = Field(
-        16, ge=0, le=32, description="Maximum number of passages put before a question; 0 turns recall off."
+        32, ge=0, le=32, description="Maximum number of passages searched for a question; 0 turns recall off."
     )
-    recall_tokens: int = Field(
-        1000,
+    recall_tokens: int | None = Field(
+        None,
         ge=1,
-        description="Maximum number of tokens these passages take together; 256 tokens of the model's context (half of a context under 512) stay free for the question and answer.",
+        description="Maximum number of tokens of these passages that are put before the question; default 500 for instruct models, else 1,000. 256 tokens of the model's context (half of a context under 512) stay free for the question and answer.",
     )
     embeddings: str = Field(
         "auto",

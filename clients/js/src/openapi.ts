@@ -369,6 +369,8 @@ export interface components {
             logprobs?: {
                 [key: string]: unknown;
             }[] | null;
+            /** @description the documents were still being read, so the answer rests on its evidence alone: the share that was read, 0 to 1. Null: the memory had read them */
+            memory_progress?: number | null;
             model?: string | null;
             /**
              * @default message
@@ -485,7 +487,10 @@ export interface components {
             recall: components["schemas"]["Recall"] | false | null;
             state_bytes: number;
             state_digest: string | null;
-            /** @enum {string} */
+            /**
+             * @description reading: messages are answered from passages alone until the documents are read; with recall off, they are refused
+             * @enum {string}
+             */
             status: "reading" | "ready" | "failed";
             /** @description given to it, or the first question, shortened; null: none yet */
             title: string | null;

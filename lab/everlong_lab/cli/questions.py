@@ -14,6 +14,7 @@ from everlong_lab.eval import questions as measured
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_server.cli.common import err, out
 from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.prompt import INSTRUCT
 from everlong_server.errors import ServerError
 from everlong_server.settings import SettingsError, load_settings
 from everlong_server.store.texts.vectors import load_embedder
@@ -39,7 +40,7 @@ def run(
 
         if evidence_only:
             settings = load_settings()
-            limits = recall or Recall(settings.recall_passages, settings.recall_tokens)
+            limits = recall or Recall(settings.recall_passages, settings.recall_tokens or INSTRUCT.tokens)
             tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=settings.models_dir.expanduser()))
             embedder = load_embedder(embeddings)
             results = measured.search(

@@ -40,6 +40,9 @@ def remembers(
     whole: Annotated[
         int, Option(min=1, help="Put documents of at most so many tokens into the backbone's context.")
     ] = 31_000,
+    embeddings: Annotated[
+        str, Option(help="Search passages also by meaning: auto, off or a folder, as in everlong serve.")
+    ] = "auto",
     split: Annotated[Literal["test", "tune"], Option(help="Use this split; settings were chosen on tune.")] = "test",
     seed: Seed = 0,
     device: Device = "cpu",
@@ -49,7 +52,7 @@ def remembers(
 ) -> None:
     """Measure what a memory holds of a text: the likelihood of right answers, compared with the whole text.
 
-    With --json, results are kept document by document: the same command continues after an interruption.
+    With --json, results are kept after each way of asking about a document: the same command continues after an interruption.
     """
     from everlong_lab.eval.remembers.measure import WAYS, RemembersPlan
     from everlong_lab.eval.remembers.run import evaluate
@@ -65,6 +68,7 @@ def remembers(
         split=split,
         seed=seed,
         most=whole,
+        embeddings=embeddings,
     )
     with reported():
         loaded = load(model, models_dir, threads, memory=memory, options=options_of(options), device=device)

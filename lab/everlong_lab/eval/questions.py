@@ -27,6 +27,7 @@ from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
+from everlong_server.engine.answering.prompt import INSTRUCT
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document
@@ -122,7 +123,7 @@ def search(
     asked: Sequence[AskedQuestion], texts: dict[str, Path], embedder: Embedder | None, count: Callable[[str], int],
     recall: Recall, progress: Progress,
 ) -> list[Result]:  # fmt: skip
-    """Search for every question, without a model. `count` returns the number of tokens of a text."""
+    """Search for every question as for an instruct model, but without one. `count` returns the number of tokens of a text."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
         return asyncio.run(_search(corpus, asked, texts, count, recall, progress))
@@ -143,11 +144,12 @@ async def _search(
         progress(question.question, n / len(asked))
         began = time.perf_counter()
         query = search_query(question.question, None)
+        within = [documents[question.text].id]
         passages = (
-            [] if query is None else await corpus.passages.search([documents[question.text].id], query, recall.passages)
+            [] if query is None else await corpus.passages.search(within, query, recall.passages, by_sentences=True)
         )
         seconds = time.perf_counter() - began
-        evidence = [passage.text for passage in select_passages(passages, "", recall.tokens, count)[0]]
+        evidence = [passage.text for passage in select_passages(passages, "", recall.tokens, count, INSTRUCT)[0]]
         found.append(Result(question, question.matches("\n".join(evidence)), evidence, first=seconds, over=seconds))
     return found
 

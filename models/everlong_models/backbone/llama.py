@@ -183,7 +183,8 @@ class Llama:
             kv = kv[..., : int(at.max()) + T, :]
         cursor = KVCursor(T, x.device, kv, at)
         rotation = _rotation(*self.rotary(x, cursor.positions))
-        mask = None if cursor.at_start else additive_mask(cursor.visible(), x.dtype, -torch.inf)
+        aligned = cursor.at_start or (T > SHORT and _same_position(at))
+        mask = None if aligned else additive_mask(cursor.visible(), x.dtype, -torch.inf)
         # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
         scratch = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
         h = x.clone(memory_format=torch.contiguous_format) if self.overwrites else x
@@ -213,6 +214,11 @@ class Llama:
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Backbone.logits`."""
         return self.decoding_head(hidden) if self.decoding_head is not None and hidden.dim() == 2 else self.head(hidden)
+
+
+def _same_position(at: Tensor | None) -> bool:
+    """Return whether all rows continue at the same position, as `causal` needs it. On a GPU False: asking would wait for it."""
+    return at is not None and at.device.type == "cpu" and bool((at == at[0]).all())
 
 
 def _matrices(layer: Any) -> list[Any]:

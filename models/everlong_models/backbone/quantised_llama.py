@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from everlong_models.backbone.gguf_blocks import floats_of
+from everlong_models.backbone.kv_cursor import additive_mask, causal_mask
 from everlong_models.backbone.llama import Llama, causal, rotate
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.kernels.cpu import dequantise, thread_pool
@@ -60,11 +61,16 @@ class Products:
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See `llama.causal`."""
-        n = queries.shape[1]
-        if not self.bfloat16 or n < MANY or n < keys.shape[2]:
+        n, T = queries.shape[1], keys.shape[2]
+        if not self.bfloat16 or n < MANY:
             return causal(queries, keys, values)
         q, k, v = (heads.bfloat16() for heads in (queries.flatten(2, 3).transpose(1, 2), keys, values))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
+        mask = None
+        if n < T:  # three times as fast as in float32, although nothing of the upper triangle is skipped
+            mask = additive_mask(causal_mask(torch.arange(T - n, T)[None], T)[0], torch.bfloat16, -torch.inf)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True
+        )
         return mixed.transpose(1, 2).flatten(2)
 
 

@@ -39,8 +39,8 @@ _GOLDEN = 0.6180339887498949
 """Its multiples, modulo one, fill [0, 1) evenly."""
 _PINNED, _EMPTY = -1.0, 2.0
 """Quantiles of the first tokens, which are kept for ever, and of entries not in use."""
-_NOWHERE = 1 << 62
-"""The position in the text of an entry not in use: after all others."""
+_NOWHERE = torch.iinfo(torch.int32).max
+"""The position in the text of an entry not in use: after all others. Later positions count as the one before it."""
 
 
 class CompactConfig(MemoryConfig):
@@ -65,8 +65,8 @@ class _Entries(NamedTuple):
 class Compact(SegmentReader):
     """Memory of chosen keys and values.
 
-    State: `keys`, `values` (rows, L, G, t, d) in 16 bits (in float64 for a backbone of float64), `quantile` and `position`
-    (rows, L, G, t), and `seen` (rows,), the number of tokens read. Entries are in the order of the text.
+    State: `keys`, `values` (rows, L, G, t, d) in 16 bits (in float64 for a backbone of float64), `quantile` (float32) and
+    `position` (int32) (rows, L, G, t), and `seen` (rows,), the number of tokens read. Entries are in the order of the text.
     """
 
     def __init__(self, config: CompactConfig, backbone: Backbone) -> None:
@@ -120,7 +120,7 @@ class Compact(SegmentReader):
                 "keys": torch.zeros(*shape, b.head_dim, dtype=self._stored, device=device),
                 "values": torch.zeros(*shape, b.head_dim, dtype=self._stored, device=device),
                 "quantile": torch.full(shape, _EMPTY, device=device),
-                "position": torch.full(shape, _NOWHERE, device=device),
+                "position": torch.full(shape, _NOWHERE, dtype=torch.int32, device=device),
                 "seen": torch.zeros(rows, dtype=torch.int64, device=device),
             }
         )
@@ -173,11 +173,16 @@ class Compact(SegmentReader):
         behind = torch.full((1, n), T, device=keys.device)
         queries = self._turning.turn(layer, queries, behind).to(keys.dtype).unflatten(1, (G, R))
         slots = used[:, None] + torch.arange(T, device=keys.device)
-        unused = torch.arange(keys.shape[2], device=keys.device) > slots[:, -1:]  # (B, C)
+        unused = None
+        if len(used) == 1 and keys.device.type == "cpu":  # on a GPU this would wait for `used`
+            keys = keys[:, :, : int(used) + T]
+        else:
+            unused = torch.arange(keys.shape[2], device=keys.device) > slots[:, -1:]  # (B, C)
         found = []
         for head in range(G):  # one at a time: all scores together take hundreds of megabytes
             logits = queries[:, head].flatten(1, 2) @ keys[:, head].mT  # (B, R·n, C)
-            logits = logits.masked_fill_(unused[:, None], -torch.inf)
+            if unused is not None:
+                logits = logits.masked_fill_(unused[:, None], -torch.inf)
             attention = logits.softmax(-1, dtype=torch.promote_types(keys.dtype, torch.float32))
             found.append(attention.square_().mean(1).gather(1, slots))
         return torch.stack(found, dim=1)
@@ -191,7 +196,8 @@ class Compact(SegmentReader):
         keys = torch.stack([self._turning.turn(n, own[:, n, 0], -slots) for n in range(own.shape[1])], dim=1)
         rank = score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         offset = (seen.double() / self.segment_length * _GOLDEN).frac()[:, None, None, None]
-        position = (seen[:, None] + torch.arange(T, device=device))[:, None, None].expand_as(rank)
+        position = (seen[:, None] + torch.arange(T, device=device)).clamp(max=_NOWHERE - 1).int()
+        position = position[:, None, None].expand_as(rank)
         quantile = ((rank + offset) / T).float().masked_fill(position < self.config.pinned, _PINNED)
         return _Entries(self._rounded(keys), self._rounded(own[:, :, 1]), quantile, position)
 
@@ -202,7 +208,7 @@ class Compact(SegmentReader):
     def _choose(self, state: MemoryState, fresh: _Entries, T: int) -> MemoryState:
         """Return the state after T tokens: the entries with the lowest quantiles, in the order of the text."""
         both = _Entries(*(torch.cat([state[name], new], dim=3) for name, new in fresh._asdict().items()))
-        kept = both.quantile.argsort(dim=-1, stable=True)[..., : self.config.entries]
+        kept = both.quantile.argsort(dim=-1, stable=True)[..., : self.config.entries].sort().values
         kept = kept.gather(-1, both.position.gather(-1, kept).argsort(dim=-1, stable=True))  # (B, L, G, t)
         wide = kept[..., None].expand(*kept.shape, self.backbone.head_dim)
         return MemoryState(

@@ -106,7 +106,7 @@ class Deleted(Wire):
     deleted: Literal[True] = True
 
 
-_RECALL_DEFAULT = "default for the session's messages; false: no passages; null: the server's default"
+RECALL_DEFAULT = "default for the session's messages; false: no passages; null: the server's default"
 
 
 class Recall(Wire):
@@ -161,43 +161,13 @@ class Citation(Wire):
     filename: str | None
 
 
-class PastMessage(Wire):
-    """A message of a conversation that a new session continues. Other fields of `Message` are accepted, and ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    role: Literal["user", "assistant"]
-    content: str = Field(description="text of the message; a question must not be empty")
-    created_at: float | None = None
-    model: str | None = Field(None, max_length=256)
-    finish_reason: Literal["stop", "length", "repetition", "cancelled"] | None = None
-    usage: Usage | None = None
-    evidence: list[Evidence] | None = None
-    citations: list[Citation] | None = None
-
-
-class CreateSession(Wire):
-    """A new session. Its documents are read in order into one memory."""
-
-    documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
-    model: str | None = Field(None, max_length=256, description="name of the served model; default: the served model")
-    recall: Recall | Literal[False] | None = Field(None, description=_RECALL_DEFAULT)
-    messages: list[PastMessage] = Field(
-        [],
-        max_length=1000,
-        description="earlier questions and answers, in turn: the memory reads them with the next question",
-    )
-    title: str | None = Field(None, min_length=1, max_length=200, pattern=r"\S", description="null: the first question")
-    parent: str | None = Field(None, max_length=128, description="the session that the messages come from")
-
-
 class UpdateSession(Wire):
     """The fields of a session that can be changed. Fields that are left out keep their values."""
 
     title: str | None = Field(
         None, min_length=1, max_length=200, pattern=r"\S", description="title; null: taken from the next question"
     )
-    recall: Recall | Literal[False] | None = Field(None, description=_RECALL_DEFAULT)
+    recall: Recall | Literal[False] | None = Field(None, description=RECALL_DEFAULT)
 
 
 class Session(Wire):
@@ -208,7 +178,9 @@ class Session(Wire):
     title: str | None = Field(description="given to it, or the first question, shortened; null: none yet")
     documents: list[str]
     model: str
-    status: Literal["reading", "ready", "failed"]
+    status: Literal["reading", "ready", "failed"] = Field(
+        description="reading: messages are answered from passages alone until the documents are read; with recall off, they are refused"
+    )
     position: int = Field(description="tokens of context: documents and messages")
     messages: int
     recall: Recall | Literal[False] | None = Field(
@@ -247,6 +219,11 @@ class Message(Wire):
     evidence: list[Evidence] | None = None
     citations: list[Citation] | None = Field(
         None, description="by sentence, in the order of the answer; none for a sentence that no passage supports"
+    )
+    memory_progress: float | None = Field(
+        None,
+        description="the documents were still being read, so the answer rests on its evidence alone: the share that was read, 0 "
+        "to 1. Null: the memory had read them",
     )
 
 

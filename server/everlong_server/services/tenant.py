@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from everlong_server.engine.answering.chats import ChatTurns
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.memory_view import MemoryViews
+from everlong_server.engine.answering.prompt import template_of
 from everlong_server.engine.answering.responses import ResponseTurns
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
@@ -45,7 +46,8 @@ class Services:
     def recall(self) -> Recall:
         """The server's default recall. Leaves part of the model's context free for the question and the answer."""
         settings, visible_tokens = self.shared.settings, self.shared.model.memory.visible_tokens
-        tokens = min(settings.recall_tokens, max(visible_tokens // 2, visible_tokens - _QUESTION_TOKENS))
+        wanted = settings.recall_tokens or template_of(self.shared.model).tokens
+        tokens = min(wanted, max(visible_tokens // 2, visible_tokens - _QUESTION_TOKENS))
         return Recall(settings.recall_passages, tokens)
 
 

@@ -40,7 +40,8 @@ class AnswerMessage:
     """An answer. While it is being generated, only the first fields are known.
 
     `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the model saw.
-    `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested.
+    `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested. `memory_progress`: the share
+    of the documents' text that had been read, if the memory was not ready and the answer rests on the evidence alone.
     """
 
     id: str
@@ -54,12 +55,14 @@ class AnswerMessage:
     usage: Usage = field(default_factory=Usage)
     logprobs: list[dict[str, Any]] | None = None
     citations: Sequence[Citation] = ()
+    memory_progress: float | None = None
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""
         return {
             "id": self.id, "object": "message", "role": "assistant", "session": self.session, "model": self.model,
             "created_at": self.created_at, "seed": self.seed,
+            **({} if self.memory_progress is None else {"memory_progress": self.memory_progress}),
         }  # fmt: skip
 
     def json(self) -> dict[str, Any]:

@@ -192,8 +192,8 @@ class Session:
     """A copy of the memory of its documents' reading, and the messages since.
 
     `snapshot`: its memory. `title`: the first question, or the title that a client gave it. `recall`: the setting for messages
-    that have none of their own. `version`: counts the commits. `unread`: how many of its messages the memory has not read yet: all
-    those that it was created with, until its first answer. `parent`: the session that it branched off from.
+    that have none of their own. `unread`: how many of the last messages its memory has not read: those that it was created with, and
+    those before the documents were read. `version`: counts the commits. `parent`: the session that it branched off from.
     """
 
     id: str
@@ -211,7 +211,7 @@ class Session:
 
     @property
     def started(self) -> bool:
-        """Whether it has a state, which it gets when its documents are ready or with its first message."""
+        """Whether it has a state, which it gets when its documents are ready; without documents, with its first message."""
         return self.snapshot.size is not None
 
     @property
@@ -223,10 +223,10 @@ class Session:
         """Return the fields of the hash that stores it."""
         return {
             "id": self.id, "model": self.model, "model_name": self.model_name, "documents": json.dumps(self.documents),
-            "created_at": self.created_at, "version": self.version, "messages": self.messages, **self.snapshot.fields(),
-            **({"title": self.title} if self.title is not None else {}),
+            "created_at": self.created_at, "version": self.version, "messages": self.messages, "unread": self.unread,
+            **self.snapshot.fields(), **({"title": self.title} if self.title is not None else {}),
             **({"recall": json.dumps(self.recall)} if self.recall is not None else {}),
-            **({"unread": self.unread} if self.unread else {}), **({"parent": self.parent} if self.parent else {}),
+            **({"parent": self.parent} if self.parent else {}),
         }  # fmt: skip
 
     @staticmethod

@@ -339,11 +339,11 @@ class Sessions:
         await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
-        self, session: Session, lease: Lease, snapshot: Snapshot, question: str, answer: AnswerMessage
+        self, session: Session, lease: Lease, snapshot: Snapshot | None, question: str, answer: AnswerMessage
     ) -> None:
         """Write the new snapshot, the question and its answer in one step. The first question becomes the session's title.
 
-        `session`: as it was when the answer began. Raises `NotFound` if it was deleted, and `Conflict` if the lease was lost or
+        `snapshot`: None leaves the memory as it is; the messages remain unread. `session`: as it was when the answer began. Raises `NotFound` if it was deleted, and `Conflict` if the lease was lost or
         the version has changed; nothing is written then.
         """
         title = title_of(question)
@@ -355,7 +355,8 @@ class Sessions:
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
             [
                 lease.value, session.version, len(sealed), *sealed, sealed_title,
-                *flat(self._vault.sealed(snapshot.fields()) | {"unread": 0}),
+                "unread", session.unread + len(messages) if snapshot is None else 0,
+                *([] if snapshot is None else flat(self._vault.sealed(snapshot.fields()))),
             ],
         )  # fmt: skip
         if version == 0:

@@ -150,6 +150,21 @@ def test_prefilling_and_continuing_at_each_rows_own_position(twins):
         torch.testing.assert_close(caches[1], caches[0], **close)
 
 
+@pytest.mark.parametrize("keep", [None, 1, lean.SHORT + 9])
+def test_a_long_pass_continues_where_all_rows_are(twins, keep):
+    """Without a mask: also one block of queries and a bit."""
+    naive, fast, close = twins
+    for count in (lean.SHORT + 9, lean.BLOCK + 7):
+        caches = [backbone.new_kv(2, 20 + count + 5) for backbone in (naive, fast)]
+        results = []
+        for backbone, kv in zip((naive, fast), caches, strict=True):
+            backbone.hidden(embeddings(naive, 2, 20), kv=kv)
+            at, x = torch.tensor([20, 20]), embeddings(naive, 2, count, seed=1)
+            results.append(backbone.hidden(x, kv=kv, at=at, keep=keep))
+        torch.testing.assert_close(results[1], results[0], **close)
+        torch.testing.assert_close(caches[1], caches[0], **close)
+
+
 @pytest.mark.skipif(not has_bfloat16(), reason="this processor has no instructions for bfloat16")
 def test_bfloat16():
     """Near transformers' forward, and a row is as it is alone, to the bit."""

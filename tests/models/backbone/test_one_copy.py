@@ -99,6 +99,10 @@ def test_rows_and_later_positions_change_nothing(file, models, bfloat16):
     torch.testing.assert_close(backbone.hidden(x[1:2]), whole[1:2], **same)
     torch.testing.assert_close(backbone.hidden(x[:, :60]), whole[:, :60], **same)
     torch.testing.assert_close(backbone.hidden(x, keep=2), whole[:, -2:], **same)
+    kv = backbone.new_kv(3, 85)
+    backbone.hidden(x[:, :10], kv=kv)
+    later = backbone.hidden(x[:, 10:], kv=kv, at=torch.full((3,), 10))
+    torch.testing.assert_close(later, whole[:, 10:], **same)
     assert torch.equal(backbone.hidden(x), whole)
 
 

@@ -298,7 +298,7 @@ def test_traces_hold_error_codes_and_no_users_words(observed: Server, receiver: 
     document = observed.upload("word " * 200_000)["id"]
     unread = observed.session(document)["id"]
     answer = observed.http.post(
-        f"/v1/sessions/{unread}/messages", json={"content": "Hi"}, headers={"x-request-id": "early"}
+        f"/v1/sessions/{unread}/messages", json={"content": "Hi", "recall": False}, headers={"x-request-id": "early"}
     )
     observed.error(answer, 409, "document_not_ready")
     observed.http.delete(f"/v1/documents/{document}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,12 @@ from everlong_models import Model
 from everlong_models.errors import ConfigError
 from everlong_models.memories.window import Window, WindowConfig
 from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
+from everlong_server.engine.answering.prompt import template_of
+from everlong_server.settings import Settings
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passages import Passage
 from everlong_server.store.texts.search_corpus import SearchCorpus
+from everlong_server.store.texts.vectors import load_embedder
 
 WAYS = {
     "nothing": "the question alone",
@@ -45,7 +49,8 @@ _LONGEST = 160
 @dataclass(frozen=True, slots=True)
 class RemembersPlan:
     """What to measure. `documents`: number per set and length. `questions`: number per document. `written`: how many of them
-    are also answered. `most`: longest document for the backbone's context, in tokens, if its positions allow it."""
+    are also answered. `most`: longest document for the backbone's context, in tokens, if its positions allow it. `recall`:
+    None: the server's default. `embeddings`: whether passages are also searched by meaning, as the server's setting."""
 
     sets: tuple[str, ...] = tuple(SETS)
     lengths: tuple[int, ...] = (4_000, 16_000, 64_000)
@@ -56,7 +61,8 @@ class RemembersPlan:
     split: str = "test"
     seed: int = 0
     most: int = 32_000
-    recall: Recall = field(default=Recall(16, 400))
+    recall: Recall | None = None
+    embeddings: str = "auto"
     max_tokens: int = 48
 
 
@@ -79,6 +85,10 @@ class DocumentScores:
     seconds: dict[str, float]
     questions: list[dict[str, Any]]
 
+    def missing(self, ways: Sequence[str]) -> list[str]:
+        """Return those of `ways` in which the questions have not been asked."""
+        return [way for way in ways if any(way not in one.get("likelihood", {}) for one in self.questions)]
+
 
 class Measuring:
     """Measures documents with one model."""
@@ -99,26 +109,45 @@ class Measuring:
         """Return the number of tokens of `text`."""
         return len(self._model.tokenizer.encode(text))
 
-    def document(self, document: Remembered, control: Remembered, progress: Callable[[str], None]) -> DocumentScores:
-        """Ask about `document` in all ways. `control`: another document of the same set and length."""
-        plan, tokens = self._plan, self._tokens(document.text)
-        scores = DocumentScores(
+    def document(
+        self,
+        document: Remembered,
+        control: Remembered,
+        scores: DocumentScores | None,
+        keep: Callable[[DocumentScores], None],
+        progress: Callable[[str], None],
+    ) -> DocumentScores:
+        """Ask about `document` in the ways that `scores` lacks; pass the scores to `keep` after each.
+
+        `control`: another document of the same set and length.
+        """
+        tokens = self._tokens(document.text)
+        scores = scores or DocumentScores(
             document.name, document.set, document.kind, document.length, len(tokens), len(tokens) <= self._most,
             self._model.state_bytes, {}, [{"question": q.question, "source": q.source} for q in document.questions],
         )  # fmt: skip
-        searched = any("passages" in way for way in plan.ways)
+        missing = scores.missing(self._plan.ways)
+        searched = any("passages" in way for way in missing)
         passages = asyncio.run(self._passages(document)) if searched else [""] * len(document.questions)
-        for way in plan.ways:
+        for way in missing:
             progress(way)
-            if way == "whole":
-                self._ask_whole(document, tokens, scores)
-                continue
-            base = "nothing" if way == "passages" else way.removesuffix(_PASSAGES)
-            context = self._read(base, document, control)
-            scores.seconds[base] = context.seconds / max(1, context.tokens) * 1000
-            before = passages if "passages" in way else [""] * len(passages)
-            self._ask(way, context, document, range(len(document.questions)), before, scores)
+            self._ask_about(way, document, control, tokens, passages, scores)
+            keep(scores)
         return scores
+
+    def _ask_about(
+        self, way: str, document: Remembered, control: Remembered, tokens: list[int], passages: list[str],
+        scores: DocumentScores,
+    ) -> None:  # fmt: skip
+        """Ask all questions in one way."""
+        if way == "whole":
+            self._ask_whole(document, tokens, scores)
+            return
+        base = "nothing" if way == "passages" else way.removesuffix(_PASSAGES)
+        context = self._read(base, document, control)
+        scores.seconds[base] = context.seconds / max(1, context.tokens) * 1000
+        before = passages if "passages" in way else [""] * len(passages)
+        self._ask(way, context, document, range(len(document.questions)), before, scores)
 
     def _tokens(self, text: str) -> list[int]:
         chat = self._model.chat
@@ -169,15 +198,23 @@ class Measuring:
 
     async def _passages(self, document: Remembered) -> list[str]:
         """Return for each question the text with passages that the server would put before it; "" if it finds none."""
-        recall = self._plan.recall
+        template = template_of(self._model)
+        recall = self._plan.recall or Recall(Settings.model_fields["recall_passages"].default, template.tokens)
         with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
-            corpus = SearchCorpus(Blobs(f"file://{folder}"))
+            corpus = SearchCorpus(Blobs(f"file://{folder}"), load_embedder(self._plan.embeddings))
             stored = await corpus.put(document.text)
+            await corpus.passages.ensure(stored)
+            await corpus.passages.ensure_vectors(stored)
             found = []
             for question in document.questions:
                 query = search_query(question.question, None)
-                passages = await corpus.passages.search([stored.id], query, recall.passages) if query else []
-                found.append(select_passages(passages, "", recall.tokens, self.count)[1])
+                passages: list[Passage] = []
+                if query is not None:
+                    by_sentences = template.gap is not None
+                    passages = await corpus.passages.search(
+                        [stored.id], query, recall.passages, by_sentences=by_sentences
+                    )
+                found.append(select_passages(passages, "", recall.tokens, self.count, template)[1])
             return found
 
 
@@ -190,7 +227,7 @@ def measure(
     keep: Callable[[DocumentScores], None],
     progress: Callable[[str], None],
 ) -> list[DocumentScores]:
-    """Return the scores of all `documents`: those in `done` by name, and the others as they are measured, passed to `keep`.
+    """Return the scores of all `documents`: those in `done` by name, completed, and passed to `keep` after each way.
 
     The control of each document is the next one of its set and length. Raises `ConfigError` if there is no other.
     """
@@ -204,16 +241,11 @@ def measure(
                 "documents", len(group), f"must be at least 2 of {name} with {length:,} tokens, as a control"
             )
         for n, document in enumerate(group):
-            scores = done.get(document.name)
-            if scores is None:
-                control = group[(n + 1) % len(group)]
-                with torch.inference_mode():
-                    scores = measuring.document(
-                        document, control, partial(_tell, progress, f"{document.name} ({n + 1} of {len(group)})")
-                    )
-                keep(scores)
-                measuring.forget(but={control.name, group[0].name})
-            found.append(scores)
+            control = group[(n + 1) % len(group)]
+            tell = partial(_tell, progress, f"{document.name} ({n + 1} of {len(group)})")
+            with torch.inference_mode():
+                found.append(measuring.document(document, control, done.get(document.name), keep, tell))
+            measuring.forget(but={control.name, group[0].name})
     return found
 
 

@@ -18,7 +18,7 @@ from everlong_models.errors import DataError
 
 
 class Journal:
-    """Results of finished documents, a line each, next to the file of the report. Without a file nothing is kept.
+    """Results of documents, a line after each way of asking, next to the file of the report. Without a file nothing is kept.
 
     A journal of another plan or model is replaced; a last line that was cut off is dropped.
     """
@@ -28,7 +28,7 @@ class Journal:
         self._key = hashlib.sha256(json.dumps([asdict(plan), fingerprint]).encode()).hexdigest()
 
     def done(self) -> dict[str, DocumentScores]:
-        """Return the results so far, by document."""
+        """Return the newest results of each document."""
         if self._file is None or not self._file.exists():
             return {}
         first, *lines = self._file.read_text(encoding="utf-8").split("\n")
@@ -38,7 +38,7 @@ class Journal:
         return {one.document: one for one in found}
 
     def keep(self, scores: DocumentScores) -> None:
-        """Append the results of a document."""
+        """Append the results of a document so far."""
         if self._file is not None:
             new = not self._file.exists()
             with self._file.open("a", encoding="utf-8") as to:

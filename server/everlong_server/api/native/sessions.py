@@ -15,7 +15,7 @@ from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
-from everlong_server.api.past_messages import past_messages
+from everlong_server.api.new_session import CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
@@ -28,7 +28,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RES
 
 
 @router.post("", status_code=201)
-async def create(body: schemas.CreateSession, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
+async def create(body: CreateSession, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
     """Creates a session over documents, which may still be being read. Messages can be sent once `status` is "ready"."""
 
     async def make(id: str) -> schemas.Session:
@@ -37,7 +37,7 @@ async def create(body: schemas.CreateSession, services: CallerServices, key: Ide
     return await run_once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
 
 
-async def _created(services: Services, body: schemas.CreateSession, session_id: str) -> schemas.Session:
+async def _created(services: Services, body: CreateSession, session_id: str) -> schemas.Session:
     model, limit = services.shared.model, services.shared.settings.max_session_documents
     if body.model not in (None, model.name):
         raise NotFound(

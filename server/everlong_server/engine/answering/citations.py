@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from everlong_server.store.messages import Citation
 from everlong_server.store.texts.passages import Passage
+from everlong_server.store.texts.sentences import FULL_STOP
 from everlong_server.store.texts.terms import words
 
 _MIN_SUPPORT = 0.6
@@ -30,10 +31,8 @@ _MIN_WEIGHT = 0.5
 _PREFIX = 5
 """Letters by which words are compared, so that most inflections of a word are equal."""
 
-# A full stop after a short word with a capital, such as Mr., Dr. or J., ends no sentence.
-_STOP = r"\.(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z][a-z]\.)"
 # A sentence ends with the last of several marks, so that a long row of them takes linear time.
-_SENTENCE = re.compile(rf"[^\n]+?(?:(?:[!?…]|{_STOP})(?![.!?…])[\"'”’»)\]]*+(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))")
+_SENTENCE = re.compile(rf"[^\n]+?(?:(?:[!?…]|{FULL_STOP})(?![.!?…])[\"'”’»)\]]*+(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))")
 _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")

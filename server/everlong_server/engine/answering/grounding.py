@@ -60,6 +60,8 @@ _MAX_CHARS = 1000
 """Characters of a question whose meaning is compared, from its end."""
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question."""
+_NEAR = 400
+"""Characters between sentences of one paragraph of the evidence, at most."""
 _PREVIOUS_WEIGHT = 0.5
 """Weight of the words of the previous question."""
 _MIN_ROOM = 128
@@ -76,7 +78,8 @@ rarely about, distracts from the passages (docs/research/results.md), and encodi
 class Template:
     """How passages and a question become one text: `opening`, passages with `separator` between them, `closing`, question.
 
-    If the text has nothing about the question: `nothing` and the question.
+    If the text has nothing about the question: `nothing` and the question. `gap`: between sentences of one paragraph; None: the
+    template is for whole passages. `tokens`: maximum number of tokens of the text, unless a setting or a request gives another.
     """
 
     opening: str
@@ -86,6 +89,8 @@ class Template:
         "The text above does not hold the answer to the following question. Answer only: “The text does not say.”\n\n"
         "Question: "
     )
+    gap: str | None = None
+    tokens: int = 1000
 
     def render(self, passages: Sequence[str]) -> str:
         """Return the text that goes before the question; "" without passages."""
@@ -157,7 +162,7 @@ def select_passages(
     """
 
     def render(passages: Sequence[Passage]) -> str:
-        return template.render([passage.text for passage in passages])
+        return template.render(_paragraphs(passages, template.gap))
 
     already_seen = [p for p in found if p.text.strip() in seen]
     fresh: list[Passage] = []
@@ -258,6 +263,22 @@ def _merged(passages: Sequence[Passage]) -> list[Passage]:
         else:
             merged.append(passage)
     return merged
+
+
+def _paragraphs(passages: Sequence[Passage], gap: str | None) -> list[str]:
+    """Return the texts of the passages, in their order. With a `gap`, those that stand near each other in a document become one
+    paragraph, in the order of the text, at the place of the last of them."""
+    if gap is None:
+        return [passage.text for passage in passages]
+    groups: list[list[Passage]] = []
+    for passage in sorted(passages, key=lambda p: (p.document, p.start)):
+        last = groups[-1][-1] if groups else None
+        if last is not None and last.document == passage.document and passage.start - last.end <= _NEAR:
+            groups[-1].append(passage)
+        else:
+            groups.append([passage])
+    groups.sort(key=lambda group: max(passages.index(passage) for passage in group))
+    return [gap.join(passage.text.strip() for passage in group) for group in groups]
 
 
 def _shortened(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passage]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from everlong_models import Model
 from everlong_server.engine.answering.grounding import (
     RECENT_TOKENS,
     TEMPLATE,
@@ -25,9 +26,16 @@ INSTRUCT = Template(
     "say.\n\n",
     "\n\n",
     "\n\nQuestion: ",
+    gap=" … ",
+    tokens=500,
 )
 """The template for instruct models as their authors made them. The instruction to decline comes first: with one after the passages,
 Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answered (12 questions, too few to compare templates)."""
+
+
+def template_of(model: Model) -> Template:
+    """Return `INSTRUCT` for an instruct model as its authors made it, else `TEMPLATE`."""
+    return INSTRUCT if not model.tuned and model.tokenizer.chat_template else TEMPLATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +52,10 @@ class PromptBuilder:
     """Builds the prompts of one model."""
 
     def __init__(self, engine: Engine, passages: Passages, template: Template | None = None) -> None:
-        """`template`: None takes `INSTRUCT` for a backbone with a chat template, else `TEMPLATE`."""
+        """`template`: None takes that of the model."""
         self._engine = engine
         self._passages = passages
-        instructed = not engine.model.tuned and engine.model.tokenizer.chat_template
-        self._template = template or (INSTRUCT if instructed else TEMPLATE)
+        self._template = template or template_of(engine.model)
 
     async def prompt(self, context: TurnContext, content: str, recall: Recall) -> Prompt:
         """Return the prompt for the message `content`, with passages of the session's documents."""
@@ -57,7 +64,11 @@ class PromptBuilder:
             return await asyncio.to_thread(self.build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
         query = await asyncio.to_thread(search_query, content, context.previous_question)
-        found: list[Passage] | None = await self._passages.search(documents, query, recall.passages) if query else []
+        found: list[Passage] | None = (
+            await self._passages.search(documents, query, recall.passages, by_sentences=self._template.gap is not None)
+            if query
+            else []
+        )
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, content, found or [], has_history=has_history
         )

@@ -20,7 +20,7 @@ from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.documents import Documents
 from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.records import Message, Reading, Session
+from everlong_server.store.records import Message, Reading, Session, reading_id
 from everlong_server.store.sessions import Lease, Sessions, unchanged
 from everlong_server.store.snapshot import Snapshot
 
@@ -54,8 +54,11 @@ class SessionTurns:
             return "failed"
         return "reading"
 
-    async def require_ready(self, session: Session) -> None:
-        """Raise the reason if the session cannot take messages."""
+    async def require_ready(self, session: Session, *, searching: bool = False) -> None:
+        """Raise the reason if the session cannot take messages.
+
+        `searching`: the message searches the documents, so it need not wait until they are read.
+        """
         model = self._engine.model
         if session.model != model.fingerprint:
             raise StateUnusable(
@@ -64,9 +67,9 @@ class SessionTurns:
             )  # fmt: skip
         if session.started or session.reading is None:
             return
-        raise not_ready_error(
-            await self._documents.readings.get(session.reading), f"session {session.id!r}", "session_id"
-        )
+        reading = await self._documents.readings.get(session.reading)
+        if not (searching and reading is not None and reading.status in ("queued", "reading")):
+            raise not_ready_error(reading, f"session {session.id!r}", "session_id")
 
     async def send(
         self, session_id: str, content: str, params: SamplingParams, recall: Recall, *, id: str | None = None
@@ -76,30 +79,51 @@ class SessionTurns:
         `id`: the answer's id.
         """
         return await self._turns.begin(
-            lambda turn: self._context(turn, session_id, content), content, params, recall, id=id
-        )
+            lambda turn: self._context(turn, session_id, content, searching=recall.passages > 0),
+            content, params, recall, id=id,
+        )  # fmt: skip
 
     @asynccontextmanager
-    async def _context(self, turn: Turn, session_id: str, content: str) -> AsyncIterator[TurnContext]:
-        """Lock the session for the turn, and yield its context."""
+    async def _context(
+        self, turn: Turn, session_id: str, content: str, *, searching: bool
+    ) -> AsyncIterator[TurnContext]:
+        """Lock the session for the turn, and yield its context.
+
+        Until the documents are read, the memory is empty and the messages are prefilled anew for each answer. The memory reads
+        them after the documents, with the first message that finds these read.
+        """
         # Raise why the session cannot take messages before the error that it is busy.
-        await self.require_ready(await self._sessions.get(session_id))
+        await self.require_ready(await self._sessions.get(session_id), searching=searching)
         async with self._lease(turn, session_id) as lease:
             session = await self._sessions.get(session_id, with_state=True)
-            await self.require_ready(session)
+            await self.require_ready(session, searching=searching)
+            progress = await self._progress(session)
             state = await asyncio.to_thread(load_state, session, self._engine.model)
-            unread = await self._sessions.messages(session.id) if session.unread else []
             # Only the search in documents needs the previous question.
-            last = unread[-2:]
-            if session.documents and session.messages and not unread:
-                last = await self._sessions.messages(session.id, last=2)
-            context = replace(session, messages=session.messages - len(unread))
+            needed = max(session.unread, 2 if session.documents and session.messages else 0)
+            last = await self._sessions.messages(session.id, last=needed) if needed else []
+            unread = [Message(m["role"], m["content"]) for m in last[needed - session.unread :]]
 
             async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
-                await self._sessions.commit(session, lease, snapshot, content, answer)
+                await self._sessions.commit(session, lease, snapshot if progress is None else None, content, answer)
 
-            past = [Message(message["role"], message["content"]) for message in unread]
-            yield TurnContext(context, state, past, last[0]["content"] if last else None, commit)
+            read = replace(session, messages=session.messages - session.unread)
+            yield TurnContext(read, state, unread, last[-2]["content"] if last else None, commit, progress)
+
+    async def _progress(self, session: Session) -> float | None:
+        """Return the share of the documents' bytes that was read, 0 to 1; None if the session has a memory or needs none."""
+        if session.started or session.reading is None:
+            return None
+        read = total = 0
+        for n, id in enumerate(session.documents, 1):
+            document = await self._documents.get(id)
+            reading = await self._documents.readings.get(reading_id(session.model, session.documents[:n]))
+            total += document.bytes
+            if reading is not None:
+                read += (
+                    document.bytes if reading.status == "ready" else max(0, reading.cursor.bytes - document.text_offset)
+                )
+        return read / total if total else 1.0
 
     @asynccontextmanager
     async def _lease(self, turn: Turn, session_id: str) -> AsyncIterator[Lease]:

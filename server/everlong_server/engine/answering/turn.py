@@ -160,7 +160,10 @@ class TurnRunner:
             evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
-            message = AnswerMessage(turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence)
+            message = AnswerMessage(
+                turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
+                memory_progress=context.memory_progress,
+            )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
             answer = _Answer()

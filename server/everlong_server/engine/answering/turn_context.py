@@ -18,6 +18,7 @@ class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
     `previous_question`: the user message before it. `commit`: stores the message, its answer and the snapshot after it.
+    `memory_progress`: see `AnswerMessage`.
     """
 
     session: Session
@@ -25,6 +26,7 @@ class TurnContext:
     unread: Sequence[Message]
     previous_question: str | None
     commit: Callable[[AnswerMessage, Snapshot], Awaitable[None]]
+    memory_progress: float | None = None
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import numpy as np
 
@@ -22,11 +22,14 @@ _MIN_SHARE, _SURE_SHARE = 0.25, 0.5
 """Share of the query's words that a passage about it has; by words alone, and to be sure of a question."""
 _FEW_WORDS, _VAGUE = 2, 0.3
 """A question with at most so many words of its own and this cosine may be about the text itself ("What is the story about?")."""
-_RELATIVE_COSINE, _RELATIVE_WORDS = 0.6, 0.4
+_RELATIVE_COSINE, _RELATIVE_WORDS = 0.5, 0.3
 """Share of the best passage's cosine or BM25 score that every chosen passage must have."""
-_DISTANT, _FLAT, _PLAIN = 0.40, 2.2, 0.6
-"""The query is about the whole text if its best cosine is below `_DISTANT` or less than `_FLAT` standard deviations above the mean;
-by words alone, if the best BM25 score is below `_PLAIN` × that of one word that a single passage has."""
+_DISTANT, _FLAT = 0.40, 2.2
+"""The query is about the whole text only if its best cosine is below `_DISTANT` or less than `_FLAT` standard deviations above the mean."""
+_PLACE, _PLAIN, _REMARK = 1.2, 0.6, 0.8
+"""Best BM25 score ÷ that of one word that a single passage has. From `_PLACE` on, the query is about some place, however flat the
+cosines are: without this limit, a quarter of the questions about stories were taken for ones about the whole text. By words alone:
+below `_PLAIN`, it is about the whole text, and a remark below `_REMARK` is small talk."""
 _SHORT_TEXT = 24
 """Passages of a text in which the shape of scores tells nothing."""
 _OPENING, _ENDING, _REPRESENTATIVES, _CLUSTERED = 2, 1, 3, 400
@@ -45,13 +48,23 @@ def choose(query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int)
     return _covering(parts, ranking, best, limit) if _is_about_whole(ranking) else best
 
 
+def covers(query: Query, ranking: Ranking) -> bool:
+    """Return whether `choose` takes passages that cover the texts, and not only those about the query."""
+    return bool(len(ranking.scores)) and (not _is_found(query, ranking) or _is_about_whole(ranking))
+
+
 def _is_found(query: Query, ranking: Ranking) -> bool:
     share, cosine = float(ranking.shares.max()), float(ranking.similarities.max())
     if not ranking.similarities.any():
-        return share >= _MIN_SHARE
+        return share >= _MIN_SHARE and (query.asks or _specificity(ranking) >= _REMARK)
     if cosine >= _SURE or (query.asks and share >= _SURE_SHARE):
         return True
     return share >= _MIN_SHARE and cosine >= (_POSSIBLE if query.asks else _POSSIBLE_REMARK)
+
+
+def _specificity(ranking: Ranking) -> float:
+    """Return the best BM25 score ÷ the score of one word that a single passage has once."""
+    return float(ranking.by_words.max()) / math.log(1 + len(ranking.by_words))
 
 
 def _is_about_whole(ranking: Ranking) -> bool:
@@ -59,7 +72,9 @@ def _is_about_whole(ranking: Ranking) -> bool:
     if count <= _SHORT_TEXT:
         return False
     if not ranking.similarities.any():
-        return float(ranking.by_words.max()) < _PLAIN * math.log(1 + count)
+        return _specificity(ranking) < _PLAIN
+    if _specificity(ranking) >= _PLACE:
+        return False
     known = ranking.similarities[ranking.similarities != 0]
     top = float(known.max())
     return top < _DISTANT or top - float(known.mean()) < _FLAT * float(known.std())
@@ -75,15 +90,18 @@ def _best(ranking: Ranking, limit: int) -> list[int]:
 
 
 def _covering(parts: Sequence[Indexed], ranking: Ranking, best: Sequence[int], limit: int) -> list[int]:
-    """Return passages that cover the texts: their beginnings and ends, the best for the query, and what represents the rest.
+    """Return in turns the best passages for the query and those that cover the texts: their beginnings, what represents the rest, and
+    their ends.
 
-    At most half are beginnings, the first passage of each document before the second ones, so that many documents leave room.
+    The best comes first, since the shape of scores can mislead: a question about some place then loses few passages. At most half are
+    beginnings, the first passage of each document before the second ones, so that many documents leave room.
     """
     spans = list(pairwise(ranking.first.tolist()))
     opening = [start + n for n in range(_OPENING) for start, end in spans if start + n < end]
     ending = [number for start, end in spans for number in range(max(start, end - _ENDING), end)]
-    few = best[: max(1, limit // 3)]
-    return list(dict.fromkeys([*opening[: limit // 2], *few, *_representing(parts, ranking), *ending, *best]))[:limit]
+    covering = [*opening[: max(1, limit // 2)], *_representing(parts, ranking), *ending]
+    turns = (number for turn in zip_longest(best, covering) for number in turn if number is not None)
+    return list(dict.fromkeys(turns))[:limit]
 
 
 def _representing(parts: Sequence[Indexed], ranking: Ranking) -> list[int]:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
-from everlong_server.store.texts import outline
+from everlong_server.store.texts import outline, sentences
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.choosing import choose
+from everlong_server.store.texts.choosing import choose, covers
 from everlong_server.store.texts.query import Query
 from everlong_server.store.texts.ranking import Indexed, rank
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
@@ -121,9 +121,13 @@ class Passages:
         await self._blobs.delete(_name(document_id))
         await self._blobs.delete_all(f"{document_id}.vectors.*")
 
-    async def search(self, documents: Sequence[str], query: Query, limit: int) -> list[Passage]:
+    async def search(
+        self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False
+    ) -> list[Passage]:
         """Return at most `limit` passages of `documents` for the query, in the order in which to take them. None: the documents
         have nothing about it.
+
+        `by_sentences`: return the sentences of these passages, each as a passage, unless the passages cover the whole text.
 
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
         background: until then, the search in their document is by words alone.
@@ -138,19 +142,24 @@ class Passages:
         if self._vectors is not None and existing:
             vector = await self._vectors.of_query(query.text)
         try:
-            return await self._found(existing, query, vector, limit)
+            return await self._found(existing, query, vector, limit, by_sentences)
         except (sqlite3.DatabaseError, Damaged) as error:
             for document in existing:
                 is_damaged, build = partial(self._is_damaged, document, error), partial(self._build, document)
                 await self._sidecar.repair(document, _name(document.id), build, is_damaged)
-        return await self._found(existing, query, vector, limit)
+        return await self._found(existing, query, vector, limit, by_sentences)
 
     async def _found(
-        self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int
+        self,
+        documents: Sequence[Document],
+        query: Query,
+        vector: NDArray[np.float32] | None,
+        limit: int,
+        by_sentences: bool,
     ) -> list[Passage]:
         """Search the documents, whose indexes exist, and have damaged vectors built again."""
         damaged: list[Document] = []
-        found = await asyncio.to_thread(self._search, documents, query, vector, limit, damaged)
+        found = await asyncio.to_thread(self._search, documents, query, vector, limit, by_sentences, damaged)
         for document in damaged:
             if self._vectors is not None:
                 await self._vectors.rebuild(document)
@@ -232,7 +241,7 @@ class Passages:
             index.execute("COMMIT")
 
     def _search(
-        self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int,
+        self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int, by_sentences: bool,
         damaged: list[Document],
     ) -> list[Passage]:  # fmt: skip
         """Search the documents. Adds those with damaged vectors to `damaged`. Blocks."""
@@ -262,6 +271,12 @@ class Passages:
                     score = round(1 / (1 + len(found)), 3)
                     share = round(float(ranking.shares[n]), 3)
                     found.append(Passage(document.id, start, end, start_byte, end_byte, text, score, share))
+            if by_sentences and not covers(query, ranking):
+                similarity = (
+                    None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
+                )
+                by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
+                return sentences.ordered(found, query.words, similarity, by_document)
         return found
 
     def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:

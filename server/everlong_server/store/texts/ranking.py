@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 _K1 = 1.2
 _HEADING_WEIGHT = 0.3
 """Weight of a match in the headings that a passage is below, against a match in its text."""
-_NEIGHBOUR_SHARE = 0.2
+_NEIGHBOUR_SHARE = 0.4
 """The share of each neighbour's score that is added to a passage's score: what "he" means is often named in the passage before."""
 _HEAVIEST = 6
 """A passage's share of a query's words is measured against this many of them, those with the largest weights."""

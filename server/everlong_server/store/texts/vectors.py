@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -103,6 +103,11 @@ class Vectors:
         vectors = await _QUERIES.run(self._embedder.embed, [text])
         vector: NDArray[np.float32] = vectors[0]
         return vector
+
+    def similarity(self, vector: NDArray[np.float32], texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the cosine of each text's vector with `vector`: [texts]. Blocks."""
+        cosines: NDArray[np.float32] = self._embedder.embed(texts) @ vector
+        return cosines
 
     @contextlib.contextmanager
     def of(self, document_id: str, passages: int) -> Iterator[NDArray[np.float16] | None]:

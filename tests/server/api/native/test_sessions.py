@@ -206,7 +206,8 @@ def test_a_message_before_the_document_is_ready(server: Server) -> None:
     document = server.upload(STORY.read_text() * 10)["id"]
     session = server.session(document)
     assert session["status"] == "reading"
-    answer = server.http.post(f"/v1/sessions/{session['id']}/messages", json={"content": "?"})
+    without_search = {"content": "?", "recall": False}
+    answer = server.http.post(f"/v1/sessions/{session['id']}/messages", json=without_search)
     server.error(answer, 409, "document_not_ready")
     server.http.delete(f"/v1/documents/{document}")
     answer = server.http.post(f"/v1/sessions/{session['id']}/messages", json={"content": "?"})

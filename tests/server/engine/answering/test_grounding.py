@@ -24,7 +24,7 @@ from everlong_server.engine.answering.grounding import (
     select_passages_in_window,
     texts_lack_answer,
 )
-from everlong_server.engine.answering.prompt import PromptBuilder
+from everlong_server.engine.answering.prompt import INSTRUCT, PromptBuilder
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.store.records import Session
 from everlong_server.store.snapshot import Snapshot
@@ -67,6 +67,19 @@ def test_the_best_passage_is_the_first_evidence_and_next_to_the_question() -> No
     evidence, before = select_passages([b, a, c], "", 10_000, len)
     assert [e.start for e in evidence] == [b.start, a.start, c.start]
     assert before == TEMPLATE.render([c.text, a.text, b.text])
+
+
+def test_sentences_that_stand_near_each_other_are_one_paragraph_in_the_order_of_the_text() -> None:
+    def sentence(text: str, start: int, score: float) -> Passage:
+        return Passage("doc", start, start + len(text), start, start + len(text), text, score)
+
+    found = [
+        sentence("It is hers. ", 300, 1.0), sentence("Far away. ", 5000, 0.5), sentence("The boat is old. ", 0, 0.3),
+        sentence("So they say. ", 312, 0.2),
+    ]  # fmt: skip
+    evidence, text = select_passages(found, "", 100, lambda text: len(text.split()), INSTRUCT)
+    assert text.endswith("\n\nFar away.\n\nThe boat is old. … It is hers. So they say.\n\nQuestion: ")
+    assert [passage.text for passage in evidence] == ["It is hers. So they say.", "Far away.", "The boat is old."]
 
 
 def test_the_budget_holds_and_what_is_seen_is_not_repeated() -> None:

@@ -80,6 +80,30 @@ def test_an_answer_carries_its_evidence(grounded: Server, document: str, tokeniz
     assert stored[0]["content"] == QUESTION, "the dialogue holds what was said, not the passages"
 
 
+def test_answers_rest_on_evidence_until_the_document_is_read(grounded: Server) -> None:
+    before = grounded.upload(ALICE * 10)["id"]  # one reader: the next document waits for this one
+    document = grounded.upload(ALICE * 4)["id"]
+    session = grounded.session(document)["id"]
+    first = grounded.say(session, "Who is Alice?", **GREEDY)
+    assert 0 <= first["memory_progress"] < 1
+    assert first["evidence"]
+    assert first["usage"]["reused_tokens"] == 0
+    followed = grounded.say(session, "And where is she?", **GREEDY)
+    assert followed["memory_progress"] is not None
+    assert followed["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"], "earlier messages precede the question"
+    early = grounded.get_session(session)
+    assert (early["status"], early["messages"], early["position"]) == ("reading", 4, 0)
+    grounded.http.delete(f"/v1/documents/{before}")
+    tokens = wait_for(lambda: (read := grounded.document(document))["status"] == "ready" and read["tokens"], 300)
+    late = grounded.say(session, "Who is Alice?", **GREEDY)
+    assert late.get("memory_progress") is None
+    assert late["usage"]["prompt_tokens"] > tokens + first["usage"]["completion_tokens"]
+    after = grounded.get_session(session)
+    assert (after["status"], after["messages"]) == ("ready", 6)
+    conversation = sum(answer["usage"]["completion_tokens"] for answer in (first, followed, late))
+    assert after["position"] > tokens + conversation, "the memory has read the document and all messages"
+
+
 def test_the_same_question_has_the_same_answer_before_and_after_kill_9(grounded: Server, document: str) -> None:
     def ask() -> dict:
         message = grounded.say(grounded.session(document)["id"], QUESTION, temperature=1, seed=3, max_tokens=20)

@@ -115,7 +115,7 @@ _REMARKS = (
 
 
 def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
-    """Not by words alone: a text that has a remark's words is taken for one about it.
+    """A text that has a remark's words need not be about it.
 
     Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?".
     """
@@ -130,6 +130,26 @@ def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
         return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
 
     assert asyncio.run(drawn()) == []
+
+
+def test_by_words_alone_small_talk_draws_passages_only_with_rare_words(tmp_path: Path) -> None:
+    requests = (
+        "Tell me about Humpty Dumpty",
+        "the walrus and the carpenter",
+        "Describe the murder at Birlstone.",
+        "Explain the cipher.",
+    )
+
+    async def drawn() -> list[str]:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"))
+        ids = [(await corpus.put(text.read_text(), text.name)).id for text in (NOVEL, STORY)]
+        queries = {text: search_query(text, None) for text in (*_REMARKS, *requests)}
+        return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
+
+    found = asyncio.run(drawn())
+    assert set(requests) <= set(found)
+    rare = {"That makes sense.", "lol that's crazy", "Happy New Year!", "Interesting, I never knew that", "Best wishes"}
+    assert set(found) - set(requests) <= rare
 
 
 def test_a_server_builds_vectors_and_deletes_them_with_the_document(tmp_path: Path) -> None:

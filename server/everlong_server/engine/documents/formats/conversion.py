@@ -81,8 +81,8 @@ def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
     try:
         with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
             process = subprocess.run(
-                [sys.executable, "-m", module, *arguments], capture_output=True, timeout=2 * limits.seconds, check=False,
-                env=os.environ | {"TMPDIR": folder},
+                ["env", f"TMPDIR={folder}", sys.executable, "-m", module, *arguments], capture_output=True,
+                timeout=2 * limits.seconds, check=False,
             )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise _unreadable(f"converting {_name(kind)} takes too long, more than {2 * limits.seconds} seconds") from None
