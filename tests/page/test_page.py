@@ -359,7 +359,7 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     page.get_by_role("textbox", name="Title").fill("  What Alice saw ")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("What Alice saw")
-    expect(page.locator("nav")).to_contain_text("What Alice saw")
+    expect(page.locator("nav.sidebar")).to_contain_text("What Alice saw")
     assert server.http.get(f"/v1/sessions/{fork}").json()["title"] == "What Alice saw"
     name.click()
     expect(page.get_by_role("textbox", name="Title")).to_have_value("What Alice saw")
