@@ -33,6 +33,10 @@ class Fake:
     uploads: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
     questions: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
+    """The evidence and the citations of every answer."""
+    asked_about: list[str] = field(default_factory=list)
+    """The documents of the last session."""
     event_streams: int = 0
     refused_sockets: int = 0
     """How many of the next handshakes are refused with 503."""
@@ -56,6 +60,7 @@ class Fake:
             document = self.documents.get(id) or refuse(404, "document_not_found", f"no document {id}")
             if document["status"] != "ready":
                 refuse(409, "document_not_ready", f"{id} is being read")
+        self.asked_about = documents
         id = f"ses_{len(self.sessions) + 1}"
         self.sessions[id] = {"id": id, "object": "session", "documents": documents, "status": "reading", "messages": 0}
         return self.sessions[id]
@@ -63,7 +68,9 @@ class Fake:
     def answer(self, session: str, text: str, reason: str = "stop") -> dict[str, Any]:
         usage = {"prompt_tokens": 5, "completion_tokens": 7, "reused_tokens": 1000, "from_the_future": 1}
         message = {"id": "msg_1", "object": "message", "role": "assistant", "content": text, "finish_reason": reason}
-        return message | {"usage": usage, "seed": 7, "session": session, "model": "tiny", "created_at": 1.5}
+        return (
+            message | {"usage": usage, "seed": 7, "session": session, "model": "tiny", "created_at": 1.5} | self.sources
+        )
 
 
 class RefusedError(Exception):

@@ -86,7 +86,7 @@ def words(output: str) -> str:
 def test_help_describes_all_commands():
     result = run("--help")
     assert result.exit_code == 0
-    for name in ("ingest", "chat", "memory", "tree", "clicked", "plain", "gone", "absent"):
+    for name in ("ask", "ingest", "chat", "memory", "status", "tree", "clicked", "plain", "gone", "absent"):
         assert f" {name} " in result.stdout
     assert "tree Grow a tree of commands." in words(result.stdout)
     assert "absent Run a command of no_such_module_here:command." in words(result.stdout)
@@ -131,6 +131,24 @@ def test_a_mistyped_command_gets_a_suggestion(wrong: str, right: str):
     result = run(wrong, "--some", "option")
     assert result.exit_code == 2
     assert f"No such command '{wrong}'. Did you mean '{right}'?" in words(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("everlong st", {"status"}),
+        ("everlong tr", {"tree"}),
+        ("everlong tree ", {"pull", "show"}),
+        ("everlong plain --t", {"--times"}),
+        ("everlong absent --t", set()),
+        ("everlong ask --keep", {"--keep"}),
+    ],
+)
+def test_a_shell_completes_commands_and_options(line: str, words: set[str]):
+    parts = line.split(" ")
+    variables = {"_EVERLONG_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(parts) - 1)}
+    result = CliRunner().invoke(app, [], prog_name="everlong", env=variables)
+    assert {*result.stdout.split()} == words
 
 
 def test_an_unknown_option_is_no_command():

@@ -90,7 +90,7 @@ def test_chat_on_a_terminal(terminal: Callable[..., Terminal], server: FakeServe
     chat.expect("> ")
     chat.type("Who?\n")
     chat.expect(ANSWER)
-    chat.expect("7 tokens, 1,000 reused from memory")
+    chat.expect("rests on no passage, 7 tokens")
     chat.expect("> ")
     chat.type("/what is this\n")
     chat.expect("error: /what is not a command; /help lists the commands")

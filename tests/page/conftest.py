@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, WebSocke
 
 from tests.process import Server
 from tests.server.tenants import new_key
-from tests.tinymodel import STORY, make_model
+from tests.tinymodel import STORY, make_model, make_tokenizer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -29,12 +29,13 @@ FIXED_LENGTH = """{
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
-    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true});
+    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true, logit_bias: %s});
     send.call(this, JSON.stringify(message));
   };
 }"""
 """Sets the number of tokens of each answer, which a test can change as `window.tokens`. A model with random weights would end
-its answers at random tokens."""
+its answers at random tokens. The bias leaves words of letters only, which Markdown shows as they are."""
+PLAIN = re.compile(r" ?[A-Za-z]+")
 QUESTION = "What does the Red Queen say to Alice?"
 
 expect.set_options(timeout=30_000)
@@ -157,8 +158,16 @@ def _delta(frame: str) -> str:
     return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
 
 
+@pytest.fixture(scope="session")
+def plain_bias() -> str:
+    """The `logit_bias` that forbids all tokens but those that match `PLAIN`, as JSON."""
+    tokenizer = make_tokenizer()
+    texts = {id: tokenizer.decode([id]) for id in range(len(tokenizer))}
+    return json.dumps({id: -100 for id, text in texts.items() if not PLAIN.fullmatch(text)})
+
+
 @pytest.fixture
-def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[..., Tab]]:
+def new_tab(browser: Browser, server: Server, key: str, plain_bias: str) -> Iterator[Callable[..., Tab]]:
     """Makes tabs: `new_tab(color_scheme="dark")`. Answers have `tokens` tokens. Fails for console errors that remain in `errors`."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
@@ -172,7 +181,7 @@ def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[...
         }
         context = browser.new_context(**{**usual, **options})
         contexts.append(context)
-        context.add_init_script(FIXED_LENGTH % tokens)
+        context.add_init_script(FIXED_LENGTH % (tokens, plain_bias))
         tab = Tab(context.new_page(), server)
         tab.page.on("console", lambda entry: tab.errors.append(entry.text) if entry.type == "error" else None)
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))

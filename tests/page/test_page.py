@@ -66,7 +66,8 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     for _ in range(3):  # the page shows each piece of the answer before it has the next
         text = held.text()
         page.wait_for_function(
-            "(text) => document.querySelector('.answer[aria-busy=true] > .words')?.textContent === text", arg=text
+            "(text) => document.querySelector('.answer[aria-busy=true] > .words')?.textContent === text",
+            arg=text.strip(),
         )
         held.pass_delta()
     held.pass_all()
@@ -75,8 +76,8 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     session = session_of(page)
     (message,) = answers(server, session)
     expect(page.locator("h1")).to_have_text(QUESTION)
-    expect(page.get_by_role("link", name=QUESTION)).to_contain_text(book.name)
-    assert answer.locator("> .words").text_content() == message["content"]
+    expect(page.locator(f".sidebar a[href*={session}]")).to_contain_text(book.name)
+    assert answer.locator("> .words").text_content() == message["content"].strip()
     first = message["evidence"][0]
 
     answer.locator(".evidence a").first.click()
@@ -85,11 +86,39 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     page.reload()
     expect(page.locator("mark")).to_be_in_viewport()
     expect(page.locator(".usage")).to_have_count(1)
-    assert page.locator(".answer > .words").text_content() == message["content"]
+    assert page.locator(".answer > .words").text_content() == message["content"].strip()
     page.get_by_role("button", name="Close the text").click()
     expect(page.locator("mark")).to_have_count(0)
     page.go_back()
     expect(page.locator("mark")).to_be_in_viewport()
+
+
+def serve_model(page: Page, **fields: object) -> None:
+    """Change fields of the model that the page gets."""
+
+    def change(route: Route) -> None:
+        answer = route.fetch().json()
+        answer["data"][0] |= fields
+        route.fulfill(json=answer)
+
+    page.route("**/v1/models", change)
+
+
+def test_an_answer_says_what_it_rests_on(tab: Tab, server: Server, talk: str) -> None:
+    page = tab.open(talk)
+    expect(page.locator(".caution")).to_have_text("Its memory is not trained, so its answers are nonsense.")
+    serve_model(page, memory_trained=None, parameters=494_032_768, remembered_tokens=1056)
+    page = tab.open(talk)
+    (answer,) = answers(server, talk)
+    tokens = answer["usage"]["reused_tokens"]
+    assert tokens > 1056
+    expect(page.locator(".caution")).to_have_text("Small models are often wrong: check the passages.")
+    basis = page.locator(".usage").first
+    basis.get_by_text(f"Rests on {len(answer['evidence'])} passage").click()
+    expect(basis).to_contain_text(f"It holds 1,056 of the {tokens:,} tokens before the question")
+    expect(basis).to_contain_text("tiny-rmt, 494 million parameters.")
+    page.get_by_role("link", name="New conversation").click()
+    expect(page.locator(".drop")).to_contain_text("the model sees only about 1,056 tokens of the text")
 
 
 def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server) -> None:
@@ -195,7 +224,7 @@ def test_an_answer_survives_a_killed_server(new_tab: Callable[..., Tab], server:
     expect(page.locator(".light.online")).to_be_visible()
     expect(page.locator(".usage")).to_have_count(before + 1, timeout=120_000)
     assert len(answers(server, session)) == before + 1, "the question was asked twice"
-    assert page.locator(".answer > .words").last.text_content() == answers(server, session)[-1]["content"]
+    assert page.locator(".answer > .words").last.text_content() == answers(server, session)[-1]["content"].strip()
     tab.errors = [error for error in tab.errors if not re.search("ERR_|WebSocket|503", error)]
 
 
@@ -232,10 +261,18 @@ def test_the_upload_of_a_large_file_resumes_after_a_killed_server(tab: Tab, serv
     tab.errors = [error for error in tab.errors if not re.search("ERR_|503", error)]
 
 
+def conversation(server: Server, messages: list[dict], *documents: str, **fields: str) -> str:
+    """Create a session with these messages, and return its id."""
+    made = server.http.post("/v1/sessions", json={"messages": messages, "documents": documents, **fields})
+    assert made.status_code == 201, made.text
+    return str(made.json()["id"])
+
+
 def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Server, talk: str) -> None:
     """More than the first hundred of each: by the keyboard, and by address."""
     documents = [server.upload(f"Note {n}.", filename=f"note {n}.txt")["id"] for n in range(101)]
-    oldest, *sessions = [server.session()["id"] for _ in range(102)]
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    oldest, *sessions = [conversation(server, past) for _ in range(102)]
     page = tab.open()
     for words, rows in (("Older conversations", ".sidebar li a"), ("Older documents", ".cards input")):
         button, row = page.get_by_role("button", name=words), page.locator(rows)
@@ -246,7 +283,7 @@ def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Serve
         expect(row.nth(100)).to_be_focused()
         expect(button).to_have_count(0)
     page = tab.open(oldest)
-    expect(page.locator("h1")).to_have_text("No document")
+    expect(page.locator("h1")).to_have_text("Who?")
     about = server.session(documents[0])["id"]
     late = hold(page, f"**/v1/documents/{documents[0]}")
     page = tab.open(about)
@@ -306,6 +343,7 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
 ) -> None:
     tab = new_tab(tokens=100_000)
     page = tab.open(talk)
+    page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("button", name="Fork").click()
     expect(page).not_to_have_url(re.compile(talk))
     fork = session_of(page)
@@ -321,14 +359,16 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     page.get_by_role("textbox", name="Title").fill("  What Alice saw ")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("What Alice saw")
-    expect(page.locator("nav")).to_contain_text("What Alice saw")
+    expect(page.locator("nav.sidebar")).to_contain_text("What Alice saw")
     assert server.http.get(f"/v1/sessions/{fork}").json()["title"] == "What Alice saw"
     name.click()
     expect(page.get_by_role("textbox", name="Title")).to_have_value("What Alice saw")
     page.keyboard.press("Escape")
     expect(page.locator("h1")).to_have_text("What Alice saw")
+    page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.locator("h1")).to_have_text("Ask a long text")
@@ -529,7 +569,7 @@ def test_a_key_is_asked_for_once(new_tab: Callable[..., Tab], server: Server, ta
     page.reload()
     expect(page.locator(".usage").first).to_be_visible()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page.get_by_role("button", name="Keys and settings").click()
+    page.get_by_role("button", name="Keys", exact=True).click()
     page.get_by_role("button", name="Forget the API key").click()
     expect(field).to_be_visible()
     tab.errors = [error for error in tab.errors if "401" not in error]

@@ -114,10 +114,19 @@ export interface components {
         /** @description A new session. Its documents are read in order into one memory. */
         CreateSession: {
             documents?: string[];
+            /**
+             * @description earlier questions and answers, in turn: the memory reads them with the next question
+             * @default []
+             */
+            messages: components["schemas"]["PastMessage"][];
             /** @description name of the served model; default: the served model */
             model?: string | null;
+            /** @description the session that the messages come from */
+            parent?: string | null;
             /** @description default for the session's messages; false: no passages; null: the server's default */
             recall?: components["schemas"]["Recall"] | false | null;
+            /** @description null: the first question */
+            title?: string | null;
         };
         /** @description A new multipart upload. */
         CreateUpload: {
@@ -397,6 +406,19 @@ export interface components {
              */
             object: "list";
         };
+        /** @description A message of a conversation that a new session continues. Other fields of `Message` are accepted, and ignored. */
+        PastMessage: {
+            citations?: components["schemas"]["Citation"][] | null;
+            /** @description text of the message; a question must not be empty */
+            content: string;
+            created_at?: number | null;
+            evidence?: components["schemas"]["Evidence"][] | null;
+            finish_reason?: ("stop" | "length" | "repetition" | "cancelled") | null;
+            model?: string | null;
+            /** @enum {string} */
+            role: "user" | "assistant";
+            usage?: components["schemas"]["Usage"] | null;
+        };
         /** @description A part of a document's text, with the same offsets as `Evidence`. */
         Quote: {
             document: string;
@@ -437,6 +459,10 @@ export interface components {
             object: "model";
             /** @default everlong */
             owned_by: string;
+            /** @description parameters of the backbone; null for one that the catalogue does not have */
+            parameters: number | null;
+            /** @description tokens of the context that the memory keeps, at most; null: it keeps a compressed form of all */
+            remembered_tokens: number | null;
             segment_length: number;
             /** @description size of a session's memory in bytes, for documents of any length */
             state_bytes: number;
@@ -453,6 +479,8 @@ export interface components {
              * @constant
              */
             object: "session";
+            /** @description the session that this one was branched off from; null: from none */
+            parent?: string | null;
             /** @description tokens of context: documents and messages */
             position: number;
             /** @description default for the session's messages; null: the server's default */
@@ -464,7 +492,7 @@ export interface components {
              * @enum {string}
              */
             status: "reading" | "ready" | "failed";
-            /** @description the title it was given, or the first question in at most 80 characters; null: none yet */
+            /** @description given to it, or the first question, shortened; null: none yet */
             title: string | null;
         };
         /** @description A page of sessions, newest first. */

@@ -3,7 +3,7 @@ import { Conversation } from "./conversation.js";
 import { ReadingFailedError, StreamError } from "./errors.js";
 import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, List, Message, PostOptions, Recall, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
+import type { CallOptions, List, Message, NewSession, PostOptions, Recall, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
 
 export class Sessions {
   readonly #transport: Transport;
@@ -12,13 +12,14 @@ export class Sessions {
     this.#transport = transport;
   }
 
-  /** Creates a session on the documents with these ids, in this order. They may still be in reading. */
-  create(
-    documents: string[] = [],
-    options: PostOptions & { model?: string; recall?: Recall | false } = {},
-  ): Promise<Session> {
-    const { model, recall, ...rest } = options;
-    return this.#transport.json({ method: "POST", path: path("sessions"), json: { documents, model, recall }, ...rest });
+  /**
+   * Creates a session on the documents with these ids, in this order. They may still be in reading. `messages`: earlier questions
+   * and answers that it continues; `parent`: the session that they come from.
+   */
+  create(documents: string[] = [], options: PostOptions & NewSession = {}): Promise<Session> {
+    const { model, recall, messages, title, parent, ...rest } = options;
+    const json = { documents, model, recall, messages, title, parent };
+    return this.#transport.json({ method: "POST", path: path("sessions"), json, ...rest });
   }
 
   /** The current state of the session. */

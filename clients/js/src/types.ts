@@ -15,6 +15,8 @@ export type MemoryPart = Schemas["MemoryPart"];
 export type MemoryLayer = Schemas["MemoryLayer"];
 export type MemoryPhrase = Schemas["MemoryPhrase"];
 export type Message = Schemas["Message"];
+/** The options of a new session. */
+export type NewSession = Partial<Omit<Schemas["CreateSession"], "documents">>;
 export type Evidence = Schemas["Evidence"];
 export type Citation = Schemas["Citation"];
 export type Quote = Schemas["Quote"];

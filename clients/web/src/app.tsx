@@ -1,5 +1,6 @@
 import { useEffect } from "preact/hooks";
 import { ConfirmDialog, HelpDialog, KeyDialog, NameDialog } from "./components/dialogs.js";
+import { SettingsDialog } from "./components/settings-dialog.js";
 import { onKeyDown } from "./lib/shortcuts.js";
 import { lastError, sessions, titleOf } from "./state/library.js";
 import { route } from "./state/route.js";
@@ -39,6 +40,7 @@ export function App() {
       <ErrorNotice />
       <KeyDialog />
       <HelpDialog />
+      <SettingsDialog />
       <ConfirmDialog />
       <NameDialog />
     </>

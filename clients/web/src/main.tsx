@@ -2,10 +2,15 @@ import { effect } from "@preact/signals";
 import { render } from "preact";
 import { App } from "./app.js";
 import { refresh } from "./state/library.js";
+import { theme } from "./state/settings.js";
 import { connection } from "./state/server.js";
 import "./styles/index.css";
 
 render(<App />, document.body);
+
+effect(() => {
+  document.documentElement.style.colorScheme = theme.value;
+});
 
 // Reload documents, sessions and models each time that the server becomes available.
 effect(() => {

@@ -90,6 +90,12 @@ class SegmentReader(nn.Module, ABC):
         """How many of the newest tokens the model attends to directly: a segment, or more if the memory keeps tokens."""
         return self.segment_length
 
+    @property
+    def remembered_tokens(self) -> int | None:
+        """How many tokens before the open segment the memory keeps at most, each by itself. None: it keeps none by itself, but a
+        compressed form of all."""
+        return None
+
     def open_recent(
         self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True
     ) -> tuple[Cache, Tensor]:

@@ -102,6 +102,11 @@ class Compact(SegmentReader):
             )
 
     @property
+    def remembered_tokens(self) -> int:
+        """The entries of one layer and kv head; each chooses its own."""
+        return self.config.entries
+
+    @property
     def _stored(self) -> torch.dtype:
         dtype = self.backbone.dtype
         return torch.float16 if dtype == torch.float32 else dtype

@@ -66,6 +66,11 @@ class Window(SegmentReader):
         """The window and one segment."""
         return self.config.window + self.segment_length
 
+    @property
+    def remembered_tokens(self) -> int:
+        """The first tokens and the window."""
+        return self.config.sinks + self.config.window
+
     def kept_tokens(self, state: MemoryState) -> list[int]:
         """Return the tokens of the window."""
         seen = min(max(0, int(state["seen"]) - self.config.sinks), self.config.window)

@@ -106,6 +106,9 @@ class Deleted(Wire):
     deleted: Literal[True] = True
 
 
+RECALL_DEFAULT = "default for the session's messages; false: no passages; null: the server's default"
+
+
 class Recall(Wire):
     """How many passages of the documents the server puts verbatim before the question. Fields that a message leaves out take
     the session's values, then the server's."""
@@ -114,58 +117,6 @@ class Recall(Wire):
     tokens: int | None = Field(
         None, ge=1, description="maximum number of tokens of all passages; at most the model's context"
     )
-
-
-class CreateSession(Wire):
-    """A new session. Its documents are read in order into one memory."""
-
-    documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
-    model: str | None = Field(None, max_length=256, description="name of the served model; default: the served model")
-    recall: Recall | Literal[False] | None = Field(
-        None, description="default for the session's messages; false: no passages; null: the server's default"
-    )
-
-
-class UpdateSession(Wire):
-    """The fields of a session that can be changed. Fields that are left out keep their values."""
-
-    title: str | None = Field(
-        None, min_length=1, max_length=200, pattern=r"\S", description="title; null: taken from the next question"
-    )
-    recall: Recall | Literal[False] | None = Field(
-        None, description="default for the session's messages; false: no passages; null: the server's default"
-    )
-
-
-class Session(Wire):
-    """Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state."""
-
-    id: str
-    object: Literal["session"] = "session"
-    title: str | None = Field(
-        description="the title it was given, or the first question in at most 80 characters; null: none yet"
-    )
-    documents: list[str]
-    model: str
-    status: Literal["reading", "ready", "failed"] = Field(
-        description="reading: messages are answered from passages alone until the documents are read; with recall off, they are refused"
-    )
-    position: int = Field(description="tokens of context: documents and messages")
-    messages: int
-    recall: Recall | Literal[False] | None = Field(
-        description="default for the session's messages; null: the server's default"
-    )
-    state_bytes: int
-    state_digest: str | None
-    created_at: float
-
-
-class CreateMessage(SamplingParams):
-    """A message to a session, and the sampling parameters of its answer."""
-
-    content: str = Field(min_length=1, description="text of the message")
-    stream: bool = Field(False, description="return server-sent events")
-    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class Usage(Wire):
@@ -208,6 +159,45 @@ class Citation(Wire):
     document_start: int
     document_end: int
     filename: str | None
+
+
+class UpdateSession(Wire):
+    """The fields of a session that can be changed. Fields that are left out keep their values."""
+
+    title: str | None = Field(
+        None, min_length=1, max_length=200, pattern=r"\S", description="title; null: taken from the next question"
+    )
+    recall: Recall | Literal[False] | None = Field(None, description=RECALL_DEFAULT)
+
+
+class Session(Wire):
+    """Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state."""
+
+    id: str
+    object: Literal["session"] = "session"
+    title: str | None = Field(description="given to it, or the first question, shortened; null: none yet")
+    documents: list[str]
+    model: str
+    status: Literal["reading", "ready", "failed"] = Field(
+        description="reading: messages are answered from passages alone until the documents are read; with recall off, they are refused"
+    )
+    position: int = Field(description="tokens of context: documents and messages")
+    messages: int
+    recall: Recall | Literal[False] | None = Field(
+        description="default for the session's messages; null: the server's default"
+    )
+    state_bytes: int
+    state_digest: str | None
+    created_at: float
+    parent: str | None = Field(None, description="the session that this one was branched off from; null: from none")
+
+
+class CreateMessage(SamplingParams):
+    """A message to a session, and the sampling parameters of its answer."""
+
+    content: str = Field(min_length=1, description="text of the message")
+    stream: bool = Field(False, description="return server-sent events")
+    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class Message(Wire):
@@ -328,6 +318,12 @@ class ServedModel(Wire):
     memory: str
     memory_trained: bool | None = Field(
         description="false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train"
+    )
+    remembered_tokens: int | None = Field(
+        description="tokens of the context that the memory keeps, at most; null: it keeps a compressed form of all"
+    )
+    parameters: int | None = Field(
+        description="parameters of the backbone; null for one that the catalogue does not have"
     )
     segment_length: int
     state_bytes: int = Field(description="size of a session's memory in bytes, for documents of any length")

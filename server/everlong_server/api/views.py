@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from everlong_models.catalogue.entry import entries
 from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
@@ -85,6 +86,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         state_bytes=session.snapshot.size or services.shared.model.state_bytes,
         state_digest=session.snapshot.digest,
         created_at=session.created_at,
+        parent=session.parent,
     )
 
 
@@ -134,12 +136,15 @@ def formats_view(services: Services) -> schemas.FormatList:
 def model_view(services: Services) -> schemas.ServedModel:
     """Return the served model."""
     model = services.shared.model
+    known = entries().get(model.backbone_name or "")
     return schemas.ServedModel(
         id=model.name,
         created=int(services.shared.started_at),
         backbone=model.backbone_name,
         memory=model.memory_name,
         memory_trained=model.trained,
+        remembered_tokens=model.memory.remembered_tokens,
+        parameters=known.parameters if known else None,
         segment_length=model.segment_length,
         state_bytes=model.state_bytes,
         fingerprint=model.fingerprint,

@@ -126,7 +126,10 @@ def pull(
 
 
 @models.command()
-def path(name: str, models_dir: ModelsDir = None) -> None:
+def path(
+    name: Annotated[str, typer.Argument(help="A model's name, or ORGANISATION/NAME of the hub.")],
+    models_dir: ModelsDir = None,
+) -> None:
     """Print the folder of a model or a backbone. Downloads or converts the backbone if necessary."""
     out.print(str(_find(name, models_dir)), soft_wrap=True)
 

@@ -11,6 +11,8 @@ import inspect
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
 from everlong_server.cli.common import fail
 
@@ -22,7 +24,16 @@ serve = typer.Typer(add_completion=False)
 _METAVARS = {int: "INTEGER", float: "FLOAT", dict: "JSON", tuple: "JSON", str: "TEXT", bool: "true|false"}
 
 
+class _Serve(TyperCommand):
+    """Has the settings as options when the shell completes the line."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        return [*params, *get_command(_help_page()).params] if ctx.resilient_parsing else params
+
+
 @serve.command(
+    cls=_Serve,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     add_help_option=False,
 )

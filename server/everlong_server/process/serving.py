@@ -15,6 +15,7 @@ from rich.console import Console
 
 from everlong_server.observability import logs
 from everlong_server.observability.logs import Reporter
+from everlong_server.process.port import PortError, check_port
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import EmbeddedRedis, EmbeddedRedisError
 from everlong_server.store.texts.passages import SearchMissing, require_search
@@ -39,6 +40,9 @@ def serve_forever(settings: Settings) -> int:
     try:
         require_search()
         _raise_files()
+        check_port(settings.host, settings.port)
+        if settings.metrics_port is not None:
+            check_port(settings.host, settings.metrics_port)
         if settings.redis_url is None:
             reporter.announce("starting the embedded Redis")
             # Started in the main thread, because the child asks the kernel to die with the thread that started it.
@@ -51,7 +55,7 @@ def serve_forever(settings: Settings) -> int:
 
         url = settings.redis_url or (redis.url if redis else "")
         status = listen(settings, url, lambda: asyncio.wrap_future(model), redis, reporter, started)
-    except (SearchMissing, EmbeddedRedisError, OSError) as error:
+    except (SearchMissing, PortError, EmbeddedRedisError, OSError) as error:
         reporter.fail(error)
         status = 1
     finally:

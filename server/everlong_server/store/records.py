@@ -192,8 +192,8 @@ class Session:
     """A copy of the memory of its documents' reading, and the messages since.
 
     `snapshot`: its memory. `title`: the first question, or the title that a client gave it. `recall`: the setting for messages
-    that have none of their own. `unread`: how many of the last messages its memory has not read, since the documents were
-    still being read. `version`: counts the commits.
+    that have none of their own. `unread`: how many of the last messages its memory has not read: those that it was created with, and
+    those before the documents were read. `version`: counts the commits. `parent`: the session that it branched off from.
     """
 
     id: str
@@ -207,6 +207,7 @@ class Session:
     title: str | None = None
     recall: RecallChoice = None
     unread: int = 0
+    parent: str | None = None
 
     @property
     def started(self) -> bool:
@@ -225,6 +226,7 @@ class Session:
             "created_at": self.created_at, "version": self.version, "messages": self.messages, "unread": self.unread,
             **self.snapshot.fields(), **({"title": self.title} if self.title is not None else {}),
             **({"recall": json.dumps(self.recall)} if self.recall is not None else {}),
+            **({"parent": self.parent} if self.parent else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -242,4 +244,5 @@ class Session:
             title=stored[b"title"].decode() if b"title" in stored else None,
             recall=json.loads(stored.get(b"recall", b"null")),
             unread=int(stored.get(b"unread", 0)),
+            parent=stored[b"parent"].decode() if b"parent" in stored else None,
         )

@@ -40,17 +40,19 @@ end
 """
 )
 
-# KEYS: session, sessions, and its reading if it has documents
-# ARGV: session id, creation time, limit of sessions or '', fields and values
+# KEYS: session, sessions, its messages, and its reading if it has documents
+# ARGV: session id, creation time, limit of sessions or '', number n of messages, n messages, fields and values
 # Returns 1, 0 (exists already), -1001 (too many)
 _CREATE = (
     _START
     + """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then return -1001 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+local n = tonumber(ARGV[4])
+redis.call('HSET', KEYS[1], unpack(ARGV, 5 + n))
+if n > 0 then redis.call('RPUSH', KEYS[3], unpack(ARGV, 5, 4 + n)) end
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
-if KEYS[3] then start(KEYS[3], KEYS[1]) end
+if KEYS[4] then start(KEYS[4], KEYS[1]) end
 return 1
 """
 )
@@ -64,7 +66,8 @@ return 1
 """
 )
 
-# KEYS: session, its messages, new session, its messages, sessions. ARGV: new id, creation time, limit of sessions or ''
+# KEYS: session, its messages, new session, its messages, sessions
+# ARGV: new id, creation time, limit of sessions or '', id of the session
 # Returns 1, 0 (there is no such session), -1001 (too many)
 _FORK_SESSION = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
@@ -72,7 +75,7 @@ if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
 if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then return -1001 end
 redis.call('COPY', KEYS[1], KEYS[3])
 redis.call('COPY', KEYS[2], KEYS[4])
-redis.call('HSET', KEYS[3], 'id', ARGV[1], 'created_at', ARGV[2], 'version', 0)
+redis.call('HSET', KEYS[3], 'id', ARGV[1], 'created_at', ARGV[2], 'version', 0, 'parent', ARGV[4])
 redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
 return 1
 """
@@ -184,23 +187,34 @@ class Sessions:
         *,
         remember: bool = True,
         recall: RecallChoice = None,
+        messages: Sequence[dict[str, Any]] = (),
+        title: str | None = None,
+        parent: str | None = None,
         id: str | None = None,
     ) -> Session:
         """Create a session and return it. It gets its documents' state at once if their reading is ready. Raises `RateLimited`.
 
         `id`: the id to use; a session that has it already is returned unchanged. `remember`: False starts with an empty
-        memory even if the documents were read, so that they are only searched.
+        memory even if the documents were read, so that they are only searched. `messages`: earlier questions and answers, which
+        the memory reads before the first answer. `parent`: the session that they come from.
         """
         # A size marks the session as started.
         snapshot = Snapshot() if remember else Snapshot(size=0)
-        session = Session(id or new_id("ses"), model, model_name, tuple(documents), snapshot, recall=recall)
+        session = Session(
+            id or new_id("ses"), model, model_name, tuple(documents), snapshot, len(messages), recall=recall,
+            title=title, unread=len(messages), parent=parent,
+        )  # fmt: skip
+        sealed = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
         reading = [keys.reading(session.reading)] if session.reading and remember else []
         fields = self._vault.sealed(session.fields()) | {"tenant": self._tenant}
         done = await self._scripts.run(
             _CREATE,
-            [keys.session(session.id), keys.sessions(self._tenant), *reading],
-            [session.id, session.created_at, limit_argument(self._quota.limits.sessions), *flat(fields)],
-        )
+            [keys.session(session.id), keys.sessions(self._tenant), keys.session_messages(session.id), *reading],
+            [
+                session.id, session.created_at, limit_argument(self._quota.limits.sessions), len(sealed), *sealed,
+                *flat(fields),
+            ],
+        )  # fmt: skip
         if done < 0:
             raise self._quota.too_many_sessions()
         return await self.get(session.id)
@@ -263,7 +277,7 @@ class Sessions:
                 keys.session(session_id), keys.session_messages(session_id),
                 keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
             ],
-            [fork_id, now(), limit_argument(self._quota.limits.sessions)],
+            [fork_id, now(), limit_argument(self._quota.limits.sessions), session_id],
         )  # fmt: skip
         if done < 0:
             raise self._quota.too_many_sessions()
@@ -359,7 +373,7 @@ class Sessions:
 
 _FACTS = (
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", *FACTS, b"tenant", b"title",
-    b"recall", b"unread",
+    b"recall", b"unread", b"parent",
 )  # fmt: skip
 
 

@@ -41,3 +41,4 @@ def test_a_question_answered_by_the_last_part(tmp_path: Path) -> None:
         assert message["finish_reason"] == "stop"
         model = server.http.get("/v1/models").json()["data"][0]
         assert (model["id"], model["memory"], model["memory_trained"]) == (SHIPPED, "window", None)
+        assert (model["remembered_tokens"], model["parameters"]) == (32 + 1024, 134_515_008)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from everlong_client.cli.citations import citation_lines
+from everlong_client.cli.originals import Originals
 from everlong_client.cli.terminal import console, fail, print_error, print_note, write
 from everlong_client.client import Conversation, Everlong
 from everlong_client.errors import EverlongError
@@ -29,8 +30,18 @@ Ctrl-C during an answer cancels the answer."""
 class Chat:
     """Reads questions from standard input, one a line, sends them and writes the answers to standard output."""
 
-    def __init__(self, client: Everlong, session: Session, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        client: Everlong,
+        session: Session,
+        sampling: Sampling,
+        originals: Originals,
+        piped: Iterable[str] | None = None,
+    ) -> None:
+        """`originals`: the local files of documents. `piped`: the lines to read instead of standard input, without a terminal."""
         self._client = client
+        self._originals = originals
+        self._piped = sys.stdin if piped is None else piped
         self._sampling = sampling
         self._terminal = sys.stdin.isatty()
         self.session = session
@@ -53,7 +64,7 @@ class Chat:
     def _lines(self) -> Iterator[str]:
         try:
             if not self._terminal:
-                yield from map(str.strip, sys.stdin)
+                yield from map(str.strip, self._piped)
                 return
             with suppress(EOFError, KeyboardInterrupt):
                 while True:
@@ -84,9 +95,8 @@ class Chat:
         with console().status("waiting for the session's documents"):
             self.session = self._client.sessions.wait(self.session.id)
         if self._terminal:
-            print_note(
-                f"session {self.session.id}, {self.session.position:,} tokens in memory; /help lists the commands"
-            )
+            print_note(f"session {self.session.id}, {self.session.position:,} tokens read; /help lists the commands")
+            print_note("answers can be wrong: compare them with the passages that they cite")
 
     def _ask(self, question: str) -> None:
         # One connection per question: it need not survive the user's pauses, or a restart of the server.
@@ -99,12 +109,14 @@ class Chat:
                             write(event.delta)
             finally:
                 write("\n")
-        for line in citation_lines(answer.message):
+        for line in citation_lines(answer.message, self._originals):
             print_note(line)
         if self._terminal:
             usage, end = answer.message.usage, answer.message.finish_reason
             ended = "" if end == "stop" else f" ({end})"
-            print_note(f"{usage.completion_tokens:,} tokens{ended}, {usage.reused_tokens:,} reused from memory")
+            passages = len(answer.message.evidence)
+            rests = f"rests on {passages} passage{'s' * (passages != 1)}" if passages else "rests on no passage"
+            print_note(f"{rests}, {usage.completion_tokens:,} tokens{ended}")
 
 
 def _prompt() -> str:

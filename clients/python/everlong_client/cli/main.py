@@ -1,18 +1,24 @@
-"""The `everlong` command: `ingest`, `chat` and `memory`, and the commands that other distributions add."""
+"""The `everlong` command: `ask`, `chat`, `ingest`, `memory` and `status`, and the commands that other distributions add."""
 
 from __future__ import annotations
 
 import io
+import json
 import sys
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from everlong_client.cli.ask import Asking
 from everlong_client.cli.chat import Chat
 from everlong_client.cli.ingest import ingest_files
+from everlong_client.cli.originals import Originals
 from everlong_client.cli.plugins import Commands
+from everlong_client.cli.status import status_of
 from everlong_client.cli.table import table
 from everlong_client.cli.terminal import fail, print_note, require_stream, write
 from everlong_client.client import Everlong
@@ -23,6 +29,18 @@ app = typer.Typer(name="everlong", cls=Commands, no_args_is_help=True, pretty_ex
 
 Url = Annotated[str, typer.Option("--url", envvar="EVERLONG_URL", help="The server's address.")]
 ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="EVERLONG_API_KEY", help="The API key.")]
+DocumentIds = Annotated[
+    list[str] | None, typer.Option("--document", help="The id of a document to ask about; may be repeated.")
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="The model to use, one of those that the server offers.")
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="The maximum number of tokens of an answer.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="The sampling temperature; 0 always takes the likeliest token.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="The sampling seed; the same seed gives the same answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def main() -> None:
@@ -81,19 +99,50 @@ def ingest(
 
 
 @app.command()
+def ask(
+    *,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files to ask about (- is standard input), and last the question.", metavar="[FILE]... QUESTION"
+        ),
+    ],
+    documents: DocumentIds = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the uploaded documents and the session on the server afterwards.")
+    ] = False,
+    as_json: AsJson = False,
+    model: ModelName = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Ask one question about files, print the answer, and exit."""
+    require_stream(sys.stdout, "standard output")
+    *names, question = words
+    if not names and not documents:
+        fail('name the files, or documents with --document, then the question: everlong ask FILE "QUESTION"')
+    if Path(question).is_file():
+        fail(f"the question is missing: {question} is a file, and the last argument must be the question")
+    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with _client(url, api_key) as client:
+        asking = Asking(client, as_json=as_json, keep=keep)
+        if not asking.run([*map(Path, names)], documents or [], question, model, sampling):
+            raise typer.Exit(1)
+
+
+@app.command()
 def chat(
     *,
     file: Annotated[Path | None, typer.Argument(help="A file to upload and read first.")] = None,
-    documents: Annotated[
-        list[str] | None, typer.Option("--document", help="The id of a document to ask about; may be repeated.")
-    ] = None,
+    documents: DocumentIds = None,
     session: Annotated[str | None, typer.Option(help="The id of a session to continue.", callback=_not_empty)] = None,
-    model: Annotated[str | None, typer.Option(help="The model to use, one of those that the server offers.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="The maximum number of tokens of an answer.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="The sampling temperature; 0 always takes the likeliest token.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The sampling seed; the same seed gives the same answer.")] = None,
+    model: ModelName = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -103,22 +152,56 @@ def chat(
     if session is not None and (file or documents or model):
         fail("--session has its own documents and model: leave out FILE, --document and --model")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    piped = None if file or documents or session else _piped_questions()
+    originals = Originals()
     with _client(url, api_key) as client:
         if session is not None:
             current = client.sessions.get(session)
         else:
             ids = list(documents or [])
             for document in list(ingest_files(client, [file] if file else [])):
-                if document is None:
+                if document is None or file is None:
                     raise typer.Exit(1)
+                originals.add(document, file)
                 ids.append(document.id)
             current = client.sessions.create(ids, model=model)
-        conversation = Chat(client, current, sampling)
+        conversation = Chat(client, current, sampling, originals, piped)
         try:
             conversation.run()
         finally:
             where = "" if url == DEFAULT_URL else f" --url {url}"
             print_note(f"to continue: everlong chat --session {conversation.session.id}{where}")
+
+
+def _piped_questions() -> Iterable[str] | None:
+    """Return the lines of standard input from the first question on; None on a terminal.
+
+    Ends the command if there is no question, so that nothing is created on the server.
+    """
+    if sys.stdin.isatty():
+        return None
+    try:
+        first = next((line for line in sys.stdin if line.strip()), None)
+    except UnicodeDecodeError as error:
+        fail(f"a question is not valid {error.encoding.upper()}: {error.reason}")
+    if first is None:
+        fail("there is nothing to ask: name a file, pipe questions in, or run `everlong chat` on a terminal")
+    return chain([first], sys.stdin)
+
+
+@app.command()
+def status(as_json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Show whether a server is ready, what it serves, and how many documents and sessions it has."""
+    try:
+        # A server that is starting refuses requests; the command reports that instead of waiting.
+        client = Everlong(url, api_key=api_key, retries=0)
+    except ValueError as error:
+        fail(str(error))
+    with client:
+        found = status_of(client, url)
+    write(f"{json.dumps(found.as_dict())}\n" if as_json else "".join(f"{line}\n" for line in found.lines()))
+    if not found.ready:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -7,6 +7,7 @@ command is imported only when it runs, so that `everlong --help` and `everlong c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
@@ -41,6 +42,10 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
+        if ctx.resilient_parsing:  # the shell completes the line: it needs the plugin's own commands and options
+            plugin = _plugins().get(name)
+            with suppress(ImportError, AttributeError):
+                return (name, _command(plugin.load()), args[1:]) if plugin else super().resolve_command(ctx, args)
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             ctx.fail(_no_such_command(name, self.list_commands(ctx)))
         return super().resolve_command(ctx, args)

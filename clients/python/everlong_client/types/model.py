@@ -10,12 +10,16 @@ class Model:
     """A named combination of a backbone, a memory and trained weights.
 
     `memory` is the mechanism (rmt, infinite, …) and `memory_trained` whether its weights were trained.
-    `segment_length` is in tokens; `state_bytes` is the size of a session's memory.
+    `remembered_tokens` is how many tokens of the context the memory keeps at most; None: it keeps a compressed form of all.
+    `parameters` are those of the backbone, if the server knows them. `segment_length` is in tokens; `state_bytes` is the size of
+    a session's memory.
     """
 
     id: str
     memory: str | None = None
     memory_trained: bool | None = None
+    remembered_tokens: int | None = None
+    parameters: int | None = None
     segment_length: int | None = None
     state_bytes: int | None = None
     fingerprint: str | None = None

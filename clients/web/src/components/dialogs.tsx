@@ -32,7 +32,7 @@ export function askTitle(title: string): Promise<string | null> {
 }
 
 /** A modal dialog. The browser keeps the focus inside, and restores it afterwards. */
-function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; locked?: boolean }) {
+export function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; locked?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     const dialog = element.current!;

@@ -1,6 +1,7 @@
 /** Formats numbers, times and sizes for display. */
 const wholeNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const wholePercent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 0 });
+const oneDecimal = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const threeDigitNumber = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
 export const count = (n: number): string => wholeNumber.format(n);
@@ -11,8 +12,12 @@ export function plural(n: number, one: string, more = `${one}s`): string {
   return `${count(n)} ${n === 1 ? one : more}`;
 }
 
+/** A size as file managers show it: "4 GB", "1.5 MB", "157 KB", with units of 1,024. */
 export function size(bytes: number): string {
-  for (const [unit, of] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]] as const) if (bytes >= of) return `${threeDigits(bytes / of)} ${unit}`;
+  for (const [unit, power] of [["GB", 3], ["MB", 2], ["KB", 1]] as const) {
+    const amount = bytes / 1024 ** power;
+    if (amount >= 1) return `${amount < 9.95 ? oneDecimal.format(amount) : count(amount)} ${unit}`;
+  }
   return plural(bytes, "byte");
 }
 

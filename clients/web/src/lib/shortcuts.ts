@@ -1,6 +1,6 @@
 /** Keyboard shortcuts. The user can turn off those of a single letter (WCAG 2.1.4). */
 import { confirmation, helpOpen } from "../components/dialogs.js";
-import { sessions } from "../state/library.js";
+import { groups } from "../state/conversations.js";
 import { hrefTo, navigate, route } from "../state/route.js";
 import { singleKeys } from "../state/settings.js";
 import { chooseFiles } from "../views/home.js";
@@ -23,7 +23,7 @@ export function onKeyDown(event: KeyboardEvent): void {
   }
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !singleKeys()) return;
   const { session, panel } = route.value;
-  const ids = sessions.value.map(({ id }) => id);
+  const ids = groups.value.flatMap(({ sessions }) => sessions.map(({ id }) => id));
   const goToNeighbour = (step: number) => {
     const id = ids[session ? ids.indexOf(session) + step : 0];
     if (id) navigate({ session: id, panel: null });
@@ -31,7 +31,7 @@ export function onKeyDown(event: KeyboardEvent): void {
   const actions: Record<string, () => void> = {
     n: () => navigate({ session: null, panel: null }),
     // On keyup, because browsers open a file dialog only after a complete user action.
-    u: () => addEventListener("keyup", chooseFiles, { once: true }),
+    u: () => addEventListener("keyup", () => chooseFiles(), { once: true }),
     m: () => session && (panel?.kind === "memory" ? closePanel() : (location.hash = hrefTo({ panel: { kind: "memory" } }))),
     j: () => goToNeighbour(1),
     k: () => goToNeighbour(-1),

@@ -1,22 +1,13 @@
 /** The documents, uploads, sessions and model that the page shows. */
 import { signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
-import { APIConnectionError, EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
+import { EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { navigate, route } from "./route.js";
-import { client, markAlive, retryWhileOffline } from "./server.js";
-
-export interface Upload {
-  key: number;
-  name: string;
-  size: number;
-  sent: number;
-  error: string | null;
-}
+import { client, retryWhileOffline } from "./server.js";
 
 export const model = signal<Model | null>(null);
 export const documents = signal<ReadonlyMap<string, Document>>(new Map());
 export const sessions = signal<readonly Session[]>([]);
-export const uploads = signal<readonly Upload[]>([]);
 export const loaded = signal(false);
 /** The formats that can be uploaded. */
 export const formats = signal<Formats | null>(null);
@@ -27,15 +18,17 @@ export const lastError = signal<string | null>(null);
 
 /** The number of items in one page of a list: the server's maximum. */
 const PAGE_SIZE = 100;
-/** The number of concurrent uploads. A browser opens six connections to one server, and the page needs some of them. */
-const MAX_UPLOADS = 3;
 /** The ids of sessions for which `followSession` is running. */
 const followedSessions = new Set<string>();
 /** The ids of documents that no longer exist. */
 const deletedDocuments = new Set<string>();
 
+/** What the user can mend, as the message says. */
+export class UserError extends Error {}
+
 export function errorText(error: unknown): string {
   if (error instanceof EverlongError) return error.message;
+  if (error instanceof UserError) return error.message;
   return `This page has an error: ${String((error as Error)?.message ?? error)}`;
 }
 
@@ -97,7 +90,7 @@ export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
   }
 }
 
-function updateDocument(document: Document): void {
+export function updateDocument(document: Document): void {
   const known = documents.value.has(document.id);
   documents.value = known ? new Map(documents.value).set(document.id, document) : new Map([[document.id, document], ...documents.value]);
 }
@@ -119,7 +112,7 @@ let pollDelay = 0;
  * Updates the documents that are being read, until there are none. It polls all of them with one request: an event stream for
  * each would use up the connections that a browser opens to one server.
  */
-async function pollPending(): Promise<void> {
+export async function pollPending(): Promise<void> {
   pollDelay = 0.1;
   if (polling) return;
   polling = true;
@@ -148,7 +141,7 @@ async function refreshPending(): Promise<void> {
 }
 
 /** Fetches a document. Returns null, and removes it from the page, if it does not exist. */
-async function fetchDocument(id: string): Promise<Document | null> {
+export async function fetchDocument(id: string): Promise<Document | null> {
   try {
     return await client.documents.get(id);
   } catch (error) {
@@ -159,7 +152,7 @@ async function fetchDocument(id: string): Promise<Document | null> {
 }
 
 /** Updates a session when it has read its documents. */
-async function followSession(session: Session): Promise<void> {
+export async function followSession(session: Session): Promise<void> {
   if (session.status !== "reading" || followedSessions.has(session.id)) return;
   followedSessions.add(session.id);
   try {
@@ -206,83 +199,10 @@ export async function loadSession(id: string): Promise<boolean> {
   }
 }
 
-let uploadCount = 0;
-
-/** Removes an upload from the list. */
-export function dismissUpload(key: number): void {
-  uploads.value = uploads.value.filter((upload) => upload.key !== key);
-}
-
-let freeUploadSlots = MAX_UPLOADS;
-const waitingUploads: (() => void)[] = [];
-
-/** Runs `work` as soon as fewer than `MAX_UPLOADS` others are running. */
-async function withUploadSlot<T>(work: () => Promise<T>): Promise<T> {
-  if (freeUploadSlots > 0) freeUploadSlots--;
-  else await new Promise<void>((free) => waitingUploads.push(free));
-  try {
-    return await work();
-  } finally {
-    const free = waitingUploads.shift();
-    if (free) free();
-    else freeUploadSlots++;
-  }
-}
-
-/** Uploads files, and creates a conversation about those that the server accepted. */
-export async function uploadFiles(files: readonly File[]): Promise<void> {
-  const documentIds: string[] = [];
-  if (files.length) navigate({ session: null, panel: null });
-  await Promise.all(
-    files.map(async (file) => {
-      const key = ++uploadCount;
-      const update = (change: Partial<Upload>) => {
-        uploads.value = uploads.value.map((upload) => (upload.key === key ? { ...upload, ...change } : upload));
-      };
-      const others = uploads.value.filter((upload) => upload.error === null || upload.name !== file.name);
-      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, error: null }];
-      try {
-        const options = {
-          filename: file.name.slice(-255),
-          // Lets the server detect the format: a browser guesses it from the name.
-          contentType: "application/octet-stream",
-          idempotencyKey: newIdempotencyKey(),
-          state: {}, // lets a repeated upload resume
-          onProgress: (sent: number) => {
-            markAlive();
-            update({ sent });
-          },
-        };
-        const document = await withUploadSlot(() =>
-          retryWhileOffline(() =>
-            client.documents.upload(file, options).catch(async (error: unknown) => {
-              // A browser reports an unreadable file with the same error as an unreachable server.
-              if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("The browser cannot read this file. Choose it again.");
-              throw error;
-            }),
-          ),
-        );
-        updateDocument(document);
-        void pollPending();
-        documentIds.push(document.id);
-        dismissUpload(key);
-      } catch (error) {
-        update({ error: errorText(error) });
-      }
-    }),
-  );
-  if (documentIds.length) await createSession(documentIds, () => route.value.session === null);
-}
-
-async function readable(file: File): Promise<boolean> {
-  return file.slice(0, 1).arrayBuffer().then(
-    () => true,
-    () => false,
-  );
-}
-
 /** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. */
 export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<void> {
+  const empty = sessions.value.find((each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join());
+  if (empty) return shouldNavigate() ? navigate({ session: empty.id, panel: null }) : undefined;
   const options = { idempotencyKey: newIdempotencyKey() };
   const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
   updateSession(session);

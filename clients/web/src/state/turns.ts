@@ -3,6 +3,7 @@ import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message } from "everlong-client";
 import { errorText, updateSession } from "./library.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
+import { sampling } from "./settings.js";
 import { perTab } from "./storage.js";
 
 /** A question and its answer, which is not complete yet. */
@@ -59,7 +60,7 @@ export async function ask(session: string, question: string): Promise<void> {
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question)) {
+        for await (const event of conversation.send(question, sampling())) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";

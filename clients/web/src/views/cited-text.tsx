@@ -1,5 +1,5 @@
 import type { Citation, Message } from "everlong-client";
-import { Fragment } from "preact";
+import { Markdown } from "../components/markdown.js";
 import { rememberOpener } from "../lib/focus.js";
 import { nameOf } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
@@ -10,23 +10,11 @@ const utf8 = new TextEncoder();
 export function CitedText({ message }: { message: Message }) {
   // The API counts code points; a string's own offsets count UTF-16 units.
   const letters = [...message.content];
-  const citations = message.citations ?? [];
-  const ends = [...new Set(citations.map((citation) => citation.end))].sort((a, b) => a - b);
-  return (
-    <p class="words">
-      {ends.map((end, n) => (
-        <Fragment key={end}>
-          {letters.slice(ends[n - 1] ?? 0, end).join("")}
-          {citations
-            .filter((citation) => citation.end === end)
-            .map((citation) => (
-              <PassageLink key={citation.evidence} citation={citation} message={message} />
-            ))}
-        </Fragment>
-      ))}
-      {letters.slice(ends.at(-1) ?? 0).join("")}
-    </p>
-  );
+  const marks = (message.citations ?? []).map((citation) => ({
+    at: letters.slice(0, citation.end).join("").trimEnd().length,
+    show: <PassageLink citation={citation} message={message} />,
+  }));
+  return <Markdown source={message.content} marks={marks} />;
 }
 
 function PassageLink({ citation, message }: { citation: Citation; message: Message }) {

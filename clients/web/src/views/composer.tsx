@@ -1,8 +1,10 @@
 import type { Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isComposing } from "../lib/shortcuts.js";
+import { model } from "../state/library.js";
 import { route } from "../state/route.js";
 import { type Turn, ask, draft, nextDraft, stop, withdraw } from "../state/turns.js";
+import { caution } from "./basis.js";
 import { sidebarOpen } from "./sidebar.js";
 
 /** The form for the next question. */
@@ -74,6 +76,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
           </button>
         )}
       </div>
+      <p class="column note caution">{caution(model.value)}</p>
     </form>
   );
 }

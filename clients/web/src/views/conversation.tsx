@@ -1,16 +1,19 @@
 /** A conversation: its messages, the running answer, and the next question. */
 import type { Message, Session } from "everlong-client";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { askConfirmation, askTitle } from "../components/dialogs.js";
+import { Menu } from "../components/menu.js";
 import { ReadingProgress } from "../components/reading-progress.js";
+import { Uploads } from "../components/uploads.js";
 import { rememberOpener } from "../lib/focus.js";
-import { plural } from "../lib/format.js";
+import { addFiles, branchesOf } from "../state/branches.js";
+import { exportJson, exportMarkdown } from "../state/conversations.js";
 import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
-import { type Turn, ask, loadMessages, sessionMessages, turns, withdraw } from "../state/turns.js";
-import { CitedText } from "./cited-text.js";
+import { loadMessages, sessionMessages, turns } from "../state/turns.js";
 import { Composer } from "./composer.js";
-import { Passages } from "./passages.js";
+import { chooseFiles } from "./home.js";
+import { Messages } from "./messages.js";
 import { MenuButton } from "./sidebar.js";
 
 export function ConversationView({ session: id }: { session: string }) {
@@ -26,7 +29,10 @@ export function ConversationView({ session: id }: { session: string }) {
   return (
     <div class="conversation">
       <Header session={session} />
-      <Messages session={session} messages={messages ?? []} turn={turn} />
+      <Messages session={session} messages={messages ?? []} turn={turn}>
+        <SessionDocuments session={session} messages={messages ?? []} />
+        <Branches session={session} />
+      </Messages>
       <Composer session={session} turn={turn} />
     </div>
   );
@@ -75,76 +81,29 @@ function Header({ session }: { session: Session }) {
       >
         Memory
       </a>
-      <button onClick={() => void showErrors(() => fork(session.id))} title="Continue in a copy with the same memory">
-        Fork
-      </button>
-      <button
-        onClick={() =>
-          void showErrors(async () => {
-            const detail = "This deletes its memory and its messages. Its documents are kept.";
-            if (await askConfirmation("Delete this conversation?", detail, "Delete")) await removeSession(session.id);
-          })
-        }
-      >
-        Delete
-      </button>
+      <Menu label="More" sign="⋯">
+        <button onClick={() => void showErrors(() => fork(session.id))} title="Continue in a copy with the same memory">
+          Fork
+        </button>
+        <button onClick={() => void showErrors(() => exportMarkdown(session))}>Export as Markdown</button>
+        <button onClick={() => void showErrors(() => exportJson([session]))}>Export as JSON</button>
+        <button
+          onClick={() =>
+            void showErrors(async () => {
+              const detail = "This deletes its memory and its messages. Its documents are kept.";
+              if (await askConfirmation("Delete this conversation?", detail, "Delete")) await removeSession(session.id);
+            })
+          }
+        >
+          Delete
+        </button>
+      </Menu>
     </header>
   );
 }
 
-function Messages({ session, messages, turn }: { session: Session; messages: readonly Message[]; turn: Turn | undefined }) {
-  const end = useRef<HTMLDivElement>(null);
-  const pinned = useRef(true);
-  const box = useRef<HTMLDivElement>(null);
-  // Scrolls to the newest text, unless the user has scrolled up.
-  useLayoutEffect(() => {
-    if (pinned.current) end.current?.scrollIntoView({ block: "end" });
-  }, [messages.length, turn?.text, turn?.evidence, turn?.state]);
-  return (
-    <div
-      class="messages"
-      ref={box}
-      tabIndex={0}
-      role="region"
-      aria-label="Messages"
-      onScroll={() => {
-        const { scrollTop, clientHeight, scrollHeight } = box.current!;
-        pinned.current = scrollTop + clientHeight > scrollHeight - 60;
-      }}
-    >
-      <div class="column">
-        <SessionDocuments session={session} />
-        {messages.map((message) =>
-          message.role === "user" ? (
-            <Question key={message.id} text={message.content} />
-          ) : (
-            <article key={message.id} class="answer" aria-label="Answer">
-              <CitedText message={message} />
-              {message.finish_reason === "cancelled" && <p class="note">The answer was stopped here.</p>}
-              {message.finish_reason === "repetition" && (
-                <p class="note">The answer began to repeat itself and was stopped here.</p>
-              )}
-              {message.finish_reason === "length" && <p class="note">The answer reached its maximum number of tokens.</p>}
-              {message.evidence && <Passages evidence={message.evidence} />}
-              {message.usage && (
-                <p class="note usage">
-                  {plural(message.usage.reused_tokens, "token")} reused from memory, {plural(message.usage.prompt_tokens - message.usage.reused_tokens, "token")}{" "}
-                  read, {plural(message.usage.completion_tokens, "token")} generated
-                </p>
-              )}
-            </article>
-          ),
-        )}
-        {turn && <RunningTurn session={session.id} turn={turn} />}
-        <div ref={end} class="end" />
-      </div>
-    </div>
-  );
-}
-
 /** The session's documents, and the progress of those that are being read. */
-function SessionDocuments({ session }: { session: Session }) {
-  if (session.documents.length === 0) return null;
+function SessionDocuments({ session, messages }: { session: Session; messages: readonly Message[] }) {
   const unread = session.documents.filter((id) => documents.value.get(id) && documents.value.get(id)!.status !== "ready");
   return (
     <section class="about" aria-label="Documents">
@@ -165,6 +124,10 @@ function SessionDocuments({ session }: { session: Session }) {
           </li>
         ))}
       </ul>
+      <button class="quiet small" title="Continue in a branch with more documents" onClick={() => chooseFiles((files) => addFiles(session, messages, files))}>
+        + Add a document
+      </button>
+      <Uploads />
       {unread.map((id) => (
         <div key={id} class="card">
           {session.documents.length > 1 && <span class="title">{nameOf(id)}</span>}
@@ -182,40 +145,28 @@ function SessionDocuments({ session }: { session: Session }) {
   );
 }
 
-function Question({ text }: { text: string }) {
+/** Switches between the branches of a conversation. */
+function Branches({ session }: { session: Session }) {
+  const branches = branchesOf(session);
+  if (branches.length < 2) return null;
+  const here = branches.findIndex(({ id }) => id === session.id);
+  const link = (step: number, label: string, sign: string) => {
+    const to = branches[here + step];
+    return to ? (
+      <a class="button quiet small" href={hrefTo({ session: to.id, panel: null })} aria-label={label}>
+        {sign}
+      </a>
+    ) : (
+      <span class="button quiet small" aria-hidden="true">
+        {sign}
+      </span>
+    );
+  };
   return (
-    <article class="question" aria-label="Question">
-      <p class="words">{text}</p>
-    </article>
-  );
-}
-
-function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
-  const failed = turn.state === "failed";
-  return (
-    <>
-      <Question text={turn.question} />
-      <article class="answer" aria-label="Answer" aria-busy={!failed}>
-        {turn.text ? (
-          <p class="words">
-            {turn.text}
-            {!failed && <span class="caret" aria-hidden="true" />}
-          </p>
-        ) : (
-          !failed && (
-            <p class="note thinking">
-              <span class="pulse" aria-hidden="true" /> {turn.evidence ? "Reading the passages and the question" : "Searching for passages"}
-            </p>
-          )
-        )}
-        {failed && (
-          <div class="bad" role="alert">
-            <p>{turn.error}</p>
-            <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>
-          </div>
-        )}
-        {turn.evidence && <Passages evidence={turn.evidence} />}
-      </article>
-    </>
+    <nav class="branches note" aria-label="Branches">
+      {link(-1, "Previous branch", "‹")}
+      Branch {here + 1} of {branches.length}
+      {link(1, "Next branch", "›")}
+    </nav>
   );
 }

@@ -4,10 +4,13 @@ import type { Document, Formats } from "everlong-client";
 import { askConfirmation } from "../components/dialogs.js";
 import { LoadMore } from "../components/load-more.js";
 import { ReadingProgress } from "../components/reading-progress.js";
+import { Uploads } from "../components/uploads.js";
 import { rememberOpener } from "../lib/focus.js";
 import { plural, size } from "../lib/format.js";
-import { createSession, dismissUpload, documents, formats, loadMore, loaded, nameOf, nextPages, removeDocument, showErrors, uploadFiles, uploads } from "../state/library.js";
+import { createSession, documents, formats, loadMore, loaded, model, nameOf, nextPages, removeDocument, showErrors } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
+import { uploadFiles } from "../state/uploads.js";
+import { caution, promise } from "./basis.js";
 import { MenuButton } from "./sidebar.js";
 
 const selected = signal<readonly string[]>([]);
@@ -30,8 +33,8 @@ addEventListener("drop", (event) => {
   void showErrors(() => uploadFiles(files));
 });
 
-/** Opens the browser's file dialog. */
-export function chooseFiles(): void {
+/** Opens the browser's file dialog. `use` gets the chosen files; by default they are uploaded, and get a conversation. */
+export function chooseFiles(use: (files: File[]) => Promise<void> = uploadFiles): void {
   const input = document.createElement("input");
   input.type = "file";
   input.multiple = true;
@@ -40,7 +43,7 @@ export function chooseFiles(): void {
   input.accept = (formats.value?.data ?? []).flatMap(({ extensions, media_types }) => [...extensions, ...media_types]).join(",");
   input.onchange = () => {
     input.remove();
-    void showErrors(() => uploadFiles([...(input.files ?? [])]));
+    void showErrors(() => use([...(input.files ?? [])]));
   };
   input.oncancel = () => input.remove();
   // Attached to the page while the dialog is open: a detached element could be garbage-collected before its event.
@@ -88,44 +91,16 @@ export function Home() {
       </header>
       <div class={dragging.value ? "drop over" : "drop"}>
         <p class="large">Drop one or several documents here</p>
-        <button class="main" onClick={chooseFiles}>
+        <button class="main" onClick={() => chooseFiles()}>
           Choose files
         </button>
         <p class="note">
           {formats.value ? `${formatNames(formats.value)} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}.
-          The server reads each document once, into a memory of fixed size. Answers come with the passages that support them.
+          {" "}
+          {promise(model.value)} {caution(model.value)}
         </p>
       </div>
-      {uploads.value.length > 0 && (
-        <section aria-label="Uploads">
-          <ul class="cards">
-            {uploads.value.map((upload) => (
-              <li key={upload.key} class="card">
-                <div class="row">
-                  <span class="title">{upload.name}</span>
-                  {upload.error !== null && (
-                    <button class="quiet" aria-label={`Dismiss ${upload.name}`} onClick={() => dismissUpload(upload.key)}>
-                      ✕
-                    </button>
-                  )}
-                </div>
-                {upload.error === null ? (
-                  <>
-                    <progress aria-label={`Uploading ${upload.name}`} max={upload.size || 1} value={upload.sent} />
-                    <p class="note">
-                      {size(upload.sent)} of {size(upload.size)} uploaded
-                    </p>
-                  </>
-                ) : (
-                  <p class="bad" role="alert">
-                    {upload.error}
-                  </p>
-                )}
-              </li>
-            ))}
-          </ul>
-        </section>
-      )}
+      <Uploads />
       {documents.value.size > 0 && (
         <section aria-labelledby="shelf">
           <div class="row">

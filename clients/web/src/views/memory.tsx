@@ -1,11 +1,12 @@
 /** A panel that shows a session's memory: which tokens it holds, how full and how old it is, and what it attends to. */
-import type { MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
+import type { Evidence, MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
 import { count, percent, plural, size, threeDigits } from "../lib/format.js";
 import { errorText, nameOf, sessions } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
+import { sessionMessages } from "../state/turns.js";
 
 export function Memory({ session: id }: { session: string }) {
   const [memory, setMemory] = useState<SessionMemory | null>(null);
@@ -30,22 +31,43 @@ export function Memory({ session: id }: { session: string }) {
       </header>
       <div class="text" tabIndex={0} role="region" aria-label="The memory">
         {error && <p class="bad">{error}</p>}
-        {memory && <MemoryOverview memory={memory} />}
+        {!memory && !error && (
+          <p class="note thinking" role="status">
+            <span class="pulse" aria-hidden="true" /> Looking into the memory
+          </p>
+        )}
+        {memory && <MemoryOverview memory={memory} used={lastEvidence(id)} />}
       </div>
     </aside>
   );
 }
 
-function MemoryOverview({ memory }: { memory: SessionMemory }) {
+/** The passages that the model was shown for the last answer. */
+function lastEvidence(session: string): readonly Evidence[] {
+  return sessionMessages.value.get(session)?.findLast(({ role }) => role === "assistant")?.evidence ?? [];
+}
+
+/** What is kept and what has faded, in plain words. */
+function summary(memory: SessionMemory, total: number): string {
+  const unchanged = memory.parts.filter(({ name }) => name === "sinks" || name === "window");
+  const kept = unchanged.reduce((sum, part) => sum + part.end - part.start, memory.open);
+  if (unchanged.length === 0)
+    return `The memory is a compressed form of all ${plural(total, "token")} so far. It loses details: for those, the answer rests on the passages that the search finds.`;
+  if (kept >= total) return `The model sees all ${plural(total, "token")} so far, word for word.`;
+  return `The model sees ${count(kept)} of ${plural(total, "token")} word for word, at the beginning and at the end (${percent(kept / total)}). The rest has faded: for that, the answer rests on the passages that the search finds.`;
+}
+
+function MemoryOverview({ memory, used }: { memory: SessionMemory; used: readonly Evidence[] }) {
   const total = Math.max(1, memory.tokens + memory.open);
   return (
     <>
-      <p>
-        <strong>{size(memory.bytes)}</strong>, a size that does not grow. So far the context has {plural(total, "token")}.
-        {memory.open > 0 && ` The last ${count(memory.open)} enter the memory when their segment of ${count(memory.segment_length)} is full.`}
-      </p>
       <section aria-label="Parts of the memory">
-        <ContextBar memory={memory} total={total} />
+        <ContextBar memory={memory} total={total} used={used} />
+        <p>{summary(memory, total)}</p>
+        <p class="note">
+          The memory takes {size(memory.bytes)}, however long the text is.
+          {memory.open > 0 && ` The last ${plural(memory.open, "token")} enter it when their segment of ${count(memory.segment_length)} is full.`}
+        </p>
         {groups(memory.parts).map((parts) => (
           <MemoryPartView key={parts[0]!.name} parts={parts} total={total} memory={memory.memory} />
         ))}
@@ -56,8 +78,12 @@ function MemoryOverview({ memory }: { memory: SessionMemory }) {
 }
 
 /** The context: the documents in order, then the messages. */
-function ContextBar({ memory, total }: { memory: SessionMemory; total: number }) {
+function ContextBar({ memory, total, used }: { memory: SessionMemory; total: number; used: readonly Evidence[] }) {
   const end = memory.documents.at(-1)?.end ?? 0;
+  const marks = used.flatMap(({ document, start_token }) => {
+    const extent = memory.documents.find((each) => each.document === document);
+    return extent && start_token != null ? [((extent.start + start_token) / total) * 1000] : [];
+  });
   return (
     <div class="lane">
       <h3>Context</h3>
@@ -67,6 +93,9 @@ function ContextBar({ memory, total }: { memory: SessionMemory; total: number })
           <rect key={extent.document} class={n % 2 ? "document odd" : "document"} x={(extent.start / total) * 1000} width={Math.max(2, ((extent.end - extent.start) / total) * 1000 - 1)} height="20" />
         ))}
         {total > end && <rect class="message-tokens" x={Math.min(996, (end / total) * 1000)} width={Math.max(4, ((total - end) / total) * 1000)} height="20" />}
+        {marks.map((x) => (
+          <rect key={x} class="used" x={Math.min(996, x)} width="4" height="20" />
+        ))}
       </svg>
       <p class="axis" aria-hidden="true">
         <span>0</span>
@@ -84,6 +113,12 @@ function ContextBar({ memory, total }: { memory: SessionMemory; total: number })
           <i class="message-tokens" aria-hidden="true" />
           messages <span class="note">{plural(total - end, "token")}</span>
         </li>
+        {marks.length > 0 && (
+          <li>
+            <i class="used" aria-hidden="true" />
+            shown for the last answer <span class="note">{plural(marks.length, "passage")}</span>
+          </li>
+        )}
       </ul>
     </div>
   );
@@ -109,7 +144,7 @@ function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]
   const used = mean(parts.map((each) => each.used));
   const change = parts.every((each) => each.change !== null) ? mean(parts.map((each) => each.change as number)) : null;
   const meaning = (memory === "rmt" || memory === "armt" || part.name !== "memory") && MEANING[part.name];
-  const facts = `${threeDigits(used)} of ${count(part.slots)} used`;
+  const facts = `${Number.isInteger(used) ? count(used) : threeDigits(used)} of ${count(part.slots)} used`;
   return (
     <div class="lane">
       <h3>

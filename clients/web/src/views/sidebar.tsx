@@ -1,8 +1,12 @@
 import { signal } from "@preact/signals";
+import type { Session } from "everlong-client";
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { helpOpen } from "../components/dialogs.js";
+import { askConfirmation, helpOpen } from "../components/dialogs.js";
 import { LoadMore } from "../components/load-more.js";
+import { Menu } from "../components/menu.js";
+import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
+import { chooseImport, exportJson, grouping, groups, query, removeSelected, search, selection, toggleSelected } from "../state/conversations.js";
 import { documentsOf, loadMore, loaded, model, nextPages, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
@@ -31,23 +35,21 @@ export function Sidebar() {
         <a class="new" href={hrefTo({ session: null, panel: null })} onClick={close} aria-current={session === null ? "page" : undefined}>
           New conversation
         </a>
-        <ul>
-          {sessions.value.map((each) => (
-            <li key={each.id}>
-              <a href={hrefTo({ session: each.id, panel: null })} onClick={close} aria-current={each.id === session ? "page" : undefined}>
-                <span class="title">{titleOf(each)}</span>
-                <span class="note">
-                  <span class="title">
-                    {each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : each.messages ? plural(each.messages / 2, "question") : "no questions yet"}
-                  </span>{" "}
-                  · {ago(each.created_at)}
-                </span>
-              </a>
-            </li>
+        <Finder />
+        <div class="conversations">
+          {groups.value.map(({ name, sessions }) => (
+            <section key={name} aria-label={name}>
+              <h2 class="note">{name}</h2>
+              <ul>
+                {sessions.map((each) => (
+                  <Entry key={each.id} session={each} here={each.id === session} onOpen={close} />
+                ))}
+              </ul>
+            </section>
           ))}
-        </ul>
-        {nextPages.value.sessions && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(() => loadMore("sessions"))} />}
-        {loaded.value && sessions.value.length === 0 && <p class="note none">No conversations yet.</p>}
+          {loaded.value && groups.value.length === 0 && <p class="note none">{query.value ? "No conversation matches." : "No conversations yet."}</p>}
+          {nextPages.value.sessions && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(() => loadMore("sessions"))} />}
+        </div>
         <footer>
           <span class={`light ${connection.value.state}`} aria-hidden="true" />
           <span class="note">
@@ -62,12 +64,71 @@ export function Sidebar() {
               "connecting…"
             )}
           </span>
-          <button class="quiet" aria-label="Keys and settings" onClick={() => (helpOpen.value = true)}>
+          <button class="quiet" aria-label="Settings" title="Settings" onClick={() => (settingsOpen.value = true)}>
+            ⚙
+          </button>
+          <button class="quiet" aria-label="Keys" title="Keys" onClick={() => (helpOpen.value = true)}>
             ?
           </button>
         </footer>
       </nav>
     </>
+  );
+}
+
+/** Search, groups, and what can be done with several conversations. */
+function Finder() {
+  const chosen = selection.value;
+  if (chosen === null)
+    return (
+      <div class="finder" role="search">
+        <input type="search" aria-label="Search conversations" placeholder="Search" value={query.value} onInput={(event) => void showErrors(() => search(event.currentTarget.value))} />
+        <Menu label="Conversations: more" sign="⋯">
+          <button onClick={() => (grouping.value = grouping.value === "date" ? "document" : "date")}>
+            {grouping.value === "date" ? "Group by document" : "Group by date"}
+          </button>
+          <button onClick={() => (selection.value = new Set())}>Select several</button>
+          <button onClick={chooseImport}>Import…</button>
+        </Menu>
+      </div>
+    );
+  const all = sessions.value.filter(({ id }) => chosen.has(id));
+  return (
+    <div class="finder" role="group" aria-label="Selected conversations">
+      <button class="small" disabled={all.length === 0} onClick={() => void showErrors(() => exportJson(all))}>
+        Export
+      </button>
+      <button
+        class="small"
+        disabled={all.length === 0}
+        onClick={() =>
+          void showErrors(async () => {
+            const detail = "This deletes their memories and messages. Their documents are kept.";
+            if (await askConfirmation(`Delete ${plural(all.length, "conversation")}?`, detail, "Delete")) await removeSelected();
+          })
+        }
+      >
+        Delete {all.length || ""}
+      </button>
+      <button class="small quiet" onClick={() => (selection.value = null)}>
+        Done
+      </button>
+    </div>
+  );
+}
+
+function Entry({ session: each, here, onOpen }: { session: Session; here: boolean; onOpen: () => void }) {
+  const chosen = selection.value;
+  return (
+    <li class={chosen ? "selecting" : undefined}>
+      {chosen && <input type="checkbox" aria-label={`Select ${titleOf(each)}`} checked={chosen.has(each.id)} onChange={() => toggleSelected(each.id)} />}
+      <a href={hrefTo({ session: each.id, panel: null })} onClick={onOpen} aria-current={here ? "page" : undefined} title={titleOf(each)}>
+        <span class="title">{titleOf(each)}</span>
+        <span class="note">
+          <span class="title">{each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
+        </span>
+      </a>
+    </li>
   );
 }
 

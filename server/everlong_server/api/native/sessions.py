@@ -15,18 +15,20 @@ from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
+from everlong_server.api.new_session import CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
 from everlong_server.api.views import CallerServices, memory_view, session_view
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
+from everlong_server.store.records import title_of
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
 @router.post("", status_code=201)
-async def create(body: schemas.CreateSession, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
+async def create(body: CreateSession, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
     """Creates a session over documents, which may still be being read. Messages can be sent once `status` is "ready"."""
 
     async def make(id: str) -> schemas.Session:
@@ -35,7 +37,7 @@ async def create(body: schemas.CreateSession, services: CallerServices, key: Ide
     return await run_once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
 
 
-async def _created(services: Services, body: schemas.CreateSession, session_id: str) -> schemas.Session:
+async def _created(services: Services, body: CreateSession, session_id: str) -> schemas.Session:
     model, limit = services.shared.model, services.shared.settings.max_session_documents
     if body.model not in (None, model.name):
         raise NotFound(
@@ -47,11 +49,14 @@ async def _created(services: Services, body: schemas.CreateSession, session_id: 
     if twice is not None:
         raise InvalidRequest(f"documents: {twice!r} is listed twice", param="documents")
     answer_recall(services, body.recall)  # raises an error if it is invalid
+    messages = past_messages(body.messages, services.shared.settings.max_message_chars)
     if body.documents:
         await services.documents.readings.ensure(model.fingerprint, body.documents)
     session = await services.sessions.create(
-        model.fingerprint, model.name, body.documents, recall=stored_recall(body.recall), id=session_id
-    )
+        model.fingerprint, model.name, body.documents, recall=stored_recall(body.recall), messages=messages,
+        title=body.title or next((title_of(message["content"]) for message in messages), None), parent=body.parent,
+        id=session_id,
+    )  # fmt: skip
     return await session_view(services, session)
 
 

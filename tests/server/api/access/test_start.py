@@ -125,7 +125,7 @@ def test_start_is_refused_without_a_key(locked: Server, new_server: Callable[...
     ("host", "taken", "status", "says"),
     [
         ("0.0.0.0", False, 1, "there is none"),
-        ("127.0.0.1", True, 1, "address already in use"),
+        ("127.0.0.1", True, 1, "is in use by"),
         ("127.0.0.1", False, 0, "loading for ever"),
     ],
     ids=["for want of a key", "for want of a port", "told to"],
@@ -156,3 +156,4 @@ serve()
                 process.terminate()
             said = process.communicate(timeout=START_SECONDS)[1]
     assert (process.returncode, says in said) == (status, True), said
+    assert ("loading for ever" in said) == (not taken), "the port is checked first"

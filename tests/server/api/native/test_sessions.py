@@ -293,3 +293,46 @@ def test_a_message_whose_lease_is_lost_while_it_waits_is_refused_and_can_be_sent
     said = wait_for(lambda: (again := server.http.post(path, json=body, headers=headers)).status_code == 200 and again)
     assert said.json()["usage"]["completion_tokens"] == 24
     assert server.get_session(other)["messages"] == 2
+
+
+def test_a_session_continues_earlier_messages(server: Server, document: str) -> None:
+    """They are stored at once, and the memory reads them with the first question."""
+    first = server.session(document)
+    answer = server.say(first["id"], "Who is Alice?", **GREEDY)
+    asked, answered = server.http.get(f"/v1/sessions/{first['id']}/messages").json()["data"]
+    body = {"documents": [document], "messages": [asked, answered], "parent": first["id"]}
+    made = server.http.post("/v1/sessions", json=body)
+    assert made.status_code == 201, made.text
+    branch = made.json()
+    assert (branch["messages"], branch["title"], branch["parent"]) == (2, "Who is Alice?", first["id"])
+    assert branch["position"] == first["position"], "the memory has not read them yet"
+    stored = server.http.get(f"/v1/sessions/{branch['id']}/messages").json()["data"]
+    assert [message["content"] for message in stored] == ["Who is Alice?", answer["content"]]
+    assert [message["evidence"] for message in stored[1:]] == [answered["evidence"]]
+    assert {message["id"] for message in stored}.isdisjoint({asked["id"], answered["id"]})
+
+    empty = server.session(document)
+    with_past, without = (server.say(id, "And then?", **GREEDY)["usage"] for id in (branch["id"], empty["id"]))
+    assert with_past["prompt_tokens"] > without["prompt_tokens"] + len("Who is Alice?") / 8
+    after = server.get_session(branch["id"])
+    assert (after["messages"], after["position"]) == (4, with_past["prompt_tokens"] + 24)
+    again = server.say(branch["id"], "And then?", **GREEDY)["usage"]
+    assert again["prompt_tokens"] - after["position"] < with_past["prompt_tokens"] - first["position"], "read twice"
+    forked = server.http.post(f"/v1/sessions/{branch['id']}/fork").json()
+    assert (forked["parent"], forked["messages"]) == (branch["id"], 6)
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([{"role": "user", "content": "Who?"}], "the last one must be an answer"),
+        (
+            [{"role": "assistant", "content": "I."}, {"role": "user", "content": "Who?"}],
+            "messages.0.role: must be 'user'",
+        ),
+        ([{"role": "user", "content": ""}, {"role": "assistant", "content": "I."}], "a question must not be empty"),
+    ],
+)
+def test_earlier_messages_that_are_no_conversation(server: Server, messages: list[dict], says: str) -> None:
+    answer = server.http.post("/v1/sessions", json={"messages": messages})
+    assert says in server.error(answer, 422, "invalid_value", "messages")["message"]

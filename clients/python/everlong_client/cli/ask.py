@@ -1,0 +1,97 @@
+"""`everlong ask`: one question about files, for scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from everlong_client.cli.citations import citation_lines, place
+from everlong_client.cli.ingest import ingest_files
+from everlong_client.cli.originals import Originals
+from everlong_client.cli.terminal import console, print_note, write
+from everlong_client.client import Everlong
+from everlong_client.errors import NotFoundError
+from everlong_client.types.document import Document
+from everlong_client.types.event import TextDelta
+from everlong_client.types.message import Message, Sampling
+
+
+class Asking:
+    """Uploads files, asks one question about them and other documents, and writes the answer to standard output.
+
+    With `keep`, the uploaded documents and the session stay on the server; without it they are deleted in the end.
+    """
+
+    def __init__(self, client: Everlong, *, as_json: bool, keep: bool) -> None:
+        self._client = client
+        self._as_json = as_json
+        self._keep = keep
+        self._uploaded: list[Document] = []
+        self._session: str | None = None
+        self._originals = Originals()
+
+    def run(
+        self, files: Sequence[Path], documents: Sequence[str], question: str, model: str | None, sampling: Sampling
+    ) -> bool:
+        """Ask the question about the documents, then the files. Return False if a file could not be uploaded or read."""
+        names = {id: self._client.documents.get(id).filename for id in documents}
+        try:
+            for file, document in zip(files, ingest_files(self._client, files), strict=True):
+                if document is not None:
+                    self._uploaded.append(document)
+                    self._originals.add(document, file)
+            if len(self._uploaded) < len(files):
+                return False
+            names |= {document.id: document.filename for document in self._uploaded}
+            self._session = self._client.sessions.create(names, model=model).id
+            with console().status("waiting for the session's documents"):
+                self._client.sessions.wait(self._session)
+            self._show(self._answer(self._session, question, sampling), names)
+        finally:
+            self._end()
+        return True
+
+    def _answer(self, session: str, question: str, sampling: Sampling) -> Message:
+        with self._client.sessions.stream(session, question, **sampling) as events:
+            for event in events:
+                if isinstance(event, TextDelta) and not self._as_json:
+                    write(event.delta)
+            if not self._as_json:
+                write("\n")
+            return events.message
+
+    def _show(self, message: Message, names: dict[str, str | None]) -> None:
+        """Write the answer as JSON, or its sources below the text that is written already."""
+        if self._as_json:
+            evidence = [
+                asdict(passage)
+                | {"filename": names.get(passage.document)}
+                | {"line": self._originals.line(passage.document, passage.start_byte, passage.text)}
+                for passage in message.evidence
+            ]
+            kept = {"documents": list(names), "session": self._session} if self._keep else {}
+            write(
+                json.dumps(asdict(message) | {"session": None, "evidence": evidence} | kept, ensure_ascii=False) + "\n"
+            )
+            return
+        for line in citation_lines(message, self._originals):
+            print_note(line)
+        if not message.citations:
+            places = [place(each, names.get(each.document), self._originals) for each in message.evidence]
+            print_note(f"the model was shown {'; '.join(places)}" if places else "the search found no passage")
+
+    def _end(self) -> None:
+        """Delete what was made on the server, or say how to use it again."""
+        if self._keep:
+            if self._session is not None:
+                print_note(f"to continue: everlong chat --session {self._session}")
+            return
+        if self._session is not None:
+            self._client.sessions.delete(self._session)
+        for document in self._uploaded:
+            try:
+                self._client.documents.delete(document.id)
+            except NotFoundError:  # deleted by somebody else in the meantime
+                continue

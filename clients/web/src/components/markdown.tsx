@@ -1,0 +1,182 @@
+/** Markdown as elements of the page. No text becomes markup: HTML in it is shown as it is written. */
+import type { Nodes, Root, TableRow } from "mdast";
+import { type ComponentChildren, Fragment, type VNode, h } from "preact";
+import { useMemo } from "preact/hooks";
+import { extent, isPrice, isSafeLink, leaves, parseMarkdown } from "../lib/markdown.js";
+import { CopyButton } from "./copy-button.js";
+import { Formula } from "./formula.js";
+
+/** Something to show in the text: after the character before `at`, counted in UTF-16 units. */
+export interface Mark {
+  at: number;
+  show: VNode;
+}
+
+export function Markdown({ source, marks = [], running = false }: { source: string; marks?: readonly Mark[]; running?: boolean }) {
+  const tree = useMemo(() => parseMarkdown(source), [source]);
+  const placed = place(tree, marks);
+  const depths = [...new Set(tree.children.flatMap((node) => (node.type === "heading" ? node.depth : [])))].sort();
+  return <div class={running ? "words markdown running" : "words markdown"}>{children(tree, { source, placed, depths })}</div>;
+}
+
+interface Context {
+  source: string;
+  placed: ReadonlyMap<Nodes, readonly Mark[]>;
+  /** The levels of headings in the text, in order. They are shown as h2, h3 and so on, below the page's h1. */
+  depths: readonly number[];
+}
+
+/** Assigns each mark to the last leaf that begins before it. */
+function place(tree: Root, marks: readonly Mark[]): Map<Nodes, Mark[]> {
+  const all = leaves(tree);
+  const placed = new Map<Nodes, Mark[]>();
+  for (const mark of marks) {
+    const leaf = all.findLast((each) => extent(each)[0] < mark.at) ?? all[0];
+    if (leaf) placed.set(leaf, [...(placed.get(leaf) ?? []), mark]);
+  }
+  return placed;
+}
+
+function children(node: Nodes, context: Context): ComponentChildren {
+  return "children" in node ? node.children.map((child, n) => <Fragment key={n}>{shown(child, context)}</Fragment>) : null;
+}
+
+/** The marks after a leaf whose text cannot be divided. */
+function after(node: Nodes, { placed }: Context): ComponentChildren {
+  return placed.get(node)?.map((mark, n) => <Fragment key={n}>{mark.show}</Fragment>);
+}
+
+function text(node: Nodes & { value: string }, { source, placed }: Context): ComponentChildren {
+  const marks = placed.get(node);
+  const [start, end] = extent(node);
+  if (!marks) return node.value;
+  // Escapes and entities are longer in the source than as text: then the marks follow the text.
+  const exact = source.slice(start, end) === node.value;
+  const parts: ComponentChildren[] = [];
+  let done = 0;
+  for (const [n, mark] of marks.entries()) {
+    const until = exact ? Math.min(mark.at - start, node.value.length) : node.value.length;
+    parts.push(node.value.slice(done, until), <Fragment key={n}>{mark.show}</Fragment>);
+    done = until;
+  }
+  return [...parts, node.value.slice(done)];
+}
+
+function shown(node: Nodes, context: Context): ComponentChildren {
+  switch (node.type) {
+    case "text":
+      return text(node, context);
+    case "paragraph":
+      return <p>{children(node, context)}</p>;
+    case "heading":
+      return h(`h${Math.min(6, 2 + Math.max(0, context.depths.indexOf(node.depth)))}`, {}, children(node, context));
+    case "strong":
+      return <strong>{children(node, context)}</strong>;
+    case "emphasis":
+      return <em>{children(node, context)}</em>;
+    case "delete":
+      return <del>{children(node, context)}</del>;
+    case "blockquote":
+      return <blockquote>{children(node, context)}</blockquote>;
+    case "thematicBreak":
+      return <hr />;
+    case "break":
+      return <br />;
+    case "list":
+      return node.ordered ? <ol start={node.start ?? 1}>{children(node, context)}</ol> : <ul>{children(node, context)}</ul>;
+    case "listItem":
+      return (
+        <li>
+          {node.checked != null && (node.checked ? "☑ " : "☐ ")}
+          {children(node, context)}
+        </li>
+      );
+    case "table":
+      return <Table rows={node.children} align={node.align ?? []} context={context} />;
+    case "link":
+      return isSafeLink(node.url) ? (
+        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow">
+          {children(node, context)}
+        </a>
+      ) : (
+        children(node, context)
+      );
+    case "inlineCode":
+      return (
+        <>
+          <code>{node.value}</code>
+          {after(node, context)}
+        </>
+      );
+    case "code":
+      return (
+        <div class="code">
+          <div class="row">
+            <span class="note">{node.lang ?? "text"}</span>
+            <CopyButton text={node.value} label="Copy the code" />
+          </div>
+          <pre tabIndex={0}>
+            <code>{node.value}</code>
+          </pre>
+          {after(node, context)}
+        </div>
+      );
+    case "math":
+    case "inlineMath":
+      return formula(node, context);
+    case "image":
+      return (
+        <>
+          {node.alt || node.url}
+          {after(node, context)}
+        </>
+      );
+    case "definition":
+    case "footnoteDefinition":
+    case "html":
+    case "imageReference":
+    case "footnoteReference":
+      return (
+        <>
+          {context.source.slice(...extent(node))}
+          {after(node, context)}
+        </>
+      );
+    default:
+      return children(node, context);
+  }
+}
+
+function formula(node: Nodes & { value: string }, context: Context): ComponentChildren {
+  const [start, end] = extent(node);
+  if (node.type === "inlineMath" && isPrice(context.source, [start, end])) return [context.source.slice(start, end), after(node, context)];
+  const opening = context.source.slice(start, start + 2);
+  return (
+    <>
+      <Formula source={node.value} block={node.type === "math" || opening === "$$" || opening === "\\["} />
+      {after(node, context)}
+    </>
+  );
+}
+
+function Table({ rows, align, context }: { rows: readonly TableRow[]; align: readonly (string | null)[]; context: Context }) {
+  const cells = (row: TableRow, kind: "th" | "td") =>
+    row.children.map((cell, n) => h(kind, { key: n, class: align[n] ?? undefined, ...(kind === "th" && { scope: "col" }) }, children(cell, context)));
+  const [head, ...body] = rows;
+  return (
+    <div class="table" tabIndex={0} role="region" aria-label="Table">
+      <table>
+        {head && (
+          <thead>
+            <tr>{cells(head, "th")}</tr>
+          </thead>
+        )}
+        <tbody>
+          {body.map((row, n) => (
+            <tr key={n}>{cells(row, "td")}</tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

@@ -1,0 +1,46 @@
+/** Parses answers as Markdown, with tables and formulas, into a tree whose nodes know their place in the source. */
+import type { Nodes, Root } from "mdast";
+import { fromMarkdown } from "mdast-util-from-markdown";
+import { gfmFromMarkdown } from "mdast-util-gfm";
+import { mathFromMarkdown } from "mdast-util-math";
+import { gfm } from "micromark-extension-gfm";
+import { math } from "micromark-extension-math";
+
+export function parseMarkdown(source: string): Root {
+  return fromMarkdown(withDollars(source), { extensions: [gfm(), math()], mdastExtensions: [gfmFromMarkdown(), mathFromMarkdown()] });
+}
+
+/** Matches code, in which nothing is a formula, or else a formula in LaTeX's brackets. */
+const CODE_OR_FORMULA = /(?:```|~~~)[\s\S]*?(?:```|~~~|$)|`[^`\n]*`|\\\((?!\s*\\\))(.+?)\\\)|\\\[([\s\S]+?)\\\]/g;
+
+/** Replaces `\(…\)` and `\[…\]` by `$$…$$`, which has the same length, so that no offset changes. */
+function withDollars(source: string): string {
+  return source.replace(CODE_OR_FORMULA, (found, inline?: string, block?: string) => {
+    const formula = inline ?? block;
+    return formula === undefined || formula.includes("$") ? found : ["$$", formula, "$$"].join("");
+  });
+}
+
+/** Where a node begins and ends in the source, in UTF-16 units. */
+export function extent(node: Nodes): [number, number] {
+  return [node.position?.start.offset ?? 0, node.position?.end.offset ?? 0];
+}
+
+/** Whether the dollars around a formula in a line are prices: "$5 and $6". */
+export function isPrice(source: string, [start, end]: [number, number]): boolean {
+  const inner = source.slice(start + 1, end - 1);
+  return source[start + 1] !== "$" && source[start] === "$" && (/^\s|\s$/.test(inner) || /\d/.test(source[end] ?? ""));
+}
+
+const LEAVES = new Set(["text", "inlineCode", "code", "html", "inlineMath", "math", "image", "imageReference", "footnoteReference"]);
+
+/** Returns the nodes without children that show something, in order. */
+export function leaves(node: Nodes): Nodes[] {
+  if (LEAVES.has(node.type)) return [node];
+  return "children" in node ? node.children.flatMap(leaves) : [];
+}
+
+/** Whether a link leads to a web page or a mail address: no other is shown as a link. */
+export function isSafeLink(url: string): boolean {
+  return /^(https?:\/\/|mailto:)/i.test(url);
+}

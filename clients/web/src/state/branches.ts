@@ -1,0 +1,52 @@
+/** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
+import { type Message, type Session, newIdempotencyKey } from "everlong-client";
+import { followSession, sessions, updateSession } from "./library.js";
+import { navigate } from "./route.js";
+import { client, retryWhileOffline } from "./server.js";
+import { ask, draft } from "./turns.js";
+import { uploadAll } from "./uploads.js";
+
+/** Asks `question` in a new branch, which has the messages before the one at `index`, and opens it. */
+export async function askInBranch(session: Session, messages: readonly Message[], index: number, question: string): Promise<void> {
+  const past = messages.slice(0, index);
+  const options = {
+    messages: past,
+    parent: session.id,
+    idempotencyKey: newIdempotencyKey(),
+    ...(past.length && session.title !== null ? { title: session.title } : {}),
+    ...(session.recall !== null ? { recall: session.recall } : {}),
+  };
+  const branch = await retryWhileOffline(() => client.sessions.create(session.documents, options));
+  updateSession(branch);
+  if (branch.status === "ready") void ask(branch.id, question);
+  else draft(branch.id, question);
+  navigate({ session: branch.id, panel: null });
+}
+
+/** Uploads files, and continues the conversation in a branch with these documents too. Its memory reads the messages again. */
+export async function addFiles(session: Session, messages: readonly Message[], files: readonly File[]): Promise<void> {
+  const added = (await uploadAll(files)).filter((id) => !session.documents.includes(id));
+  if (added.length === 0) return;
+  const options = {
+    messages: [...messages],
+    parent: session.id,
+    idempotencyKey: newIdempotencyKey(),
+    ...(session.title === null ? {} : { title: session.title }),
+    ...(session.recall === null ? {} : { recall: session.recall }),
+  };
+  const branch = await retryWhileOffline(() => client.sessions.create([...session.documents, ...added], options));
+  updateSession(branch);
+  void followSession(branch);
+  navigate({ session: branch.id, panel: null });
+}
+
+/** The sessions that branched off from the same one, that one included, oldest first. */
+export function branchesOf(session: Session): Session[] {
+  const known = new Map(sessions.value.map((each) => [each.id, each]));
+  const root = (each: Session): string => {
+    const parent = each.parent ? known.get(each.parent) : undefined;
+    return parent ? root(parent) : (each.parent ?? each.id);
+  };
+  const own = root(session);
+  return sessions.value.filter((each) => each.id === own || root(each) === own).sort((a, b) => a.created_at - b.created_at);
+}

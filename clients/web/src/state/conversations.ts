@@ -1,0 +1,172 @@
+/** The conversations that the sidebar lists: search, groups, and what can be done with several at once. */
+import { computed, signal } from "@preact/signals";
+import { type Message, type Session, newIdempotencyKey } from "everlong-client";
+import { UserError, documentsOf, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf, updateSession } from "./library.js";
+import { navigate, route } from "./route.js";
+import { client, retryWhileOffline } from "./server.js";
+import { turns } from "./turns.js";
+
+export const query = signal("");
+export const grouping = signal<"date" | "document">("date");
+/** The ids of the selected conversations; null while none can be selected. */
+export const selection = signal<ReadonlySet<string> | null>(null);
+
+/** Conversations with a question, and those that are open, being read or being answered. */
+export const listed = computed(() =>
+  sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.id === route.value.session || turns.value.has(each.id)),
+);
+
+/** Those of `listed` that match the query, in all their words. */
+export const found = computed(() => {
+  const words = fold(query.value).split(/\s+/).filter(Boolean);
+  if (words.length === 0) return listed.value;
+  return listed.value.filter((each) => {
+    const text = fold(`${titleOf(each)} ${each.documents.map(nameOf).join(" ")}`);
+    return words.every((word) => text.includes(word));
+  });
+});
+
+export interface Group {
+  name: string;
+  sessions: Session[];
+}
+
+export const groups = computed((): Group[] => {
+  const name = grouping.value === "date" ? dateName : documentsOf;
+  const named = new Map<string, Session[]>();
+  for (const each of found.value) {
+    const group = name(each);
+    named.set(group, [...(named.get(group) ?? []), each]);
+  }
+  return [...named].map(([name, sessions]) => ({ name, sessions }));
+});
+
+function fold(text: string): string {
+  return text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+}
+
+function dateName({ created_at }: Session): string {
+  const then = new Date(created_at * 1000);
+  const days = Math.round((new Date().setHours(0, 0, 0, 0) - new Date(then).setHours(0, 0, 0, 0)) / 86_400_000);
+  if (days <= 0) return "Today";
+  if (days === 1) return "Yesterday";
+  if (days < 7) return "This week";
+  return then.toLocaleDateString("en", { month: "long", year: "numeric" });
+}
+
+let searching = false;
+
+/** Searches for conversations. Loads those that are not loaded yet, page by page. */
+export async function search(words: string): Promise<void> {
+  query.value = words;
+  if (searching) return;
+  searching = true;
+  try {
+    while (query.value.trim() && nextPages.value.sessions) await loadMore("sessions");
+  } finally {
+    searching = false;
+  }
+}
+
+export function toggleSelected(id: string): void {
+  const chosen = new Set(selection.value);
+  if (!chosen.delete(id)) chosen.add(id);
+  selection.value = chosen;
+}
+
+/** Deletes the selected conversations, a few at a time. */
+export async function removeSelected(): Promise<void> {
+  const ids = [...(selection.value ?? [])];
+  const work = async () => {
+    for (let id = ids.pop(); id; id = ids.pop()) await removeSession(id);
+  };
+  await Promise.all([work(), work(), work()]);
+  selection.value = null;
+}
+
+/** A conversation as a file. */
+interface Exported {
+  title: string | null;
+  documents: { id: string; filename: string }[];
+  model: string;
+  created_at: number;
+  messages: Message[];
+}
+
+const KIND = "everlong.conversations";
+
+async function exported(session: Session): Promise<Exported> {
+  const { title, model, created_at } = session;
+  const messages = await retryWhileOffline(() => client.sessions.messages(session.id));
+  return { title, documents: session.documents.map((id) => ({ id, filename: nameOf(id) })), model, created_at, messages };
+}
+
+/** Saves conversations as one JSON file, which `importFile` reads. */
+export async function exportJson(chosen: readonly Session[]): Promise<void> {
+  const conversations: Exported[] = [];
+  for (const session of chosen) conversations.push(await exported(session));
+  const name = chosen.length === 1 ? titleOf(chosen[0]!) : `${chosen.length} conversations`;
+  save(`${name}.json`, "application/json", JSON.stringify({ kind: KIND, version: 1, conversations }, null, 2));
+}
+
+/** Saves a conversation as Markdown, with its evidence as quotations. */
+export async function exportMarkdown(session: Session): Promise<void> {
+  const { messages, documents } = await exported(session);
+  const parts = [`# ${titleOf(session)}`, `Documents: ${documents.map(({ filename }) => filename).join(", ") || "none"}. Model: ${session.model}.`];
+  for (const message of messages) {
+    parts.push(message.role === "user" ? `## ${message.content}` : message.content);
+    for (const [n, passage] of (message.evidence ?? []).entries())
+      parts.push(`> [${n + 1}] ${nameOf(passage.document)}${passage.page ? `, page ${passage.page}` : ""}: ${passage.text.replace(/\s+/g, " ")}`);
+  }
+  save(`${titleOf(session)}.md`, "text/markdown", `${parts.join("\n\n")}\n`);
+}
+
+function save(name: string, type: string, text: string): void {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name.replace(/[\\/:*?"<>|\u0000-\u001f]+/g, " ").slice(-120);
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** Creates the conversations of an exported file. Documents that are no longer on the server are left out. Returns their number. */
+export async function importFile(file: File): Promise<number> {
+  const { kind, version, conversations } = parsed(await file.text());
+  if (kind !== KIND || version !== 1 || !Array.isArray(conversations)) throw new UserError(`${file.name} is not a file of exported conversations`);
+  for (const { title, documents, messages } of conversations as Exported[]) {
+    const present: string[] = [];
+    for (const { id } of documents)
+      if (await client.documents.get(id).then(() => true, () => false)) present.push(id);
+    const options = { messages, idempotencyKey: newIdempotencyKey(), ...(title === null ? {} : { title }) };
+    const session = await retryWhileOffline(() => client.sessions.create(present, options));
+    updateSession(session);
+    if (conversations.length === 1) navigate({ session: session.id, panel: null });
+  }
+  return conversations.length;
+}
+
+function parsed(text: string): { kind?: unknown; version?: unknown; conversations?: unknown[] } {
+  try {
+    const value: unknown = JSON.parse(text);
+    return typeof value === "object" && value !== null ? value : {};
+  } catch {
+    return {};
+  }
+}
+
+/** Opens a dialog to choose a file of exported conversations, and imports it. */
+export function chooseImport(): void {
+  const input = document.createElement("input");
+  input.type = "file";
+  input.accept = ".json,application/json";
+  input.hidden = true;
+  input.onchange = () => {
+    const file = input.files?.[0];
+    input.remove();
+    if (file) void showErrors(() => importFile(file));
+  };
+  input.oncancel = () => input.remove();
+  document.body.append(input);
+  input.click();
+}

@@ -1,0 +1,144 @@
+/** Uploads of files, several at once. */
+import { signal } from "@preact/signals";
+import { APIConnectionError, type Document, EverlongError, newIdempotencyKey } from "everlong-client";
+import { createSession, errorText, fetchDocument, pollPending, updateDocument } from "./library.js";
+import { navigate, route } from "./route.js";
+import { client, markAlive, retryWhileOffline } from "./server.js";
+import { persistent } from "./storage.js";
+
+export interface Upload {
+  key: number;
+  name: string;
+  size: number;
+  sent: number;
+  error: string | null;
+}
+
+export const uploads = signal<readonly Upload[]>([]);
+
+/** The number of concurrent uploads. A browser opens six connections to one server, and the page needs some of them. */
+const MAX_UPLOADS = 3;
+/** Larger files are not digested, as that would need their size in memory. */
+const MAX_DIGESTED = 64 * 1024 ** 2; // bytes
+/** The browser stores the id of the document that it made from a file under this prefix and the file's digest. */
+const KNOWN = "everlong.document.";
+
+let uploadCount = 0;
+
+/** Removes an upload from the list. */
+export function dismissUpload(key: number): void {
+  uploads.value = uploads.value.filter((upload) => upload.key !== key);
+}
+
+let freeUploadSlots = MAX_UPLOADS;
+const waitingUploads: (() => void)[] = [];
+
+/** Runs `work` as soon as fewer than `MAX_UPLOADS` others are running. */
+async function withUploadSlot<T>(work: () => Promise<T>): Promise<T> {
+  if (freeUploadSlots > 0) freeUploadSlots--;
+  else await new Promise<void>((free) => waitingUploads.push(free));
+  try {
+    return await work();
+  } finally {
+    const free = waitingUploads.shift();
+    if (free) free();
+    else freeUploadSlots++;
+  }
+}
+
+/** Uploads files, and creates a conversation about those that the server accepted. */
+export async function uploadFiles(files: readonly File[]): Promise<void> {
+  if (files.length) navigate({ session: null, panel: null });
+  const documentIds = await uploadAll(files);
+  if (documentIds.length) await createSession(documentIds, () => route.value.session === null);
+}
+
+/** Uploads files, and returns the ids of the documents that the server accepted. */
+export async function uploadAll(files: readonly File[]): Promise<string[]> {
+  const documentIds = await Promise.all(
+    files.map(async (file) => {
+      const key = ++uploadCount;
+      const update = (change: Partial<Upload>) => {
+        uploads.value = uploads.value.map((upload) => (upload.key === key ? { ...upload, ...change } : upload));
+      };
+      const others = uploads.value.filter((upload) => upload.error === null || upload.name !== file.name);
+      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, error: null }];
+      try {
+        const document = await documentOf(file, (sent) => update({ sent }));
+        updateDocument(document);
+        void pollPending();
+        dismissUpload(key);
+        return document.id;
+      } catch (error) {
+        update({ error: errorText(error) });
+        return null;
+      }
+    }),
+  );
+  return [...new Set(documentIds.filter((id) => id !== null))];
+}
+
+/** The documents of files that are being sent, by their digests. */
+const sending = new Map<string, Promise<Document>>();
+
+/** Returns the document of a file. Sends the file, unless this browser has sent the same bytes before. */
+async function documentOf(file: File, onProgress: (sent: number) => void): Promise<Document> {
+  const digest = await digestOf(file);
+  if (digest === null) return send(file, onProgress);
+  const found = (await known(digest)) ?? sending.get(digest); // without a pause before the entry is set
+  if (found) return found;
+  const sent = send(file, onProgress);
+  sending.set(digest, sent);
+  try {
+    persistent.set(KNOWN + digest, (await sent).id);
+    return await sent;
+  } finally {
+    sending.delete(digest);
+  }
+}
+
+function send(file: File, onProgress: (sent: number) => void): Promise<Document> {
+  const options = {
+    filename: file.name.slice(-255),
+    // Lets the server detect the format: a browser guesses it from the name.
+    contentType: "application/octet-stream",
+    idempotencyKey: newIdempotencyKey(),
+    state: {}, // lets a repeated upload resume
+    onProgress: (sent: number) => {
+      markAlive();
+      onProgress(sent);
+    },
+  };
+  const upload = () =>
+    client.documents.upload(file, options).catch(async (error: unknown) => {
+      // A browser reports an unreadable file with the same error as an unreachable server.
+      if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("The browser cannot read this file. Choose it again.");
+      throw error;
+    });
+  return withUploadSlot(() => retryWhileOffline(upload));
+}
+
+/** The SHA-256 of a file; null if it is large, and where browsers do not compute it, as on pages without TLS. */
+async function digestOf(file: File): Promise<string | null> {
+  if (file.size > MAX_DIGESTED || !globalThis.crypto?.subtle) return null;
+  try {
+    const digest = await crypto.subtle.digest("SHA-256", await file.arrayBuffer());
+    return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  } catch {
+    return null; // the upload says why the file cannot be read
+  }
+}
+
+/** Returns the document that this browser made from the same bytes, if the server still has it and could read it. */
+async function known(digest: string): Promise<Document | null> {
+  const id = persistent.get(KNOWN + digest);
+  const document = id && (await retryWhileOffline(() => fetchDocument(id)));
+  return document && document.status !== "failed" ? document : null;
+}
+
+async function readable(file: File): Promise<boolean> {
+  return file.slice(0, 1).arrayBuffer().then(
+    () => true,
+    () => false,
+  );
+}

@@ -1,0 +1,79 @@
+/** What an answer rests on: passages, memory and model, in plain words. */
+import type { Message, Model } from "everlong-client";
+import { count, percent, plural, size } from "../lib/format.js";
+import { model } from "../state/library.js";
+
+/** Models with fewer parameters are called small. */
+const SMALL = 10e9;
+
+/** One line about an answer's passages, and on demand what the memory and the model contributed. */
+export function Basis({ message }: { message: Message }) {
+  const { usage, evidence } = message;
+  const served = model.value?.id === message.model ? model.value : null;
+  const passages = evidence?.length ?? 0;
+  return (
+    <details class="note usage">
+      <summary>{passages ? `Rests on ${plural(passages, "passage")}` : "Rests on the memory and the model alone"}</summary>
+      <dl>
+        <dt>Passages</dt>
+        <dd>
+          {passages
+            ? `The search chose ${plural(passages, "passage")} for the question. The model read them word for word; the list above shows them.`
+            : evidence
+              ? "The search found no passage for the question."
+              : "The documents were not searched."}
+        </dd>
+        {usage && (
+          <>
+            <dt>Memory</dt>
+            <dd>{memoryShare(usage.reused_tokens, served)}</dd>
+          </>
+        )}
+        <dt>Model</dt>
+        <dd>
+          {message.model ?? "The model"}
+          {served?.parameters && `, ${parameterCount(served.parameters)} parameters`}. {caution(served)}
+        </dd>
+        {usage && (
+          <>
+            <dt>Work</dt>
+            <dd>
+              The model read {plural(usage.prompt_tokens - usage.reused_tokens, "token")} for this answer and wrote {count(usage.completion_tokens)}.
+            </dd>
+          </>
+        )}
+      </dl>
+    </details>
+  );
+}
+
+/** How much of `tokens` tokens of context the memory of a model holds. */
+function memoryShare(tokens: number, served: Model | null): string {
+  if (tokens === 0) return "It was empty: the model read the whole conversation again.";
+  const kept = served?.remembered_tokens ?? null;
+  if (kept !== null && kept < tokens) return `It holds ${count(kept)} of the ${count(tokens)} tokens before the question (${percent(kept / tokens)}), and none of the rest.`;
+  if (kept !== null) return `It holds all ${count(tokens)} tokens before the question.`;
+  if (served) return `It holds the ${count(tokens)} tokens before the question in ${size(served.state_bytes)}, without most details.`;
+  return `The model had read ${count(tokens)} tokens before the question.`;
+}
+
+/** A warning that suits the size of the model. */
+export function caution(served: Model | null): string {
+  if (served?.memory_trained === false) return "Its memory is not trained, so its answers are nonsense.";
+  const small = served?.parameters != null && served.parameters < SMALL;
+  return `${small ? "Small models are often wrong" : "Models can be wrong"}: check the passages.`;
+}
+
+/** What an answer can rest on, before a file is uploaded. */
+export function promise(served: Model | null): string {
+  const kept = served?.remembered_tokens ?? null;
+  const memory =
+    kept === null
+      ? "Besides, the model has a memory of the text, which loses most details."
+      : `Besides them, the model sees only about ${count(kept)} tokens of the text.`;
+  return `For each question, the server searches the text, and the answer rests on the passages that it finds. ${memory}`;
+}
+
+function parameterCount(parameters: number): string {
+  return parameters >= 1e9 ? `${(parameters / 1e9).toFixed(1)} billion` : `${Math.round(parameters / 1e6)} million`;
+}

@@ -1,0 +1,177 @@
+/** The messages of a conversation, with what can be done with them, and the running answer. */
+import type { Message, Session } from "everlong-client";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { CopyButton } from "../components/copy-button.js";
+import { Markdown } from "../components/markdown.js";
+import { isComposing } from "../lib/shortcuts.js";
+import { askInBranch } from "../state/branches.js";
+import { showErrors } from "../state/library.js";
+import { type Turn, ask, withdraw } from "../state/turns.js";
+import { Basis } from "./basis.js";
+import { CitedText } from "./cited-text.js";
+import { Passages } from "./passages.js";
+
+const CONTINUE = "Continue your answer where it stopped.";
+const NEAR = 60; // px from the end within which the view follows the answer
+
+const ENDINGS: Record<string, string> = {
+  cancelled: "The answer was stopped here.",
+  repetition: "The answer began to repeat itself and was stopped here.",
+  length: "The answer reached its maximum number of tokens.",
+};
+
+/** The messages, scrolled so that the answer to the last question begins in view and stays there while it grows. */
+export function Messages({ session, messages, turn, children }: { session: Session; messages: readonly Message[]; turn: Turn | undefined; children: preact.ComponentChildren }) {
+  const box = useRef<HTMLDivElement>(null);
+  const following = useRef(true);
+  const asking = turn !== undefined;
+  useLayoutEffect(() => {
+    if (asking) following.current = true;
+  }, [asking]);
+  // Follows the newest text until the last question reaches the top, so that the text never moves away from its reader.
+  useLayoutEffect(() => {
+    if (!following.current) return;
+    const element = box.current!;
+    const question = [...element.querySelectorAll<HTMLElement>(".question")].at(-1);
+    const end = element.scrollHeight - element.clientHeight;
+    const top = question ? question.getBoundingClientRect().top - element.getBoundingClientRect().top + element.scrollTop - 12 : end;
+    element.scrollTop = Math.min(end, top);
+  }, [messages.length, turn?.text, turn?.evidence, turn?.state]);
+  return (
+    <div
+      class="messages"
+      ref={box}
+      tabIndex={0}
+      role="region"
+      aria-label="Messages"
+      onScroll={() => {
+        const { scrollTop, clientHeight, scrollHeight } = box.current!;
+        following.current = scrollTop + clientHeight > scrollHeight - NEAR;
+      }}
+    >
+      <div class="column">
+        {children}
+        {messages.map((message, index) =>
+          message.role === "user" ? (
+            <Question key={message.id} text={message.content} edit={asking ? null : (text) => askInBranch(session, messages, index, text)} />
+          ) : (
+            <article key={message.id} class="answer" aria-label="Answer">
+              <CitedText message={message} />
+              {message.finish_reason && ENDINGS[message.finish_reason] && <p class="note">{ENDINGS[message.finish_reason]}</p>}
+              <Actions session={session} messages={messages} index={index} last={!asking && index === messages.length - 1} />
+              {message.evidence && <Passages evidence={message.evidence} />}
+              <Basis message={message} />
+            </article>
+          ),
+        )}
+        {turn && <RunningTurn session={session.id} turn={turn} />}
+      </div>
+    </div>
+  );
+}
+
+function Actions({ session, messages, index, last }: { session: Session; messages: readonly Message[]; index: number; last: boolean }) {
+  const message = messages[index]!;
+  const question = messages[index - 1];
+  return (
+    <div class="actions">
+      <CopyButton text={message.content} label="Copy the answer" />
+      {last && question && (
+        <button class="quiet small" title="Ask the question again, in a branch" onClick={() => void showErrors(() => askInBranch(session, messages, index - 1, question.content))}>
+          Regenerate
+        </button>
+      )}
+      {last && message.finish_reason === "length" && (
+        <button class="quiet small" onClick={() => void ask(session.id, CONTINUE)}>
+          Continue
+        </button>
+      )}
+    </div>
+  );
+}
+
+function Question({ text, edit }: { text: string; edit: ((text: string) => Promise<void>) | null }) {
+  const [editing, setEditing] = useState(false);
+  const button = useRef<HTMLButtonElement>(null);
+  const close = () => {
+    setEditing(false);
+    requestAnimationFrame(() => button.current?.focus());
+  };
+  if (editing && edit) return <QuestionForm text={text} onClose={close} onSend={edit} />;
+  return (
+    <article class="question" aria-label="Question">
+      <p class="words">{text}</p>
+      {edit && (
+        <button ref={button} class="quiet small" aria-label="Edit the question" onClick={() => setEditing(true)}>
+          Edit
+        </button>
+      )}
+    </article>
+  );
+}
+
+function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => void; onSend: (text: string) => Promise<void> }) {
+  const [changed, setChanged] = useState(text);
+  const send = () => changed.trim() && void showErrors(() => onSend(changed.trim()));
+  return (
+    <form
+      class="question editing"
+      aria-label="Edit the question"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <textarea
+        aria-label="Question"
+        rows={Math.min(8, changed.split("\n").length + 1)}
+        value={changed}
+        autofocus
+        onInput={(event) => setChanged(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (isComposing(event)) return;
+          if (event.key === "Escape") onClose();
+          else if (event.key === "Enter" && !event.shiftKey) send();
+          else return;
+          event.preventDefault();
+        }}
+      />
+      <p class="note">The conversation up to here continues in a branch. This one stays as it is.</p>
+      <div class="buttons">
+        <button type="button" onClick={onClose}>
+          Cancel
+        </button>
+        <button class="main" type="submit">
+          Ask
+        </button>
+      </div>
+    </form>
+  );
+}
+
+function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
+  const failed = turn.state === "failed";
+  return (
+    <>
+      <Question text={turn.question} edit={null} />
+      <article class="answer" aria-label="Answer" aria-busy={!failed}>
+        {turn.text ? (
+          <Markdown source={turn.text} running={!failed} />
+        ) : (
+          !failed && (
+            <p class="note thinking">
+              <span class="pulse" aria-hidden="true" /> {turn.evidence ? "Reading the passages and the question" : "Searching for passages"}
+            </p>
+          )
+        )}
+        {failed && (
+          <div class="bad" role="alert">
+            <p>{turn.error}</p>
+            <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>
+          </div>
+        )}
+        {turn.evidence && <Passages evidence={turn.evidence} />}
+      </article>
+    </>
+  );
+}

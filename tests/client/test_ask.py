@@ -1,0 +1,144 @@
+"""`everlong ask`, `everlong status`, and the lines of the originals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from everlong_client.cli.main import app
+from everlong_client.cli.originals import Originals
+from everlong_client.types.document import Document
+from tests.client.fake_server import ANSWER, Fake, FakeServer
+
+Run = Callable[..., Result]
+TEXT = "Loomings.\n\nCall me Ishmael.\n"
+
+
+@pytest.fixture
+def run(server: FakeServer) -> Run:
+    def run(*args: str | Path, input: str = "") -> Result:
+        return CliRunner().invoke(app, [str(arg) for arg in args], input=input, env={"EVERLONG_URL": server.url})
+
+    return run
+
+
+@pytest.fixture
+def cited(server: FakeServer) -> dict:
+    """Gives answers this passage as evidence, cited by their first sentence."""
+    passage = {"document": "doc_1", "start": 11, "end": 27, "start_byte": 11, "end_byte": 27, "text": TEXT[11:27]}
+    citation = {"start": 0, "end": 7, "evidence": 0, "document": "doc_1", "document_start": 19, "document_end": 27}
+    server.fake.sources = {"evidence": [passage], "citations": [citation | {"filename": "book.txt"}]}
+    return server.fake.sources
+
+
+def test_a_question_about_files(run: Run, fake: Fake, book: Path):
+    other = book.with_name("other.txt")
+    other.write_text("x")
+    result = run("ask", book, other, "Who?", "--max-tokens", "9", "--temperature", "0")
+    assert (result.exit_code, result.stdout) == (0, f"{ANSWER}\n")
+    assert fake.questions == [{"content": "Who?", "max_tokens": 9, "temperature": 0.0, "stream": True}]
+    assert fake.asked_about == ["doc_1", "doc_2"]
+    assert result.stderr.splitlines()[-1] == "the search found no passage"
+    assert (fake.sessions, fake.documents) == ({}, {}), "nothing is left behind"
+
+
+def test_the_source_of_an_answer_is_a_line_of_the_original(run: Run, book: Path, cited: dict):
+    book.write_text("\ufeff" + TEXT)
+    assert run("ask", book, "Who?").stderr.splitlines()[-1] == "[1] book.txt, line 3: “Ishmael.”"
+    cited["citations"] = []
+    assert run("ask", book, "Who?").stderr.splitlines()[-1] == "the model was shown book.txt, line 3"
+    cited["evidence"][0] |= {"page": 7, "section": "Loomings"}
+    assert run("ask", book, "Who?").stderr.splitlines()[-1] == "the model was shown book.txt, page 7, Loomings"
+
+
+def test_chat_shows_the_line_of_the_original(run: Run, book: Path, cited: dict):
+    book.write_text(TEXT)
+    assert "[1] book.txt, line 3: “Ishmael.”" in run("chat", book, input="Who?").stderr
+
+
+def test_json(run: Run, book: Path, cited: dict):
+    book.write_text(TEXT)
+    result = run("ask", "--json", book, "Who?")
+    answer = json.loads(result.stdout)
+    assert (answer["content"], answer["session"], "documents" in answer) == (ANSWER, None, False)
+    (passage,) = answer["evidence"]
+    assert (passage["filename"], passage["line"], passage["text"]) == ("book.txt", 3, "Call me Ishmael.")
+    assert answer["citations"][0]["document_start"] == 19
+
+
+def test_what_is_kept(run: Run, fake: Fake, book: Path):
+    answer = json.loads(run("ask", "--json", "--keep", book, "Who?").stdout)
+    assert (answer["documents"], answer["session"]) == (["doc_1"], "ses_1")
+    assert (list(fake.documents), list(fake.sessions)) == (["doc_1"], ["ses_1"])
+    result = run("ask", "--document", "doc_1", "Where?")
+    assert result.stdout == f"{ANSWER}\n"
+    assert list(fake.documents) == ["doc_1"], "it was there before"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["Who?"], "name the files"),
+        (["book", "book"], "is a file, and the last argument must be the question"),
+        (["none.txt", "Who?"], "No such file or directory"),
+    ],
+)
+def test_missing_words(run: Run, fake: Fake, book: Path, words: list[str], error: str):
+    result = run("ask", *(book if word == "book" else word for word in words))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert error in result.stderr
+    assert not fake.uploads
+
+
+def test_a_file_that_cannot_be_read_ends_it(run: Run, fake: Fake, book: Path):
+    bad = book.with_name("broken")
+    bad.write_bytes(b"\xff")
+    result = run("ask", book, bad, "Who?")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error: broken: doc_2 could not be read" in result.stderr
+    assert not fake.sessions
+    assert "doc_1" not in fake.documents
+
+
+def test_chat_without_a_file_and_without_a_question_makes_no_session(run: Run, fake: Fake):
+    result = run("chat", input="\n \n")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: there is nothing to ask: name a file")
+    assert not fake.sessions
+
+
+def test_a_file_that_has_changed_has_no_line(tmp_path: Path):
+    file, originals = tmp_path / "a.txt", Originals()
+    file.write_text("one\ntwo\nthree")
+    originals.add(Document(id="doc_1", status="ready"), file)
+    originals.add(Document(id="doc_2", status="ready", format="pdf"), file)
+    assert originals.line("doc_1", 4, "two") == 2
+    assert originals.line("doc_1", 4, "six") is None
+    assert originals.line("doc_1", 40, "two") is None
+    assert originals.line("doc_2", 4, "two") is None
+
+
+def test_status(run: Run, fake: Fake, server: FakeServer, book: Path):
+    run("ingest", book, book)
+    result = run("status")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"server     {server.url}, ready",
+        "model      tiny",
+        "memory     rmt",
+        "documents  2 ready",
+        "sessions   0",
+    ]
+    status = json.loads(run("status", "--json").stdout)
+    assert (status["ready"], status["model"]["id"], status["documents"]) == (True, "tiny", {"ready": 2})
+
+
+def test_status_of_no_server(run: Run, closed_url: str):
+    result = run("status", "--url", closed_url)
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout.startswith(f"server     {closed_url}, not ready: no response from {closed_url}: ")
+    assert json.loads(run("status", "--json", "--url", closed_url).stdout)["ready"] is False

@@ -1,0 +1,131 @@
+"""Answers in the page: Markdown, copying, branches, and reading while they are generated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.page.conftest import QUESTION, Tab
+from tests.process import Server
+
+ANSWER = r"""Humpty sits on a **high wall**. It costs $5 and $6.
+
+| who | where |
+|:--|--:|
+| Humpty | wall |
+
+1. one
+2. `two`
+
+```python
+print("<b>")
+```
+
+The fall is $h = \frac{1}{2} g t^2$, or \(h_0\), and:
+
+\[ \sum_{i=1}^n x_i \]
+
+[good](https://example.org) [bad](javascript:alert(1)) <img src=x onerror=alert(1)> ![picture](https://example.org/x.png)
+&amp; &lt;script&gt;
+"""
+
+
+def show(page: Page, text: str, **fields: object) -> None:
+    """Give the page this text as every answer."""
+
+    def change(route: Route) -> None:
+        messages = route.fetch().json()
+        for message in messages["data"]:
+            if message["role"] == "assistant":
+                message |= {"content": text, **fields}
+        route.fulfill(json=messages)
+
+    page.route("**/messages", change)
+
+
+def test_markdown_is_shown_and_nothing_in_it_is_markup(tab: Tab, server: Server, talk: str) -> None:
+    page = tab.page
+    (_, stored) = server.http.get(f"/v1/sessions/{talk}/messages").json()["data"]
+    passage = stored["evidence"][0]
+    end = ANSWER.index(".") + 1
+    citation = {"start": 0, "end": end, "evidence": 0, "document": passage["document"], "filename": "a"}
+    span = {"document_start": passage["start"], "document_end": passage["end"]}
+    show(page, ANSWER, citations=[citation | span])
+    tab.open(talk)
+    answer = page.locator(".answer .markdown")
+    expect(answer.locator("math")).to_have_count(3)
+    expect(answer.locator("strong")).to_have_text("high wall")
+    expect(answer.locator("p").first).to_have_text("Humpty sits on a high wall.1 It costs $5 and $6.")
+    expect(answer.locator("sup a")).to_have_attribute(
+        "href", re.compile(f"/{passage['start_byte']}-{passage['end_byte']}$")
+    )
+    expect(answer.locator("td.right")).to_have_text("wall")
+    expect(answer.locator("ol > li")).to_have_count(2)
+    expect(answer.locator("pre")).to_have_text('print("<b>")')
+    links = answer.locator("p a[href]:not(sup a)")
+    expect(links).to_have_text(["good"])
+    expect(links).to_have_attribute("rel", re.compile("noopener"))
+    expect(answer.locator("p").last).to_contain_text("bad <img src=x onerror=alert(1)> picture")
+    expect(answer.locator("p").last).to_contain_text("& <script>")
+    assert answer.locator("img, script, b").count() == 0
+
+
+@pytest.mark.parametrize("button", ["Copy the answer", "Copy the code"])
+def test_copy(new_tab: Callable[..., Tab], talk: str, button: str) -> None:
+    tab = new_tab(permissions=["clipboard-read", "clipboard-write"])
+    show(tab.page, ANSWER)
+    page = tab.open(talk)
+    page.get_by_role("button", name=button).click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == (ANSWER if button == "Copy the answer" else 'print("<b>")')
+
+
+def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Server, talk: str) -> None:
+    fork = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
+    page = tab.open(fork)
+    expect(page.locator(".branches")).to_contain_text("of")
+    before = int(re.findall(r"\d+$", page.locator(".branches").inner_text().split("›")[0].strip())[0])
+    page.get_by_role("button", name="Edit the question").click()
+    box = page.get_by_role("form", name="Edit the question").get_by_role("textbox")
+    expect(box).to_be_focused()
+    expect(box).to_have_value(QUESTION)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Edit the question")).to_be_focused()
+    page.keyboard.press("Enter")
+    box.fill("Who is the Red King?")
+    page.keyboard.press("Enter")
+    expect(page).not_to_have_url(re.compile(fork))
+    expect(page.locator(".usage")).to_have_count(1)
+    expect(page.locator(".question")).to_have_text(re.compile("^Who is the Red King"))
+    expect(page.locator(".branches")).to_contain_text(f"Branch {before + 1} of {before + 1}")
+    page.get_by_role("button", name="Continue").click()  # the answer reached its number of tokens
+    expect(page.locator(".usage")).to_have_count(2)
+    expect(page.locator(".question").last).to_contain_text("Continue your answer")
+    branch = page.url
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page).not_to_have_url(branch)
+    expect(page.locator(".usage")).to_have_count(2)
+    expect(page.locator(".question").first).to_contain_text("Who is the Red King")
+    page.get_by_role("link", name="Previous branch").click()
+    expect(page).to_have_url(branch)
+    assert len(server.http.get(f"/v1/sessions/{fork}/messages").json()["data"]) == 2, "the first one changed"
+
+
+def test_a_growing_answer_does_not_move_away_from_its_reader(
+    new_tab: Callable[..., Tab], server: Server, talk: str
+) -> None:
+    tab = new_tab(tokens=600, viewport={"width": 800, "height": 500})
+    page = tab.open(server.http.post(f"/v1/sessions/{talk}/fork").json()["id"])
+    expect(page.locator(".usage")).to_have_count(1)
+    tab.ask("Tell me everything.")
+    expect(page.locator(".question").last).to_be_in_viewport(ratio=0.9)
+    assert (
+        page.evaluate(
+            "(box => box.scrollHeight - box.clientHeight - box.scrollTop)(document.querySelector('.messages'))"
+        )
+        > 300
+    )

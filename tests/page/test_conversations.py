@@ -1,0 +1,87 @@
+"""The list of conversations: search, groups, several at once, export and import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from tests.page.conftest import Tab
+from tests.page.test_page import conversation, session_of
+from tests.process import Server
+
+ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "**I** do."}]
+
+
+def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -> None:
+    document = server.wait_read(server.upload("Note.", filename="ledger.txt")["id"])["id"]
+    first, second = (conversation(server, ASKED, document, title=f"Grün {name}") for name in ("apple", "pear"))
+    empty = server.session(document)["id"]
+    page = tab.open()
+    rows = page.locator(".sidebar li")
+    search = page.get_by_role("searchbox", name="Search conversations")
+    search.fill("grun PEAR")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("Grün pear")
+    search.fill("ledger")
+    expect(rows).to_have_count(2)  # those with questions
+    assert empty not in page.locator(".sidebar").inner_html()
+    expect(page.get_by_role("region", name="Today").locator("li")).to_have_count(2)
+    more = page.get_by_role("button", name="Conversations: more")
+    more.click()
+    page.get_by_role("button", name="Group by document").click()
+    expect(page.get_by_role("region", name="ledger.txt").locator("li")).to_have_count(2)
+    search.fill("no such words")
+    expect(page.locator(".sidebar .none")).to_have_text("No conversation matches.")
+    search.fill("ledger")
+    more.click()
+    page.keyboard.press("Escape")
+    expect(more).to_be_focused()
+    more.click()
+    page.get_by_role("button", name="Select several").click()
+    for name in ("apple", "pear"):
+        page.get_by_role("checkbox", name=f"Select Grün {name}").check()
+    page.get_by_role("group", name="Selected conversations").get_by_role("button", name="Delete 2").click()
+    page.get_by_role("dialog", name="Delete 2 conversations?").get_by_role("button", name="Delete").click()
+    expect(rows).to_have_count(0)
+    assert {server.http.get(f"/v1/sessions/{id}").status_code for id in (first, second)} == {404}
+    server.http.delete(f"/v1/sessions/{empty}")
+    server.http.delete(f"/v1/documents/{document}")
+
+
+def test_a_conversation_is_exported_and_imported(tab: Tab, server: Server, talk: str, tmp_path: Path) -> None:
+    page = tab.open(talk)
+    expect(page.locator(".usage").first).to_be_attached()
+    (asked, answered) = server.http.get(f"/v1/sessions/{talk}/messages").json()["data"]
+    saved = {}
+    for name, kind in (("Export as Markdown", "md"), ("Export as JSON", "json")):
+        page.get_by_role("button", name="More", exact=True).click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        saved[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(saved[kind])
+    assert saved["md"].name == "What does the Red Queen say to Alice .md"
+    text = saved["md"].read_text()
+    assert f"## {asked['content']}\n\n{answered['content']}\n\n> [1] looking-glass.md: " in text
+    exported = json.loads(saved["json"].read_text())["conversations"][0]
+    assert exported["messages"][1]["content"] == answered["content"]
+
+    page.get_by_role("link", name="New conversation").click()
+
+    def choose() -> None:
+        page.get_by_role("button", name="Conversations: more").click()
+        page.get_by_role("button", name="Import").click()
+
+    tab.choose(saved["json"], press=choose)
+    expect(page.locator(".answer .evidence").first).to_be_visible()
+    session = session_of(page)
+    assert session != talk
+    imported = server.http.get(f"/v1/sessions/{session}/messages").json()["data"]
+    assert [message["content"] for message in imported] == [asked["content"], answered["content"]]
+    assert imported[1]["evidence"] == answered["evidence"]
+    other = tmp_path / "other.json"
+    other.write_text('{"kind": "recipe"}')
+    tab.choose(other, press=choose)
+    expect(page.get_by_role("alert")).to_contain_text("other.json is not a file of exported conversations")
+    server.http.delete(f"/v1/sessions/{session}")
