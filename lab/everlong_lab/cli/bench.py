@@ -249,7 +249,7 @@ def soak(
     output: Output = None,
 ) -> None:
     """Check that memory, open files, Redis and latency stay level under hours of load with faults."""
-    from everlong_lab.benchmarks.soak import SoakPlan, run
+    from everlong_lab.benchmarks.soak.measure import SoakPlan, run
 
     plan = SoakPlan(folder.absolute(), minutes, clients, every, faults, warm_up, model=model)
     with reported(ValueError, RuntimeError):

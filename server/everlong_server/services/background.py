@@ -19,7 +19,7 @@ from everlong_server.services.shared import Shared, Stores
 from everlong_server.services.tenant import tenant_services
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
+from everlong_server.store.store_id import existing_owners, has_matching_store_id
 
 log = logging.getLogger(__name__)
 

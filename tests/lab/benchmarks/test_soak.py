@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong_lab.benchmarks.soak import Sample, SoakPlan, load, percentiles, run, slopes
+from everlong_lab.benchmarks.soak.measure import Sample, SoakPlan, load, percentiles, run, slopes
 
 
 def line(run: int, start: float, hours: float, **changes: float) -> list[Sample]:

@@ -26,9 +26,9 @@ from everlong_server.store.records import new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.redis.embedded import EmbeddedRedis
+from everlong_server.store.store_id import has_matching_store_id
 from everlong_server.store.texts import blobs as blobs_module
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.store_id import has_matching_store_id
 
 MODEL = "m" * 64
 

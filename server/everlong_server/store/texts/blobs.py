@@ -34,7 +34,7 @@ class Blobs:
     """
 
     STORE_ID_FILE = "everlong.store"
-    """The file that holds the store ID: see `texts/store_id.py`."""
+    """The file that holds the store ID: see `store/store_id.py`."""
 
     def __init__(self, url: str, vault: Vault | None = None, private_dir: Path | None = None) -> None:
         self.url = url.rstrip("/")

@@ -26,9 +26,9 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import all_keys, connect
 from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis, redis_server
 from everlong_server.store.responses import Response, Responses
+from everlong_server.store.store_id import existing_owners, has_matching_store_id
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import redis
 
-from everlong_lab.benchmarks.soak_load import Counts, clients
+from everlong_lab.benchmarks.soak.load import Counts, clients
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.tiny import save_tiny
