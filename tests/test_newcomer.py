@@ -80,11 +80,11 @@ def wrong_answers(port: int) -> list[str]:
         for question, pattern in ANSWERS.items():
             session = client.sessions.create([document.id] if question != "What is the capital of France?" else [])
             answer = client.sessions.send(session.id, question, temperature=0).content
-            if re.search(pattern, answer) is None:
+            if re.search(pattern, answer, re.IGNORECASE) is None:
                 wrong.append(f"{question} {answer}")
         for question, pattern in FOLLOW_UPS.items():
             answer = client.sessions.send(session.id, question, temperature=0).content
-            if re.search(pattern, answer) is None:
+            if re.search(pattern, answer, re.IGNORECASE) is None:
                 wrong.append(f"{question} {answer}")
     return wrong
 

@@ -258,26 +258,31 @@ class Passages:
             chosen = choose(query, parts, ranking, limit)
             for n in chosen:
                 which = int(np.searchsorted(ranking.first, n, side="right")) - 1
-                document, index = searched[which], parts[which].index
-                start, end, start_byte, end_byte = index.execute(
-                    "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?",
-                    (int(n - ranking.first[which]),),
-                ).fetchone()
-                with (
-                    contextlib.suppress(FileNotFoundError),
-                    self._blobs.open(document.id, document.text_offset + start_byte) as file,
-                ):
-                    text = file.read(end_byte - start_byte).decode()
-                    score = round(1 / (1 + len(found)), 3)
-                    share = round(float(ranking.shares[n]), 3)
-                    found.append(Passage(document.id, start, end, start_byte, end_byte, text, score, share))
-            if by_sentences and not covers(query, ranking):
+                passage = self._read(searched[which], parts[which].index, int(n - ranking.first[which]))
+                if passage is not None:
+                    score, share = round(1 / (1 + len(found)), 3), round(float(ranking.shares[n]), 3)
+                    found.append(replace(passage, score=score, share=share))
+            if found and by_sentences and not covers(query, ranking):
                 similarity = (
                     None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
                 )
                 by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
-                return sentences.ordered(found, query.words, similarity, by_document)
+                best = next(n for n, document in enumerate(searched) if document.id == found[0].document)
+                beginning = self._read(searched[best], parts[best].index, 0)
+                return sentences.ordered(found, query.words, similarity, by_document, beginning)
         return found
+
+    def _read(self, document: Document, index: Any, number: int) -> Passage | None:
+        """Return a passage by its number in the document; None if the document was deleted meanwhile."""
+        start, end, start_byte, end_byte = index.execute(
+            "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?", (number,)
+        ).fetchone()
+        try:
+            with self._blobs.open(document.id, document.text_offset + start_byte) as file:
+                text = file.read(end_byte - start_byte).decode()
+        except FileNotFoundError:
+            return None
+        return Passage(document.id, start, end, start_byte, end_byte, text)
 
     def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:
         """Return the document's part of a search, for which `stack` keeps its files. Damaged vectors are left out."""

@@ -36,6 +36,11 @@ chosen on the 60 questions of "Questions people ask" (docs/research/results.md).
 _NEIGHBOUR_WEIGHT = 0.3
 """Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there."""
 
+_BEGINNING = 200
+"""Characters of a document's beginning that are taken whatever the query is."""
+_EARLY = 2
+"""Sentences that are taken before the beginning."""
+
 Similarity = Callable[[Sequence[str]], Floats]
 
 
@@ -52,12 +57,17 @@ def cut(text: str) -> Iterator[tuple[int, int]]:
 
 
 def ordered(
-    passages: Sequence[Passage], words: Mapping[str, float], similarity: Similarity | None, parts: Mapping[str, Indexed]
+    passages: Sequence[Passage],
+    words: Mapping[str, float],
+    similarity: Similarity | None,
+    parts: Mapping[str, Indexed],
+    beginning: Passage | None = None,
 ) -> list[Passage]:
     """Return the sentences of `passages`, those nearest to the query first. Blocks.
 
     `words`: those of the query, with their weights. `similarity`: returns the cosines of texts with the query, [texts]; None: words
-    alone are compared, as in documents without vectors. `parts`: each document's part of the search.
+    alone are compared, as in documents without vectors. `parts`: each document's part of the search. `beginning`: the first passage
+    of a document. Its first sentences are taken early, with the score 0: they often are the title and the author.
     """
     sentences = [
         sentence
@@ -69,7 +79,12 @@ def ordered(
     if similarity is not None and compared:
         near[compared] += similarity([sentences[n].text.strip() for n in compared])
     order = np.argsort(-_with_neighbours(near, sentences), kind="stable")
-    return [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
+    found = [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
+    first = [] if beginning is None else [s for s in _sentences(beginning) if s.end <= beginning.start + _BEGINNING]
+    known = {(sentence.document, sentence.start) for sentence in found[:_EARLY]}
+    added = [sentence for sentence in first if (sentence.document, sentence.start) not in known]
+    places = {(sentence.document, sentence.start) for sentence in added}
+    return [*found[:_EARLY], *added, *(s for s in found[_EARLY:] if (s.document, s.start) not in places)]
 
 
 def _sentences(passage: Passage) -> Iterator[Passage]:

@@ -91,3 +91,17 @@ def test_the_sentence_beside_a_near_one_comes_before_a_distant_one() -> None:
         {"boat": 1.0, "shed": 1.0}, None, {"doc_a": WORDS},
     )  # fmt: skip
     assert texts(found)[:2] == ["Who owns the green boat in the shed?", "The baker owns it, they say."]
+
+
+def test_the_beginning_of_the_document_comes_after_the_two_nearest_sentences() -> None:
+    title = "# Boats and bakers of our town\n\n## By Ada Quill, who lives there\n\n"
+    beginning = passage(title + "It was a cold and rainy day in the old town by the river. " * 4)
+    near = passage("The baker owns a boat with eight oars. A boat is never clean. It has a green sail, too. ", 2000)
+    found = ordered([near, beginning], {"boat": 1.0}, None, {"doc_a": WORDS}, beginning)
+    assert [s.text.strip() for s in found[2:4]] == [
+        "# Boats and bakers of our town",
+        "## By Ada Quill, who lives there",
+    ]
+    assert [s.score for s in found[2:4]] == [0.0, 0.0]
+    assert len({s.start for s in found}) == len(found), "none is there twice"
+    assert ordered([near], {"boat": 1.0}, None, {"doc_a": WORDS})[0].document == "doc_a"
