@@ -26,7 +26,7 @@ PAGES = [
 COMMANDS = ("sh", "python", "js")
 SHOWN = ("text", "yaml")
 """Languages of blocks that are shown and not run."""
-REASONS = ("needs a GPU", "needs Docker", "needs a cluster", "takes hours")
+REASONS = ("needs a GPU", "needs Docker", "needs a cluster", "needs a server's data", "takes hours")
 """The allowed reasons for not running a block."""
 
 _BLOCK = re.compile(

@@ -251,10 +251,12 @@ class Sessions:
 
     async def messages(self, session_id: str, *, last: int = 0) -> list[dict[str, Any]]:
         """Return the session's messages in order, or only the `last` ones. Raises `NotFound`."""
-        async with self._redis.pipeline(transaction=True) as pipe:  # a session that is deleted now has no messages left
-            pipe.exists(keys.session(session_id))
+        # In this order, because a session that is deleted in between has no messages left; and without a transaction, which Redis
+        # refuses while its disk is full.
+        async with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.session_messages(session_id), -last, -1)
-            exists, stored = await pipe.execute()
+            pipe.exists(keys.session(session_id))
+            stored, exists = await pipe.execute()
         if not exists:
             raise _no_session(session_id)
         return [json.loads(self._vault.unseal(message, MESSAGES)) for message in stored]

@@ -144,7 +144,8 @@ def test_bodies(alice: Tenant, known: dict[str, Any], name: str, value: str) -> 
         else:
             text = value.encode("utf-8", "surrogatepass")
             if kind == "text/plain":
-                check(alice.http.request(method, url, content=text, headers={"content-type": kind}), value, name)
+                # Bytes that are not UTF-8 are decoded by another encoding, with a note.
+                check(alice.http.request(method, url, content=text, headers={"content-type": kind}), "", name)
                 continue
             for file, filename, other in ((text, b"a", b"b"), (b"words", text, b"b"), (b"words", b"a", text)):
                 for part in content["schema"]["properties"]:

@@ -20,7 +20,7 @@ def test_a_port_in_use_names_the_process_that_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(
-            PortError, match=rf"port {port} of 127.0.0.1 is in use by this process \(.*pytest"
+            PortError, match=rf"port {port} of 127.0.0.1 is in use by this process \(.*python"
         ) as raised:
             check_port("127.0.0.1", port)
     assert str(raised.value).endswith("stop that, or choose another port with --port")

@@ -40,9 +40,11 @@ SCRIPTS = {
     for name, text in vars(importlib.import_module(module.name)).items()
     if isinstance(text, str) and "redis.call" in text and text not in PARTS
 }
-TESTED_ELSEWHERE = {"sessions._DROP_LEASE", "readings._RESET_ATTEMPTS", "rotation._EXCHANGE"}
-"""Scripts that run only after a longer outage of Redis or in a key rotation: see test_leases.py, test_tries.py and
-test_encryption.py."""
+TESTED_ELSEWHERE = {
+    "sessions._DROP_LEASE", "readings._RESET_ATTEMPTS", "rotation._EXCHANGE", "backup.running._RENEW"
+}  # fmt: skip
+"""Scripts that run only after a longer outage of Redis, in a key rotation or in a backup: see test_leases.py, test_tries.py,
+test_encryption.py and test_backup.py."""
 
 
 @pytest.fixture(scope="module")

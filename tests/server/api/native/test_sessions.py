@@ -140,7 +140,8 @@ def test_a_fork_is_independent(server: Server, document: str) -> None:
     base = server.get_session(session["id"])
     fork = server.http.post(f"/v1/sessions/{session['id']}/fork").json()
     assert fork["id"] != base["id"]
-    assert {**fork, "id": 0, "created_at": 0} == {**base, "id": 0, "created_at": 0}
+    assert fork["parent"] == base["id"]
+    assert {**fork, "id": 0, "created_at": 0, "parent": None} == {**base, "id": 0, "created_at": 0}
     a = server.say(session["id"], "Second.", **GREEDY)
     assert server.get_session(fork["id"]) == fork
     assert server.say(fork["id"], "Second.", **GREEDY)["content"] == a["content"]

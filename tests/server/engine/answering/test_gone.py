@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from starlette.requests import Request
@@ -114,12 +115,18 @@ def completion(stream: bool) -> CreateChatCompletion:
     return CreateChatCompletion(model="tiny", messages=[{"role": "user", "content": "Who?"}], n=3, stream=stream)  # type: ignore[list-item]
 
 
+def services_of(chats: Chats) -> Any:
+    record = AsyncMock(answer=None)
+    shared = SimpleNamespace(model=None, settings=SimpleNamespace(keepalive_seconds=15))
+    return SimpleNamespace(chat_turns=chats, shared=shared, idempotency=AsyncMock(begin=AsyncMock(return_value=record)))
+
+
 @pytest.mark.usefixtures("_plain")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_answers_of_a_chat(stream: bool) -> None:
     slow = Slow()
     chats = Chats(slow.begin)
-    services: Any = SimpleNamespace(chat_turns=chats, shared=SimpleNamespace(model=None))
+    services = services_of(chats)
     answer = await chat.create(completion(stream), leaving(slow), services)
     assert (answer.status_code, slow.ended, chats.closed) == (CLIENT_CLOSED, 2, 1)
 
@@ -130,7 +137,7 @@ async def test_if_one_answer_is_refused_all_are_cancelled() -> None:
         raise Overloaded("full")
 
     chats, slow = Chats(refuse), Slow()
-    services: Any = SimpleNamespace(chat_turns=chats, shared=SimpleNamespace(model=None))
+    services = services_of(chats)
     with pytest.raises(Overloaded, match="full"):
         await chat.create(completion(False), leaving(slow), services)
     assert (chats.asked, chats.closed) == (3, 1)

@@ -46,4 +46,4 @@ def test_the_declared_types_of_all_formats_and_of_text_are_accepted() -> None:
         assert all(is_accepted(media_type) for media_type in format.media_types)
     assert is_accepted("application/json")
     assert is_accepted("text/x-anything")
-    assert not is_accepted("image/png")
+    assert not is_accepted("image/x-icon")

@@ -96,7 +96,7 @@ def test_an_email_with_attachments() -> None:
     assert text_of(MAIL, "a.eml") == (
         "From: Ada Quill <ada@x.org>\nTo: bo@y.org\nSubject: Rent für May\n\ncafé at noon\n\n[Attachment] a.csv\n\nx,y"
     )
-    assert notes_of(MAIL, "a.eml") == ["b.png: its format is not supported; it was left out"]
+    assert notes_of(MAIL, "a.eml") == ["b.png: it was left out: the picture cannot be read: it is damaged"]
 
 
 def mail(subject: str, text: str) -> EmailMessage:

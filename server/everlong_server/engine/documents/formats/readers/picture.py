@@ -14,7 +14,9 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the text of each picture of the file. A TIFF may have several, which are its pages."""
     try:
         picture = Image.open(file, formats=("PNG", "JPEG", "TIFF"))
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError:
+        raise Unreadable("the picture cannot be read: it is damaged") from None
+    except Image.DecompressionBombError as error:
         raise Unreadable(f"the picture cannot be read: {error}") from None
     with picture:
         for number in range(getattr(picture, "n_frames", 1)):
