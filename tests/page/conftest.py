@@ -203,10 +203,17 @@ def tab(new_tab: Callable[..., Tab]) -> Tab:
 
 
 @pytest.fixture(scope="session")
-def talk(own_server: Server) -> str:
-    """A session with one question, its answer, and evidence."""
+def own_talk(own_server: Server) -> str:
     document = own_server.wait_read(own_server.upload(TEXT, filename="looking-glass.md")["id"])
     session = str(own_server.session(document["id"])["id"])
     answer = own_server.say(session, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
     assert answer["evidence"]
     return session
+
+
+@pytest.fixture
+def talk(own_talk: str, server: Server) -> Iterator[str]:
+    """A session with one question, its answer, and evidence. All tests share it: one that asks more needs a fork."""
+    yield own_talk
+    messages = server.http.get(f"/v1/sessions/{own_talk}/messages").json()["data"]
+    assert len(messages) == 2, "the test changed the session of all tests"
