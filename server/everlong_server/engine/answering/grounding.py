@@ -281,7 +281,8 @@ def _paragraphs(passages: Sequence[Passage], gap: str | None) -> list[str]:
             groups[-1].append(passage)
         else:
             groups.append([passage])
-    groups.sort(key=lambda group: max(passages.index(passage) for passage in group))
+    place = {(passage.document, passage.start): n for n, passage in enumerate(passages)}
+    groups.sort(key=lambda group: max(place[passage.document, passage.start] for passage in group))
     return [gap.join(passage.text.strip() for passage in group) for group in groups]
 
 
