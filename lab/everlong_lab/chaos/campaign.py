@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everlong_lab.chaos import clock
+from everlong_lab.chaos import clock, resources
 from everlong_lab.chaos.faults import FAULTS, FaultContext
 from everlong_lab.chaos.load import Load
 from everlong_lab.chaos.processes import Cluster, ClusterError, start_cluster, until
-from everlong_lab.chaos.soak import ResourceSample, ResourceSampler
+from everlong_lab.chaos.resources import ResourceSample, sample_resources
 from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.tasks import running
 from everlong_lab.harness.tiny import save_tiny
 from everlong_server.store.texts.blobs import Blobs
 
@@ -81,7 +82,7 @@ def run(plan: CampaignPlan, progress: Callable[[str], None], plot: Path | None =
         model = plan.model or save_tiny(Path(folder), _SEGMENT)
         outcome = asyncio.run(_cancelled_by_sigterm(campaign(plan, model, progress)))
     if plot is not None:
-        ResourceSampler.draw(outcome.samples, plot)
+        resources.draw(outcome.samples, plot)
     return report(outcome, plan)
 
 
@@ -108,7 +109,7 @@ async def campaign(plan: CampaignPlan, model: Path, progress: Callable[[str], No
         outcome.rehearsed = dict(load.ledger.done)
         load.start()
         start = time.monotonic()
-        async with ResourceSampler(cluster, outcome.samples):
+        async with running(sample_resources(cluster, outcome.samples)):
             queue: list[str] = []
             reported = 0
             while time.monotonic() - start < plan.minutes * 60:
@@ -227,7 +228,7 @@ def report(outcome: CampaignResult, plan: CampaignPlan) -> Report:
         "retried: " + (", ".join(f"{count} × {why}" for why, count in sorted(outcome.again.items())) or "nothing"),
         "recovery: from the kill, or the end of the outage, until every step under way was done and verified",
         *(f"not tried: {name}: {why}" for name, why in outcome.impossible.items()),
-        *ResourceSampler.summary(outcome.samples),
+        *resources.summary(outcome.samples),
         *outcome.lost, *outcome.stuck, *outcome.leaked,
     ]  # fmt: skip
     return Report("chaos", rows, targets, notes)

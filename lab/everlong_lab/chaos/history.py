@@ -23,9 +23,10 @@ from typing import IO, Any
 import httpx
 
 from everlong_lab.chaos.faults import FAULTS, FaultContext
-from everlong_lab.chaos.load import PASSING, Load
+from everlong_lab.chaos.load import Load
 from everlong_lab.chaos.processes import Cluster, Replica, start_cluster
 from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.retries import send_until_final
 from everlong_lab.harness.tiny import save_tiny
 
 _FAULTS = (
@@ -36,7 +37,6 @@ _KINDS = {"append": 45, "read": 40, "fork": 8, "delete": 7}
 _SESSIONS = 6
 """Sessions that the clients share at a time."""
 _SAMPLING = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
-_FINAL = (httpx.codes.OK, httpx.codes.CREATED, httpx.codes.NOT_FOUND)
 _CALM_SECONDS = 60.0
 
 
@@ -71,6 +71,10 @@ class _History:
         while self.done < count:
             self._more.clear()
             await self._more.wait()
+
+    def sent_again(self) -> None:
+        """Count a retry."""
+        self.again += 1
 
     def write(self, **operation: Any) -> None:
         """Append an operation to the file."""
@@ -220,19 +224,16 @@ class _Client:
 
     async def _send(self, method: str, path: str, **body: Any) -> tuple[Any, int]:
         """Send a request to random replicas until the answer is final. Returns its JSON, None for 404, and the number of tries."""
-        headers, tries = {"Idempotency-Key": uuid.uuid4().hex}, 0
-        while True:
-            tries += 1
-            url = f"{self.rng.choice(self.history.replicas).url}{path}"
-            with contextlib.suppress(httpx.TransportError):
-                answer = await self.http.request(method, url, headers=headers, **body)
-                if answer.status_code in _FINAL:
-                    return None if answer.status_code == httpx.codes.NOT_FOUND else answer.json(), tries
-                passing = answer.status_code == httpx.codes.CONFLICT and answer.json()["error"]["code"] in PASSING
-                if not passing and answer.status_code not in (429, 503):
-                    raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
-            self.history.again += 1
-            await asyncio.sleep(0.05)
+
+        def url() -> str:
+            return f"{self.rng.choice(self.history.replicas).url}{path}"
+
+        answer, tries = await send_until_final(self.http, method, url, self.history.sent_again, **body)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None, tries
+        if answer.is_error:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        return answer.json(), tries
 
 
 def _content(found: dict[str, Any]) -> list[list[str]]:

@@ -7,7 +7,6 @@ whatever happens meanwhile: a segment that was applied twice or not at all chang
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import time
@@ -21,12 +20,10 @@ from typing import Any
 import httpx
 
 from everlong_lab.chaos.processes import Replica
+from everlong_lab.harness.retries import AGAIN_SECONDS, code_of, may_retry
 
 STUCK_SECONDS = 180.0
-_AGAIN_SECONDS = 0.1
 _ANSWER_TOKENS = 48
-PASSING = ("session_busy", "idempotency_in_progress", "document_not_ready", "conflict")
-"""Codes of status 409 for which a retry succeeds."""
 _WITHIN = ", within an answer"
 _WORDS = [
     "ash", "bell", "cliff", "dune", "elm", "fern", "gale", "hail", "isle", "jade", "kelp", "lake", "moss",
@@ -115,7 +112,7 @@ class Caller:
                 if method == "POST" and len({answer.json()["id"] for answer in good}) > 1:
                     raise DataLost(f"{method} {path}: a request sent twice was carried out twice")
                 return good[0].json()
-            final = [answer for answer in answers if isinstance(answer, httpx.Response) and not _later(answer)]
+            final = [answer for answer in answers if isinstance(answer, httpx.Response) and not may_retry(answer)]
             if final:
                 worst = max(final, key=lambda answer: answer.status_code)
                 # An attempt that broke off, earlier or at the same time, may have succeeded.
@@ -123,7 +120,7 @@ class Caller:
                     return None
                 raise DataLost(f"{method} {path}: {worst.status_code} {worst.text[:300]}")
             self.ledger.again[_why(answers[0])] += 1
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def _once(
         self, replica: Replica, method: str, path: str, headers: dict[str, str], body: dict[str, Any]
@@ -163,10 +160,10 @@ class Caller:
                         f"message to {session}: {wrong[0]!r} was streamed, but {message['content']!r} was stored"
                     )
                 return message
-            if isinstance(answer, httpx.Response) and not _later(answer):
+            if isinstance(answer, httpx.Response) and not may_retry(answer):
                 raise DataLost(f"message to {session}: {answer.status_code} {answer.text[:300]}")
             self.ledger.again[_why(answer)] += 1
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def _stream(
         self, replica: Replica, session: str, headers: dict[str, str], body: dict[str, Any], seen: list[str]
@@ -202,20 +199,9 @@ def _broken(error: httpx.TransportError, *, begun: bool) -> str:
     return f"{type(error).__name__}{_WITHIN if begun else ''}"
 
 
-def _later(answer: httpx.Response) -> bool:
-    """Return whether the request may be retried."""
-    return answer.status_code in (429, 503) or (answer.status_code == 409 and _code(answer) in PASSING)
-
-
-def _code(answer: httpx.Response) -> str:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(answer.json()["error"]["code"])
-    return ""
-
-
 def _why(answer: object) -> str:
     if isinstance(answer, httpx.Response):
-        return f"{answer.status_code} {_code(answer)}"
+        return f"{answer.status_code} {code_of(answer)}"
     return str(answer)
 
 
@@ -334,7 +320,7 @@ class Load:
                 raise DataLost(f"document {document} failed: {now['error']}")
             if now["status"] == "ready":
                 break
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS)
         reference = self.references.setdefault(script.seed, Reference(now["tokens"], now["state_digest"]))
         if (now["tokens"], now["state_digest"]) != (reference.tokens, reference.digest):
             raise DataLost(

@@ -17,11 +17,11 @@ from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.services.background import background_tasks
+from everlong_server.services.replica_lock import ReplicaLock
 from everlong_server.services.shared import Shared, Stores
 from everlong_server.settings import Settings
 from everlong_server.store.records import now
 from everlong_server.store.redis.connection import Client, connect
-from everlong_server.store.replica_lock import ReplicaLock
 from everlong_server.store.store_id import existing_owners, has_matching_store_id
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.texts.vectors import VectorBuilds, load_embedder

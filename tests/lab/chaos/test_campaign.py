@@ -11,8 +11,8 @@ import pytest
 from everlong_lab.chaos import clock
 from everlong_lab.chaos.campaign import CampaignPlan, CampaignResult, campaign, report
 from everlong_lab.chaos.faults import FAULTS
-from everlong_lab.chaos.load import PASSING
 from everlong_lab.chaos.processes import RedisProcess
+from everlong_lab.harness.retries import PASSING
 from everlong_server.store.redis.embedded import redis_servers
 
 

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import random
 import time
-import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+from everlong_lab.harness.retries import send_until_final
 
 _TEXT = "The harbour master counted the boats, and the boats were {number} short. " * 60
 _PATIENCE_SECONDS = 600.0
@@ -20,12 +20,11 @@ _SAMPLING = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 @dataclass(slots=True)
 class Counts:
-    """What the clients have done. `again`: requests that were sent again. `failure`: why a client has ended."""
+    """What the clients have done. `again`: requests that were sent again."""
 
     answers: int = 0
     again: int = 0
     faults: int = 0
-    failure: BaseException | None = None
     _latencies: list[float] = field(default_factory=list)
 
     def answered(self, seconds: float) -> None:
@@ -33,37 +32,22 @@ class Counts:
         self.answers += 1
         self._latencies.append(seconds)
 
+    def sent_again(self) -> None:
+        """Count a retry."""
+        self.again += 1
+
     def take_latencies(self) -> list[float]:
         """Return the latencies since the last call, in seconds."""
         taken, self._latencies = self._latencies, []
         return [round(seconds, 4) for seconds in taken]
 
-    def require_running(self) -> None:
-        """Raise `RuntimeError` if a client has ended."""
-        if self.failure is not None:
-            raise RuntimeError(f"a client ended: {self.failure!r}") from self.failure
 
-
-@contextlib.asynccontextmanager
-async def clients(url: str, count: int, counts: Counts) -> AsyncIterator[None]:
-    """Run `count` clients within the context."""
-
-    async def work(number: int) -> None:
-        rng = random.Random(number)  # noqa: S311 - not for secrets
-        try:
-            async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_SECONDS) as http:
-                while True:
-                    await _round(_Client(http, counts), rng)
-        except Exception as error:
-            counts.failure = error
-
-    tasks = [asyncio.create_task(work(number)) for number in range(count)]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def client(url: str, number: int, counts: Counts) -> None:
+    """Do the same over and over, until it is cancelled. Raises `RuntimeError`."""
+    rng = random.Random(number)  # noqa: S311 - not for secrets
+    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_SECONDS) as http:
+        while True:
+            await _round(_Client(http, counts), rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +57,18 @@ class _Client:
 
     async def send(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         """Send a request until it succeeds, with one idempotency key. Raises `RuntimeError` if it is refused."""
-        headers = {"Idempotency-Key": uuid.uuid4().hex, **request.pop("headers", {})}
-        deadline, tries = time.monotonic() + _PATIENCE_SECONDS, 0
-        while True:
-            tries += 1
-            with contextlib.suppress(httpx.TransportError):
-                answer = await self.http.request(method, path, headers=headers, **request)
-                if answer.is_success or (
-                    method == "DELETE" and tries > 1 and answer.status_code == httpx.codes.NOT_FOUND
-                ):
-                    found: dict[str, Any] = answer.json()
-                    return found
-                if answer.status_code not in (409, 429, 503):
-                    raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{method} {path}: no success in {_PATIENCE_SECONDS:g} s")
-            self.counts.again += 1
-            await asyncio.sleep(0.2)
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                answer, tries = await send_until_final(
+                    self.http, method, lambda: path, self.counts.sent_again, **request
+                )
+        except TimeoutError:
+            raise RuntimeError(f"{method} {path}: no success in {_PATIENCE_SECONDS:g} s") from None
+        was_deleted = method == "DELETE" and tries > 1 and answer.status_code == httpx.codes.NOT_FOUND
+        if answer.is_error and not was_deleted:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        found: dict[str, Any] = answer.json()
+        return found
 
     async def ask(self, path: str, body: dict[str, Any]) -> None:
         """Send a question and time its answer."""

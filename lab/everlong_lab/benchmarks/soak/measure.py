@@ -7,22 +7,23 @@ and a new server process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import psutil
-import redis
+import redis.asyncio as redis
 
-from everlong_lab.benchmarks.soak.load import Counts, clients
+from everlong_lab.benchmarks.soak.load import Counts, client
+from everlong_lab.harness import curves
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.tasks import running
 from everlong_lab.harness.tiny import save_tiny
 from everlong_server.store.redis.embedded import EmbeddedRedis
 
@@ -117,13 +118,20 @@ async def _soak(
     begun, before = time.monotonic(), samples[-1].seconds if samples else 0.0
     number = samples[-1].run + 1 if samples else 0
     counts, rng = Counts(), random.Random(plan.seed + number)  # noqa: S311 - not for secrets
-    async with clients(str(server.http.base_url), plan.clients, counts), _faults(plan, server, rng, counts):
+    url = str(server.http.base_url)
+    loads = [client(url, each, counts) for each in range(plan.clients)]
+    db = redis.Redis(unix_socket_path=str(EmbeddedRedis(plan.folder / "data").socket), socket_timeout=1)
+    async with db, running(*loads, _inject(plan, server, rng, counts)):
         with file.open("a") as output:
-            while (seconds := before + time.monotonic() - begun) < plan.minutes * 60:
+            seconds = before
+            while seconds < plan.minutes * 60:
                 await asyncio.sleep(plan.every_seconds)
-                counts.require_running()
-                if (sample := _sample(plan, server, counts, number, seconds + plan.every_seconds)) is None:
+                seconds = before + time.monotonic() - begun
+                try:
+                    used = int((await db.info("memory"))["used_memory"])
+                except redis.RedisError:  # during a fault
                     continue
+                sample = _sample(server, counts, number, seconds, used)
                 samples.append(sample)
                 output.write(json.dumps(asdict(sample)) + "\n")
                 output.flush()
@@ -134,40 +142,24 @@ async def _soak(
                     )
 
 
-def _sample(plan: SoakPlan, server: Process, counts: Counts, number: int, seconds: float) -> Sample | None:
-    """Measure the server once; None while its Redis does not answer."""
+def _sample(server: Process, counts: Counts, number: int, seconds: float, used: int) -> Sample:
+    """Measure the server once. `used`: bytes that Redis uses."""
     process = psutil.Process(server.pid)
-    try:
-        with redis.Redis(unix_socket_path=str(EmbeddedRedis(plan.folder / "data").socket), socket_timeout=1) as client:
-            used = int(client.info("memory")["used_memory"])
-    except redis.RedisError:
-        return None
     return Sample(
         number, seconds, process.memory_info().rss, process.num_fds(), process.num_threads(), used, counts.answers, counts.again,
         counts.faults, counts.take_latencies(),
     )  # fmt: skip
 
 
-@contextlib.asynccontextmanager
-async def _faults(plan: SoakPlan, server: Process, rng: random.Random, counts: Counts) -> AsyncIterator[None]:
-    """Inject faults within the context: in turns, Redis is killed, Redis stalls, and clients send half a request."""
-
-    async def inject() -> None:
-        for fault in itertools.cycle((_kill_redis, _stall_redis, _half_requests)):
-            await asyncio.sleep(rng.expovariate(1 / plan.fault_seconds))
+async def _inject(plan: SoakPlan, server: Process, rng: random.Random, counts: Counts) -> None:
+    """Inject faults until it is cancelled: in turns, Redis is killed, Redis stalls, and clients send half a request."""
+    for fault in itertools.cycle((_kill_redis, _stall_redis, _half_requests)):
+        await asyncio.sleep(rng.expovariate(1 / plan.fault_seconds))
+        try:
             await fault(server)
-            counts.faults += 1
-
-    task = asyncio.create_task(inject())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        for each in _redis_of(server):
-            each.resume()
-    if not task.cancelled() and task.exception() is not None:
-        raise RuntimeError("a fault could not be injected") from task.exception()
+        except (psutil.Error, OSError) as error:
+            raise RuntimeError(f"a fault could not be injected: {error!r}") from error
+        counts.faults += 1
 
 
 def _redis_of(server: Process) -> list[psutil.Process]:
@@ -184,9 +176,11 @@ async def _stall_redis(server: Process) -> None:
     stalled = _redis_of(server)
     for each in stalled:
         each.suspend()
-    await asyncio.sleep(_STALL_SECONDS)
-    for each in stalled:
-        each.resume()
+    try:
+        await asyncio.sleep(_STALL_SECONDS)
+    finally:
+        for each in stalled:
+            each.resume()
 
 
 async def _half_requests(server: Process) -> None:
@@ -279,22 +273,12 @@ def report(samples: list[Sample], plan: SoakPlan) -> Report:
 
 def draw(samples: list[Sample], path: Path) -> None:
     """Plot the figures over time, as SVG."""
-    from matplotlib import rc_context  # noqa: PLC0415 - an extra
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    curves = {
-        "memory of the\nserver, MB": [(s.seconds / 60, s.resident / 1e6) for s in samples],
-        "open files": [(s.seconds / 60, float(s.files)) for s in samples],
-        "memory of\nRedis, MB": [(s.seconds / 60, s.redis / 1e6) for s in samples],
-        "p99 of five\nminutes, s": [(hour * 60, value) for (_, hour), value in percentiles(samples, 99).items()],
-    }
-    # Text as text, and the same ids in every run: the file can be read, and compared.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "everlong"}):
-        figure = Figure(figsize=(8, 7), layout="constrained")
-        axes = figure.subplots(len(curves), 1, sharex=True)
-        for axis, (label, points) in zip(axes, curves.items(), strict=True):
-            axis.plot([minute for minute, _ in points], [value for _, value in points], linewidth=1)
-            axis.set_ylabel(label)
-            axis.set_ylim(bottom=0)
-        axes[-1].set_xlabel("minutes")
-        figure.savefig(path, metadata={"Date": None})
+    curves.draw(
+        {
+            "memory of the\nserver, MB": [(s.seconds / 60, s.resident / 1e6) for s in samples],
+            "open files": [(s.seconds / 60, float(s.files)) for s in samples],
+            "memory of\nRedis, MB": [(s.seconds / 60, s.redis / 1e6) for s in samples],
+            "p99 of five\nminutes, s": [(hour * 60, value) for (_, hour), value in percentiles(samples, 99).items()],
+        },
+        path,
+    )

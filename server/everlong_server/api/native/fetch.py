@@ -66,9 +66,8 @@ async def fetch(body: Fetch, services: CallerServices, key: IdempotencyKey = Non
         if record.answer is not None:
             return schemas.Document.model_validate(record.answer)
         id = f"doc_{record.id}"
-        if not record.first and await services.documents.exists(
-            id
-        ):  # the first server died before it recorded the result
+        # If it exists, the first server died before it recorded the result.
+        if not record.first and await services.documents.exists(id):
             document = await services.documents.get(id)
         else:
             async with _open_url(url, body.filename) as page:

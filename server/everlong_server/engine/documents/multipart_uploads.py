@@ -156,7 +156,7 @@ class MultipartUploads:
 
     async def _store_part(self, upload: Upload, part: Part, record: IdempotencyRecord) -> bool:
         """Add a received part to its upload. Deletes its data if it is refused. Returns False if the upload has ended."""
-        adding = added = False
+        adding = False
         try:
             size = part.bytes + sum(one.bytes for one in (await self.uploads.parts(upload.id)).values())
             if size > upload.bytes:  # a part was sent twice
@@ -206,9 +206,8 @@ class MultipartUploads:
 
     async def _release(self, upload: Upload) -> None:
         """Delete the parts and release the quota of an upload that has ended."""
-        if not await is_running(
-            self.ingest.redis
-        ):  # a backup may still copy the parts; they are deleted when they expire
+        # A backup may still copy the parts; they are deleted when they expire.
+        if not await is_running(self.ingest.redis):
             await self.ingest.blobs.delete_parts(upload.id)
         await self.ingest.quota.release(upload.id)
 

@@ -47,8 +47,7 @@ async def back_up(redis: Client, blobs: Blobs, path: Path, say: Say) -> Manifest
     `OSError`.
     """
     schema = await check_schema(redis)
-    database = 0 if not hasattr(redis, "connection_pool") else redis.connection_pool.connection_kwargs.get("db") or 0
-    manifest = Manifest(importlib.metadata.version("everlong"), schema, int(database), time.time())
+    manifest = Manifest(importlib.metadata.version("everlong"), schema, rdb.database(redis), time.time())
     with ArchiveWriter(path, manifest) as archive:
         async with marked(redis):
             with tempfile.TemporaryFile(dir=path.parent) as dump:

@@ -24,6 +24,11 @@ _LOAD_SECONDS = 600.0
 _PIECE = 1 << 20
 
 
+def database(redis: Client) -> int:
+    """Return the number of the database that has everlong's keys. A cluster has one."""
+    return 0 if isinstance(redis, RedisCluster) else int(redis.connection_pool.connection_kwargs.get("db") or 0)
+
+
 async def snapshot(redis: Client) -> AsyncIterator[bytes]:
     """Yield the content of an RDB file: everything that Redis holds at one moment. Raises `BackupError`."""
     connection = await _connection(redis)

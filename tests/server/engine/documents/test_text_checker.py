@@ -91,6 +91,7 @@ def test_a_binary_file_is_refused_by_its_name(data: bytes, name: str) -> None:
 @pytest.mark.parametrize("text", ["BM is short for", "MZ\n", "ID3 tags", "GIF89a", "Rar! he said"])
 def test_a_text_that_begins_like_a_binary_file_is_text(text: str) -> None:
     assert verdict(text.encode(), [1]) == 0
+    assert foreign(f"{text} Größe".encode("cp1252")) == "text"
 
 
 @pytest.mark.parametrize("before", [10, 1023, 1024, HEAD, 3 * HEAD])

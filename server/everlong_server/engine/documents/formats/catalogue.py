@@ -120,7 +120,8 @@ _TEXT_TYPES = (
 _BINARY = (
     (0, b"\x1f\x8b", "a gzip file"), (0, b"7z\xbc\xaf\x27\x1c", "a 7z file"), (0, b"Rar!", "a RAR archive"),
     (0, b"BZh", "a bzip2 file"), (0, b"\xfd7zXZ", "an xz file"), (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),
-    (257, b"ustar", "a tar archive"), (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"), (4, b"ftypheic", "a HEIC image"), (4, b"ftypavif", "an AVIF image"),
+    (257, b"ustar", "a tar archive"), (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"),
+    (4, b"ftypheic", "a HEIC image"), (4, b"ftypavif", "an AVIF image"),
     (0, b"AT&TFORM", "a DjVu file"), (60, b"BOOKMOBI", "a Kindle book"), (4, b"ftyp", "a video or audio file"),
     (0, b"\x1aE\xdf\xa3", "a video file"), (8, b"AVI ", "a video file"), (8, b"WAVE", "an audio file"), (0, b"ID3", "an audio file"),
     (0, b"\xff\xfb", "an audio file"), (0, b"OggS", "an audio file"), (0, b"fLaC", "an audio file"),
@@ -176,14 +177,15 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
 
 def binary_kind(head: bytes) -> str | None:
     """Return what a file is that begins with `head` and is no text in any encoding; None for a text."""
-    if is_utf8(head) and b"\0" not in head:
+    has_nul = b"\0" in head
+    if not has_nul and (is_utf8(head) or not has_controls(head)):
         return None
     for at, magic, name in _BINARY:
         if head[at:].startswith(magic):
             return name
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or unmarked_utf16(head):
         return None
-    return "a binary file of an unknown kind" if b"\0" in head or has_controls(head) else None
+    return "a binary file of an unknown kind"
 
 
 def is_utf8(head: bytes) -> bool:

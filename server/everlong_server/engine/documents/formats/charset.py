@@ -19,6 +19,7 @@ _DECLARED = re.compile(
     rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)|<meta\s[^>]*?charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
 )
 _TAG = re.compile(rb"<[^>]*>")
+_OTHER = re.compile(rb"[\x80-\xff]")
 _CANDIDATES = [
     "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "koi8_r", "cp866", "iso8859_2", "cp932", "gb18030",
     "big5", "cp949", "euc_jp",
@@ -32,16 +33,20 @@ _PIECE = 1 << 20
 _ODD_CATEGORIES = ("Cc", "Cn", "Co", "Cs")
 _ODD_SHARE = 0.02
 """Share of control characters and unassigned ones from which on bytes are no text."""
+_MIN_UTF16 = 8
+"""Bytes from which on a text is recognised as UTF-16 without a mark: too many shorter ones could be that by chance."""
 
 
 def unmarked_utf16(head: bytes) -> str | None:
     """Return "utf-16-le" or "utf-16-be" for a text that begins with `head` and has no byte order mark; None for anything else.
 
-    In such texts the NUL bytes of spaces and line ends are in every script.
+    In such texts the NUL bytes of spaces and line ends are in every script. Half of the bytes of one in ASCII letters are NUL.
     """
     nuls = head.count(0)
+    if not nuls or len(head) < _MIN_UTF16:
+        return None
     is_ascii = all(31 < byte < 127 or byte in b"\0\t\n\f\r" for byte in head)
-    if not nuls or (is_ascii and 4 * nuls < len(head)):  # ASCII with stray NUL bytes
+    if is_ascii and 5 * nuls < 2 * len(head):  # words in ASCII that NUL bytes end or separate
         return None
     scores = {}
     for order in ("utf-16-le", "utf-16-be"):
@@ -100,25 +105,37 @@ def _of_file(file: Path) -> tuple[str, bool]:
             return encoding, False
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         damaged = others = at = 0
-        sample = b""  # around the first byte that is not ASCII
+        first: int | None = None  # byte that is not ASCII
         stream.seek(0)
-        while data := stream.read(_PIECE):
-            text = decoder.decode(data)
-            others += 0 if text.isascii() else sum(character > "\x7f" for character in text)
+        while True:
+            data = stream.read(_PIECE)
+            text = decoder.decode(data, final=not data)
+            others += _others(text)
             damaged += text.count("\N{REPLACEMENT CHARACTER}")
-            if others and not sample:
-                first = at + next((n for n, byte in enumerate(data) if byte > 0x7F), 0)
-                after = stream.tell()
-                stream.seek(max(0, first - _BEFORE))  # a long text before it would outweigh it
-                sample = stream.read(_SAMPLE)
-                stream.seek(after)
+            if first is None and not data.isascii():
+                first = at + _first_other(data)
+            if not data:
+                break
             at += len(data)
+        stream.seek(max(0, (first or 0) - _BEFORE))  # a long text before it would outweigh it
+        sample = stream.read(_SAMPLE)
     if 2 * damaged <= others:
         return "utf-8", False
     best = _best(sample)
     if best is None:
         raise Unreadable("it is not UTF-8, and no other encoding fits: save it as UTF-8")
     return best, True
+
+
+def _others(text: str) -> int:
+    """Return the number of characters that are not ASCII."""
+    return 0 if text.isascii() else len(text) - len(text.encode("ascii", "ignore"))
+
+
+def _first_other(data: bytes) -> int:
+    """Return the place of the first byte that is not ASCII; 0 if there is none."""
+    found = _OTHER.search(data)
+    return found.start() if found else 0
 
 
 def decode(data: bytes, notes: Notes, *, declared: str | None = None, part: str | None = None) -> str:
@@ -139,7 +156,7 @@ def decode(data: bytes, notes: Notes, *, declared: str | None = None, part: str 
     encoding: str | None = _known(declared) or _declared_in(data)
     text = data.decode(encoding or "utf-8", "replace")
     damaged = text.count("\N{REPLACEMENT CHARACTER}")
-    if damaged and encoding is None and 2 * damaged > sum(character > "\x7f" for character in text):
+    if damaged and encoding is None and 2 * damaged > _others(text):
         encoding = _guess(data)
         text = data.decode(encoding, "replace")
         damaged = text.count("\N{REPLACEMENT CHARACTER}")
@@ -169,8 +186,7 @@ def _known(name: str | None) -> str | None:
 def _guess(page: bytes) -> str:
     """Return the likeliest legacy encoding of a page. As in browsers, it is Windows-1252 unless another one fits better."""
     words = _TAG.sub(b" ", page)
-    first = next((at for at, byte in enumerate(words) if byte > 0x7F), 0)
-    return _best(words[max(0, first - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
+    return _best(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
 
 
 def _best(sample: bytes) -> str | None:

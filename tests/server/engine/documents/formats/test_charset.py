@@ -72,6 +72,21 @@ def test_a_text_with_nul_characters_is_refused() -> None:
         text_of("a\0b".encode("utf-16"))
 
 
+@pytest.mark.parametrize("data", [b"Oh.\0", b"a\0", b"Yes\0" * 40, b"ab\0" * 40, b"\xe9\0\r\0"])
+def test_words_that_end_with_a_nul_byte_are_not_utf16(data: bytes) -> None:
+    assert unmarked_utf16(data) is None
+
+
+@pytest.mark.parametrize("text", ["A line.\n", "“Quite so…” he said."])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_short_text_in_utf16_is_recognised(text: str, encoding: str) -> None:
+    assert unmarked_utf16(text.encode(encoding)) == encoding
+
+
+def test_the_only_byte_that_is_not_ascii_may_be_the_last() -> None:
+    assert text_of("We met at the café".encode("cp1252")) == "We met at the café"
+
+
 @given(st.binary(max_size=300))
 def test_only_whole_characters_make_utf16(data: bytes) -> None:
     encoding = unmarked_utf16(data)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from everlong_server.services.replica_lock import ReplicaLock
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.replica_lock import ReplicaLock
 
 
 def die(folder: Path) -> None:
