@@ -60,6 +60,8 @@ _MAX_CHARS = 1000
 """Characters of a question whose meaning is compared, from its end."""
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question."""
+_SAVED = 8
+"""Tokens that a passage can save, at most, because it is joined to the one beside it."""
 _NEAR = 400
 """Characters between sentences of one paragraph of the evidence, at most."""
 _PREVIOUS_WEIGHT = 0.5
@@ -166,11 +168,13 @@ def select_passages(
 
     already_seen = [p for p in found if p.text.strip() in seen]
     fresh: list[Passage] = []
+    used = 0
     for passage in found:
-        if passage not in already_seen:
+        # Counting a passage takes a fraction of the time that counting all of them takes, and most do not fit.
+        if passage not in already_seen and (not fresh or count(passage.text.strip()) <= budget - used + _SAVED):
             more = _merged([*fresh, passage])
-            if count(render(more)) <= budget:
-                fresh = more
+            if (total := count(render(more))) <= budget:
+                fresh, used = more, total
             elif not fresh:  # the best passage: shorten it rather than take a worse one that fits
                 fresh = _shortened(passage, lambda shorter: count(render([shorter])) <= budget)
                 break
@@ -277,7 +281,8 @@ def _paragraphs(passages: Sequence[Passage], gap: str | None) -> list[str]:
             groups[-1].append(passage)
         else:
             groups.append([passage])
-    groups.sort(key=lambda group: max(passages.index(passage) for passage in group))
+    place = {(passage.document, passage.start): n for n, passage in enumerate(passages)}
+    groups.sort(key=lambda group: max(place[passage.document, passage.start] for passage in group))
     return [gap.join(passage.text.strip() for passage in group) for group in groups]
 
 

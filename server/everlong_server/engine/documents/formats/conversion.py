@@ -35,7 +35,7 @@ _BASE_TEXT, _TEXT_PER_BYTE = 32 << 20, 100
 """Bytes of text that any file may have, and further ones for each byte of the file. Text compresses to a third or a tenth, and
 tables of equal numbers to a fiftieth."""
 _RECOGNITION_SECONDS, _BASE_RECOGNITION, _RECOGNITION_PER_MB = 240, 30, 100
-"""CPU seconds for recognising text in pictures, which takes 2 to 5 seconds a page: at most, for any file, and for each megabyte.
+"""CPU seconds for recognising text in pictures, which takes 5 to 10 seconds a page: at most, for any file, and for each megabyte.
 A scanned page has 0.05 to 0.5 MB."""
 
 
