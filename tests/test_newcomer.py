@@ -118,7 +118,7 @@ def test_from_a_clone_to_an_answer_with_evidence(tmp_path: Path) -> None:
         with page.expect_file_chooser() as chooser:
             page.get_by_role("button", name="Choose files").click()
         chooser.value.set_files(tmp_path / "everlong" / "tests" / "data" / "looking-glass.md")
-        expect(page.get_by_placeholder("Ask about it")).to_be_visible(timeout=120_000)
+        expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible(timeout=120_000)
         page.locator("#question").fill("What does Humpty Dumpty sit on?")
         page.keyboard.press("Enter")
         expect(page.locator(".answer .usage")).to_be_visible(timeout=300_000)

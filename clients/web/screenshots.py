@@ -43,7 +43,7 @@ def main(url: str, folder: Path) -> None:
         with page.expect_file_chooser() as chooser:
             page.get_by_role("button", name="Choose files").click()
         chooser.value.set_files({"name": NAME, "mimeType": "text/plain", "buffer": BOOK.read_bytes()})
-        expect(page.get_by_placeholder("Ask about it")).to_be_visible()
+        expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible()
         page.locator("#question").fill(QUESTION)
         page.keyboard.press("Enter")
         expect(page.locator(".usage")).to_be_visible()

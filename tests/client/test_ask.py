@@ -70,8 +70,10 @@ def test_json(run: Run, book: Path, cited: dict):
     assert answer["citations"][0]["document_start"] == 19
 
 
-def test_what_is_kept(run: Run, fake: Fake, book: Path):
-    answer = json.loads(run("ask", "--json", "--keep", book, "Who?").stdout)
+def test_what_is_kept(run: Run, fake: Fake, server: FakeServer, book: Path):
+    kept = run("ask", "--json", "--keep", book, "Who?")
+    assert kept.stderr.splitlines()[-1] == f"to continue: everlong chat --session ses_1 --url {server.url}"
+    answer = json.loads(kept.stdout)
     assert (answer["documents"], answer["session"]) == (["doc_1"], "ses_1")
     assert (list(fake.documents), list(fake.sessions)) == (["doc_1"], ["ses_1"])
     result = run("ask", "--document", "doc_1", "Where?")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.page.conftest import QUESTION, Tab
+from tests.page.conftest import QUESTION, TEXT, Tab
+from tests.page.test_page import answers, serve_model, session_of
 from tests.process import Server
 
 ANSWER = r"""Humpty sits on a **high wall**. It costs $5 and $6.
@@ -129,3 +130,42 @@ def test_a_growing_answer_does_not_move_away_from_its_reader(
         )
         > 300
     )
+
+
+def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Server) -> None:
+    before = [server.upload(TEXT * 200)["id"] for _ in range(2)]  # the server reads two at a time: the next one waits
+    document = server.upload(TEXT)["id"]
+    session = server.session(document)["id"]
+    page = tab.page
+    searching = page.get_by_placeholder("Ask about it: answers rest on the search until it is read")
+    waiting = page.get_by_placeholder("You can ask when the documents are read")
+    serve_model(page, recall_passages=0)
+    tab.open(session)
+    expect(waiting).to_be_visible()
+    page.unroute("**/v1/models")
+    tab.open(session)
+    expect(searching).to_be_visible()
+    basis = tab.ask(QUESTION).locator(".usage")
+    (stored,) = answers(server, session)
+    expect(basis.locator("summary")).to_contain_text(f" alone: the memory had read {stored['memory_progress']:.0%} of")
+    basis.locator("summary").click()
+    expect(basis).to_contain_text("of the documents, and was not used.")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page).not_to_have_url(re.compile(session))
+    expect(page.locator(".usage")).to_have_count(1)
+    for passages, placeholder in (("0", waiting), ("", searching)):
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Passages").fill(passages)
+        page.get_by_role("button", name="Close").click()
+        expect(placeholder).to_be_visible()
+        page.locator("#question").fill("Who?")
+        expect(page.get_by_role("button", name="Ask", exact=True)).to_be_enabled(enabled=passages == "")
+    branch = session_of(page)
+    for id in before:
+        server.http.delete(f"/v1/documents/{id}")
+    expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible(timeout=120_000)
+    page.goto("about:blank")  # stops the page's requests
+    for id in (session, branch):
+        server.http.delete(f"/v1/sessions/{id}")
+    server.http.delete(f"/v1/documents/{document}")
+    tab.errors = [error for error in tab.errors if "404" not in error]  # of deleted documents

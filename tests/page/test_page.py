@@ -59,7 +59,7 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     tab.choose(book)
     expect(page.locator("h1")).to_have_text(book.name)
     expect(page.locator("#question")).to_be_focused()
-    expect(page.get_by_placeholder("Ask about it")).to_be_visible()  # the file is read
+    expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible()  # the file is read
     held = HeldAnswer(page)
     page.locator("#question").fill(QUESTION)
     page.keyboard.press("Enter")
@@ -132,7 +132,7 @@ def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server
         [["one.txt", TEXT[:900], "text/plain"], ["two.json", TEXT[900:2000], "application/json"], ["three.txt", "Oh, a \0 byte.", "text/plain"]],
     )  # fmt: skip
     expect(page.locator("h1")).to_contain_text(" and ")
-    expect(page.get_by_placeholder("Ask about it")).to_be_visible()
+    expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible()
     names = {page.locator(".chips li").nth(n).text_content() for n in (0, 1)}
     assert names == {"one.txt", "two.json"}
     page.get_by_role("link", name="New conversation").click()
@@ -447,7 +447,7 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     book = tmp_path / "keys.txt"
     book.write_text(TEXT)
     tab.choose(book, press=lambda: keys.press("u"))
-    expect(page.get_by_placeholder("Ask about it")).to_be_focused()
+    expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_focused()
     keys.type(f"{QUESTION} m n ?")  # typed as text, not used as shortcuts
     keys.press("Enter")
     expect(page.locator(".usage")).to_have_count(1)

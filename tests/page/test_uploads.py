@@ -46,7 +46,7 @@ def test_a_document_is_added_to_a_conversation(tab: Tab, server: Server, tmp_pat
     expect(page.locator(".chips li")).to_have_text(["one.txt", "two.txt"])
     expect(page.locator(".branches")).to_contain_text("Branch 2 of 2")
     expect(page.locator(".answer .markdown")).to_have_text("I.")
-    expect(page.get_by_placeholder("Ask about it")).to_be_visible()
+    expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible()
     tab.ask("And now?")
     branch = server.http.get(f"/v1/sessions/{session_of(page)}").json()
     assert (branch["documents"][0], len(branch["documents"]), branch["messages"]) == (document, 2, 4)

@@ -461,6 +461,8 @@ export interface components {
             owned_by: string;
             /** @description parameters of the backbone; null for one that the catalogue does not have */
             parameters: number | null;
+            /** @description maximum number of passages that the server searches for a question by default; 0: recall is off */
+            recall_passages: number;
             /** @description tokens of the context that the memory keeps, at most; null: it keeps a compressed form of all */
             remembered_tokens: number | null;
             segment_length: number;

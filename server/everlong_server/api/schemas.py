@@ -325,6 +325,9 @@ class ServedModel(Wire):
     parameters: int | None = Field(
         description="parameters of the backbone; null for one that the catalogue does not have"
     )
+    recall_passages: int = Field(
+        description="maximum number of passages that the server searches for a question by default; 0: recall is off"
+    )
     segment_length: int
     state_bytes: int = Field(description="size of a session's memory in bytes, for documents of any length")
     fingerprint: str

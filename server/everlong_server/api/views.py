@@ -145,6 +145,7 @@ def model_view(services: Services) -> schemas.ServedModel:
         memory_trained=model.trained,
         remembered_tokens=model.memory.remembered_tokens,
         parameters=known.parameters if known else None,
+        recall_passages=services.recall.passages,
         segment_length=model.segment_length,
         state_bytes=model.state_bytes,
         fingerprint=model.fingerprint,

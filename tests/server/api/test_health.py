@@ -71,6 +71,7 @@ def test_models_say_what_they_are(server: Server) -> None:
     assert model["memory"] == "rmt"
     assert model["memory_trained"] is False
     assert (model["remembered_tokens"], model["parameters"]) == (None, None)
+    assert model["recall_passages"] == 0, "this server has recall off"
     assert model["segment_length"] == 64
     assert model["state_bytes"] == 4 * 64 * 4
     assert server.http.get("/v1/models/tiny-rmt").json() == model

@@ -10,7 +10,7 @@ from pathlib import Path
 from everlong_client.cli.citations import citation_lines, place
 from everlong_client.cli.ingest import ingest_files
 from everlong_client.cli.originals import Originals
-from everlong_client.cli.terminal import console, print_note, write
+from everlong_client.cli.terminal import console, note_how_to_continue, print_note, write
 from everlong_client.client import Everlong
 from everlong_client.errors import NotFoundError
 from everlong_client.types.document import Document
@@ -24,8 +24,10 @@ class Asking:
     With `keep`, the uploaded documents and the session stay on the server; without it they are deleted in the end.
     """
 
-    def __init__(self, client: Everlong, *, as_json: bool, keep: bool) -> None:
+    def __init__(self, client: Everlong, url: str, *, as_json: bool, keep: bool) -> None:
+        """`url`: the address of the client's server."""
         self._client = client
+        self._url = url
         self._as_json = as_json
         self._keep = keep
         self._uploaded: list[Document] = []
@@ -86,7 +88,7 @@ class Asking:
         """Delete what was made on the server, or say how to use it again."""
         if self._keep:
             if self._session is not None:
-                print_note(f"to continue: everlong chat --session {self._session}")
+                note_how_to_continue(self._session, self._url)
             return
         if self._session is not None:
             self._client.sessions.delete(self._session)

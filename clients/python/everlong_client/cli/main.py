@@ -20,7 +20,7 @@ from everlong_client.cli.originals import Originals
 from everlong_client.cli.plugins import Commands
 from everlong_client.cli.status import status_of
 from everlong_client.cli.table import table
-from everlong_client.cli.terminal import fail, print_note, require_stream, write
+from everlong_client.cli.terminal import fail, note_how_to_continue, print_note, require_stream, write
 from everlong_client.client import Everlong
 from everlong_client.transport.wire import DEFAULT_URL, VERSION
 from everlong_client.types.message import Sampling
@@ -128,7 +128,7 @@ def ask(
         fail(f"the question is missing: {question} is a file, and the last argument must be the question")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with _client(url, api_key) as client:
-        asking = Asking(client, as_json=as_json, keep=keep)
+        asking = Asking(client, url, as_json=as_json, keep=keep)
         if not asking.run([*map(Path, names)], documents or [], question, model, sampling):
             raise typer.Exit(1)
 
@@ -169,8 +169,7 @@ def chat(
         try:
             conversation.run()
         finally:
-            where = "" if url == DEFAULT_URL else f" --url {url}"
-            print_note(f"to continue: everlong chat --session {conversation.session.id}{where}")
+            note_how_to_continue(conversation.session.id, url)
 
 
 def _piped_questions() -> Iterable[str] | None:

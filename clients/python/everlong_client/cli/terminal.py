@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from everlong_client.transport.upload import UploadProgress
+from everlong_client.transport.wire import DEFAULT_URL
 from everlong_client.types.document import Document
 
 # Removed from all output, so that a document or an answer cannot send control sequences to the terminal.
@@ -46,6 +47,12 @@ def write(text: str) -> None:
 def print_note(text: str) -> None:
     """Write a line about the progress of the command."""
     console().print(Text(_line(text), style="dim"), soft_wrap=True)
+
+
+def note_how_to_continue(session: str, url: str) -> None:
+    """Write the command that continues the session of the server at `url`."""
+    where = "" if url == DEFAULT_URL else f" --url {url}"
+    print_note(f"to continue: everlong chat --session {session}{where}")
 
 
 def print_error(text: str) -> None:

@@ -11,8 +11,9 @@ class Model:
 
     `memory` is the mechanism (rmt, infinite, …) and `memory_trained` whether its weights were trained.
     `remembered_tokens` is how many tokens of the context the memory keeps at most; None: it keeps a compressed form of all.
-    `parameters` are those of the backbone, if the server knows them. `segment_length` is in tokens; `state_bytes` is the size of
-    a session's memory.
+    `parameters` are those of the backbone, if the server knows them. `recall_passages` is how many passages the server searches
+    for a question by default, at most; 0: recall is off. `segment_length` is in tokens; `state_bytes` is the size of a session's
+    memory.
     """
 
     id: str
@@ -20,6 +21,7 @@ class Model:
     memory_trained: bool | None = None
     remembered_tokens: int | None = None
     parameters: int | None = None
+    recall_passages: int | None = None
     segment_length: int | None = None
     state_bytes: int | None = None
     fingerprint: str | None = None

@@ -1,3 +1,4 @@
+/** Modal dialogs: to confirm, to rename, for the API key, and the list of keys. */
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";

@@ -1,3 +1,4 @@
+/** How far the server has read a document. */
 import type { Document } from "everlong-client";
 import { count, duration, percent, plural } from "../lib/format.js";
 import { nameOf } from "../state/library.js";

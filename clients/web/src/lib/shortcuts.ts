@@ -3,7 +3,7 @@ import { confirmation, helpOpen } from "../components/dialogs.js";
 import { groups } from "../state/conversations.js";
 import { hrefTo, navigate, route } from "../state/route.js";
 import { singleKeys } from "../state/settings.js";
-import { chooseFiles } from "../views/home.js";
+import { chooseDocuments } from "../views/home.js";
 import { sidebarOpen } from "../views/sidebar.js";
 import { closePanel } from "./focus.js";
 
@@ -31,7 +31,7 @@ export function onKeyDown(event: KeyboardEvent): void {
   const actions: Record<string, () => void> = {
     n: () => navigate({ session: null, panel: null }),
     // On keyup, because browsers open a file dialog only after a complete user action.
-    u: () => addEventListener("keyup", () => chooseFiles(), { once: true }),
+    u: () => addEventListener("keyup", () => chooseDocuments(), { once: true }),
     m: () => session && (panel?.kind === "memory" ? closePanel() : (location.hash = hrefTo({ panel: { kind: "memory" } }))),
     j: () => goToNeighbour(1),
     k: () => goToNeighbour(-1),

@@ -1,24 +1,16 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
-import { followSession, sessions, updateSession } from "./library.js";
+import { addSession, sessions } from "./library.js";
 import { navigate } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
-import { ask, draft } from "./turns.js";
+import { ask, draft, takesQuestions } from "./turns.js";
 import { uploadAll } from "./uploads.js";
 
 /** Asks `question` in a new branch, which has the messages before the one at `index`, and opens it. */
 export async function askInBranch(session: Session, messages: readonly Message[], index: number, question: string): Promise<void> {
   const past = messages.slice(0, index);
-  const options = {
-    messages: past,
-    parent: session.id,
-    idempotencyKey: newIdempotencyKey(),
-    ...(past.length && session.title !== null ? { title: session.title } : {}),
-    ...(session.recall !== null ? { recall: session.recall } : {}),
-  };
-  const branch = await retryWhileOffline(() => client.sessions.create(session.documents, options));
-  updateSession(branch);
-  if (branch.status === "ready") void ask(branch.id, question);
+  const branch = await createBranch(session, session.documents, past, past.length ? session.title : null);
+  if (takesQuestions(branch)) void ask(branch.id, question);
   else draft(branch.id, question);
   navigate({ session: branch.id, panel: null });
 }
@@ -27,17 +19,15 @@ export async function askInBranch(session: Session, messages: readonly Message[]
 export async function addFiles(session: Session, messages: readonly Message[], files: readonly File[]): Promise<void> {
   const added = (await uploadAll(files)).filter((id) => !session.documents.includes(id));
   if (added.length === 0) return;
-  const options = {
-    messages: [...messages],
-    parent: session.id,
-    idempotencyKey: newIdempotencyKey(),
-    ...(session.title === null ? {} : { title: session.title }),
-    ...(session.recall === null ? {} : { recall: session.recall }),
-  };
-  const branch = await retryWhileOffline(() => client.sessions.create([...session.documents, ...added], options));
-  updateSession(branch);
-  void followSession(branch);
+  const branch = await createBranch(session, [...session.documents, ...added], messages, session.title);
   navigate({ session: branch.id, panel: null });
+}
+
+async function createBranch(parent: Session, documents: string[], messages: readonly Message[], title: string | null): Promise<Session> {
+  const options = { messages: [...messages], parent: parent.id, title, recall: parent.recall, idempotencyKey: newIdempotencyKey() };
+  const branch = await retryWhileOffline(() => client.sessions.create(documents, options));
+  addSession(branch);
+  return branch;
 }
 
 /** The sessions that branched off from the same one, that one included, oldest first. */

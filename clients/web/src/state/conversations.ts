@@ -1,7 +1,8 @@
 /** The conversations that the sidebar lists: search, groups, and what can be done with several at once. */
 import { computed, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
-import { UserError, documentsOf, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf, updateSession } from "./library.js";
+import { chooseFiles } from "../lib/files.js";
+import { UserError, addSession, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, titleOf } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
@@ -130,20 +131,19 @@ function save(name: string, type: string, text: string): void {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Creates the conversations of an exported file. Documents that are no longer on the server are left out. Returns their number. */
-export async function importFile(file: File): Promise<number> {
+/** Creates the conversations of an exported file. Documents that are no longer on the server are left out. */
+async function importFile(file: File): Promise<void> {
   const { kind, version, conversations } = parsed(await file.text());
   if (kind !== KIND || version !== 1 || !Array.isArray(conversations)) throw new UserError(`${file.name} is not a file of exported conversations`);
   for (const { title, documents, messages } of conversations as Exported[]) {
     const present: string[] = [];
     for (const { id } of documents)
-      if (await client.documents.get(id).then(() => true, () => false)) present.push(id);
-    const options = { messages, idempotencyKey: newIdempotencyKey(), ...(title === null ? {} : { title }) };
+      if (await retryWhileOffline(() => fetchDocument(id))) present.push(id);
+    const options = { messages, title, idempotencyKey: newIdempotencyKey() };
     const session = await retryWhileOffline(() => client.sessions.create(present, options));
-    updateSession(session);
+    addSession(session);
     if (conversations.length === 1) navigate({ session: session.id, panel: null });
   }
-  return conversations.length;
 }
 
 function parsed(text: string): { kind?: unknown; version?: unknown; conversations?: unknown[] } {
@@ -157,16 +157,5 @@ function parsed(text: string): { kind?: unknown; version?: unknown; conversation
 
 /** Opens a dialog to choose a file of exported conversations, and imports it. */
 export function chooseImport(): void {
-  const input = document.createElement("input");
-  input.type = "file";
-  input.accept = ".json,application/json";
-  input.hidden = true;
-  input.onchange = () => {
-    const file = input.files?.[0];
-    input.remove();
-    if (file) void showErrors(() => importFile(file));
-  };
-  input.oncancel = () => input.remove();
-  document.body.append(input);
-  input.click();
+  chooseFiles({ accept: ".json,application/json" }, ([file]) => importFile(file!));
 }

@@ -100,6 +100,12 @@ export function updateSession(session: Session): void {
   sessions.value = known ? sessions.value.map((old) => (old.id === session.id ? session : old)) : [session, ...sessions.value];
 }
 
+/** Shows a new session, and follows it until it has read its documents. */
+export function addSession(session: Session): void {
+  updateSession(session);
+  void followSession(session);
+}
+
 function pendingDocuments(): string[] {
   return [...documents.value.values()].filter(({ status }) => status !== "ready" && status !== "failed").map(({ id }) => id);
 }
@@ -152,7 +158,7 @@ export async function fetchDocument(id: string): Promise<Document | null> {
 }
 
 /** Updates a session when it has read its documents. */
-export async function followSession(session: Session): Promise<void> {
+async function followSession(session: Session): Promise<void> {
   if (session.status !== "reading" || followedSessions.has(session.id)) return;
   followedSessions.add(session.id);
   try {
@@ -205,15 +211,14 @@ export async function createSession(ids: readonly string[], shouldNavigate: () =
   if (empty) return shouldNavigate() ? navigate({ session: empty.id, panel: null }) : undefined;
   const options = { idempotencyKey: newIdempotencyKey() };
   const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
-  updateSession(session);
-  void followSession(session);
+  addSession(session);
   if (shouldNavigate()) navigate({ session: session.id, panel: null });
 }
 
 export async function fork(id: string): Promise<void> {
   const options = { idempotencyKey: newIdempotencyKey() };
   const session = await retryWhileOffline(() => client.sessions.fork(id, options));
-  updateSession(session);
+  addSession(session);
   navigate({ session: session.id, panel: null });
 }
 

@@ -1,9 +1,9 @@
 /** The messages of each session, and the turns whose answers are being generated. */
 import { signal } from "@preact/signals";
-import type { Conversation, Evidence, Message } from "everlong-client";
-import { errorText, updateSession } from "./library.js";
+import type { Conversation, Evidence, Message, Session } from "everlong-client";
+import { errorText, model, updateSession } from "./library.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
-import { sampling } from "./settings.js";
+import { answerSettings, sampling } from "./settings.js";
 import { perTab } from "./storage.js";
 
 /** A question and its answer, which is not complete yet. */
@@ -32,6 +32,13 @@ function setTurn(session: string, turn: Turn | null): void {
   if (turn) changed.set(session, turn);
   else changed.delete(session);
   turns.value = changed;
+}
+
+/** Whether a session takes questions. Until its documents are read, it takes those for which the server searches passages. */
+export function takesQuestions({ status, recall }: Session): boolean {
+  if (status !== "reading") return status === "ready";
+  const passages = answerSettings.value.passages ?? (recall === false ? 0 : recall?.passages);
+  return passages !== 0 && model.value?.recall_passages !== 0;
 }
 
 /** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */

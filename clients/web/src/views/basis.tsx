@@ -8,12 +8,12 @@ const SMALL = 10e9;
 
 /** One line about an answer's passages, and on demand what the memory and the model contributed. */
 export function Basis({ message }: { message: Message }) {
-  const { usage, evidence } = message;
+  const { usage, evidence, memory_progress: progress } = message;
   const served = model.value?.id === message.model ? model.value : null;
   const passages = evidence?.length ?? 0;
   return (
     <details class="note usage">
-      <summary>{passages ? `Rests on ${plural(passages, "passage")}` : "Rests on the memory and the model alone"}</summary>
+      <summary>{summary(passages, progress)}</summary>
       <dl>
         <dt>Passages</dt>
         <dd>
@@ -26,7 +26,7 @@ export function Basis({ message }: { message: Message }) {
         {usage && (
           <>
             <dt>Memory</dt>
-            <dd>{memoryShare(usage.reused_tokens, served)}</dd>
+            <dd>{progress == null ? memoryShare(usage.reused_tokens, served) : unread(progress)}</dd>
           </>
         )}
         <dt>Model</dt>
@@ -45,6 +45,17 @@ export function Basis({ message }: { message: Message }) {
       </dl>
     </details>
   );
+}
+
+/** `progress`: the share of the documents that the memory had read; null or undefined for all. */
+function summary(passages: number, progress: number | null | undefined): string {
+  const sources = passages ? plural(passages, "passage") : progress == null ? "the memory and the model" : "the model";
+  if (progress == null) return `Rests on ${sources}${passages ? "" : " alone"}`;
+  return `Rests on ${sources} alone: the memory had read ${percent(progress)} of the text`;
+}
+
+function unread(progress: number): string {
+  return `It had read ${percent(progress)} of the documents, and was not used. It reads this question and its answer after the documents.`;
 }
 
 /** How much of `tokens` tokens of context the memory of a model holds. */

@@ -1,3 +1,4 @@
+/** An answer's text with links to the passages that its sentences rest on. */
 import type { Citation, Message } from "everlong-client";
 import { Markdown } from "../components/markdown.js";
 import { rememberOpener } from "../lib/focus.js";

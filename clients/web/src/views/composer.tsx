@@ -1,17 +1,17 @@
+/** The form for the next question. */
 import type { Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isComposing } from "../lib/shortcuts.js";
 import { model } from "../state/library.js";
 import { route } from "../state/route.js";
-import { type Turn, ask, draft, nextDraft, stop, withdraw } from "../state/turns.js";
+import { type Turn, ask, draft, nextDraft, stop, takesQuestions, withdraw } from "../state/turns.js";
 import { caution } from "./basis.js";
 import { sidebarOpen } from "./sidebar.js";
 
-/** The form for the next question. */
 export function Composer({ session, turn }: { session: Session; turn: Turn | undefined }) {
   const box = useRef<HTMLTextAreaElement>(null);
   const answering = turn !== undefined && turn.state !== "failed";
-  const ready = session.status === "ready";
+  const open = takesQuestions(session);
   // After a reload during an answer, the text holds its question, then what was typed meanwhile.
   const [text, setText] = useState(() => (turn ? nextDraft(session.id) : [draft(session.id), nextDraft(session.id)].filter(Boolean).join("\n")));
   const free = turn === undefined;
@@ -34,7 +34,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
   };
   const send = () => {
     const question = text.trim();
-    if (!question || answering || !ready) return;
+    if (!question || answering || !open) return;
     if (turn) withdraw(session.id);
     nextDraft(session.id, "");
     setText("");
@@ -57,7 +57,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
           ref={box}
           rows={1}
           value={text}
-          placeholder={ready ? "Ask about it" : session.status === "failed" ? "" : "You can ask when the documents are read"}
+          placeholder={placeholder(session.status, open)}
           disabled={session.status === "failed"}
           onInput={(event) => type(event.currentTarget.value)}
           onKeyDown={(event) => {
@@ -71,7 +71,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
             Stop
           </button>
         ) : (
-          <button key="ask" class="main" type="submit" disabled={!ready || text.trim() === ""}>
+          <button key="ask" class="main" type="submit" disabled={!open || text.trim() === ""}>
             Ask
           </button>
         )}
@@ -79,4 +79,10 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
       <p class="column note caution">{caution(model.value)}</p>
     </form>
   );
+}
+
+function placeholder(status: Session["status"], open: boolean): string {
+  if (status === "failed") return "";
+  if (!open) return "You can ask when the documents are read";
+  return status === "ready" ? "Ask about it" : "Ask about it: answers rest on the search until it is read";
 }

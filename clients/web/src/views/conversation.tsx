@@ -12,7 +12,7 @@ import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSessi
 import { hrefTo, route } from "../state/route.js";
 import { loadMessages, sessionMessages, turns } from "../state/turns.js";
 import { Composer } from "./composer.js";
-import { chooseFiles } from "./home.js";
+import { chooseDocuments } from "./home.js";
 import { Messages } from "./messages.js";
 import { MenuButton } from "./sidebar.js";
 
@@ -124,7 +124,7 @@ function SessionDocuments({ session, messages }: { session: Session; messages: r
           </li>
         ))}
       </ul>
-      <button class="quiet small" title="Continue in a branch with more documents" onClick={() => chooseFiles((files) => addFiles(session, messages, files))}>
+      <button class="quiet small" title="Continue in a branch with more documents" onClick={() => chooseDocuments((files) => addFiles(session, messages, files))}>
         + Add a document
       </button>
       <Uploads />

@@ -5,6 +5,7 @@ import { askConfirmation } from "../components/dialogs.js";
 import { LoadMore } from "../components/load-more.js";
 import { ReadingProgress } from "../components/reading-progress.js";
 import { Uploads } from "../components/uploads.js";
+import { chooseFiles } from "../lib/files.js";
 import { rememberOpener } from "../lib/focus.js";
 import { plural, size } from "../lib/format.js";
 import { createSession, documents, formats, loadMore, loaded, model, nameOf, nextPages, removeDocument, showErrors } from "../state/library.js";
@@ -34,21 +35,10 @@ addEventListener("drop", (event) => {
 });
 
 /** Opens the browser's file dialog. `use` gets the chosen files; by default they are uploaded, and get a conversation. */
-export function chooseFiles(use: (files: File[]) => Promise<void> = uploadFiles): void {
-  const input = document.createElement("input");
-  input.type = "file";
-  input.multiple = true;
-  input.hidden = true;
+export function chooseDocuments(use: (files: File[]) => Promise<void> = uploadFiles): void {
   // Files of other types can still be dropped, or chosen under "all files": the server detects their format.
-  input.accept = (formats.value?.data ?? []).flatMap(({ extensions, media_types }) => [...extensions, ...media_types]).join(",");
-  input.onchange = () => {
-    input.remove();
-    void showErrors(() => use([...(input.files ?? [])]));
-  };
-  input.oncancel = () => input.remove();
-  // Attached to the page while the dialog is open: a detached element could be garbage-collected before its event.
-  document.body.append(input);
-  input.click();
+  const accept = (formats.value?.data ?? []).flatMap(({ extensions, media_types }) => [...extensions, ...media_types]).join(",");
+  chooseFiles({ accept, multiple: true }, use);
 }
 
 const COMMON: Record<string, string> = { text: "Text", pdf: "PDF", docx: "Word", pptx: "PowerPoint", xlsx: "Excel", epub: "EPUB", html: "HTML" };
@@ -91,7 +81,7 @@ export function Home() {
       </header>
       <div class={dragging.value ? "drop over" : "drop"}>
         <p class="large">Drop one or several documents here</p>
-        <button class="main" onClick={() => chooseFiles()}>
+        <button class="main" onClick={() => chooseDocuments()}>
           Choose files
         </button>
         <p class="note">

@@ -1,3 +1,4 @@
+/** The list of passages under an answer. */
 import type { Evidence } from "everlong-client";
 import { useState } from "preact/hooks";
 import { rememberOpener } from "../lib/focus.js";

@@ -1,3 +1,4 @@
+/** The sidebar: the list of conversations, their search, and the served model. */
 import { signal } from "@preact/signals";
 import type { Session } from "everlong-client";
 import { useLayoutEffect, useRef } from "preact/hooks";
