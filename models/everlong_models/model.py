@@ -160,7 +160,7 @@ def load_model(
         trained=plan.kind.recurrent or None
         if plan.kind.training_free
         else loaded and plan.manifest is not None and plan.manifest.trained,
-        description=plan.manifest.description if plan.manifest else "",
+        description=plan.manifest.description if plan.manifest else module.in_words,
         tuned=loaded,
     )
 

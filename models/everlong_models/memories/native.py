@@ -21,10 +21,14 @@ from torch import Tensor
 
 from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.recurrent.model import Recurrent
+from everlong_models.backbone.recurrent.state_cache import named
 from everlong_models.errors import ConfigError
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import MemoryPart
+from everlong_models.memories.view import MemoryPart, relative_change
+
+PARTS = {"conv": "convolution", "recurrent": "recurrence"}
+"""The names of a layer's recurrent states, for people."""
 
 
 class NativeConfig(MemoryConfig):
@@ -64,6 +68,20 @@ class Native(SegmentReader):
         """Return the state before any token was read."""
         seen = torch.zeros(rows, dtype=torch.int64, device=self.backbone.device)
         return MemoryState({**self.backbone.new_tensors(rows, self.slots), "seen": seen})
+
+    @property
+    def in_words(self) -> str:
+        """What the memory is, and what its layers with attention see."""
+        family, layers = self.backbone.family, self.backbone.layers
+        recurrent = sum(bool(layout.states) for layout in layers)
+        words = f"The memory is the recurrent state of {family.name} itself ({family.recurrence}, {recurrent} of {len(layers)} layers)."
+        if not self.slots:
+            return words
+        attention, first = (
+            sum(layout.keys is not None for layout in layers),
+            f"the first {self.sinks} tokens, " if self.sinks else "",
+        )
+        return f"{words} {attention} layers with attention see {first}the last {self.window} and the open segment."
 
     @property
     def visible_tokens(self) -> int:
@@ -134,23 +152,27 @@ class Native(SegmentReader):
         return after
 
     def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
-        """Return for every layer its recurrent state, and the first and the last tokens that its attention keeps."""
+        """Return for every layer its recurrent states, and the first and the last tokens that its attention keeps."""
         age, parts = tokens.shape[1], []
         after = self._run(tokens, state, keep=0)[1] if age else None
         first = min(read, self.sinks)
         last = min(read - first, self.window)
         for layer, layout in enumerate(self.backbone.layers):
-            for name, (shape, _) in layout.states.items():
-                key = f"{layer:03}.{name}"
-                old = state[key].flatten(1).float()
-                used = float((old != 0).sum()) if read else 0.0
-                size = int(torch.Size(shape).numel())
-                change = None
-                if after is not None and read and float(old.norm()):
-                    change = float((after[key].flatten(1).float() - old).norm() / old.norm())
-                parts.append(MemoryPart(name, 0, read, size, used, age, layer, change))
+            for name in layout.states:
+                old = state[named(layer, name)]
+                (change,) = [None] if after is None else relative_change(old, after[named(layer, name)])
+                decay = self.backbone.half_life(layer) if name.startswith("recurrent") else None
+                used = int(old.count_nonzero())
+                parts.append(
+                    MemoryPart(PARTS[name.rstrip("0123456789")], 0, read, old.numel(), used, age, layer, change, old.nbytes, decay)
+                )  # fmt: skip
             if layout.keys is not None:
+                size = sum(state[named(layer, name)].nbytes for name in ("keys", "values")) // self.slots
                 if self.sinks:
-                    parts.append(MemoryPart("sinks", 0, first, self.sinks, first, read - first + age, layer))
-                parts.append(MemoryPart("window", read - last, read, self.window, last, age, layer))
+                    parts.append(
+                        MemoryPart("sinks", 0, first, self.sinks, first, read - first + age, layer, None, size * self.sinks)
+                    )  # fmt: skip
+                parts.append(
+                    MemoryPart("window", read - last, read, self.window, last, age, layer, None, size * self.window)
+                )
         return parts

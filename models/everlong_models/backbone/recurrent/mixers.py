@@ -6,6 +6,7 @@ here replace the `forward` of such a layer. They use the layer's own weights, an
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,26 @@ def _recurrent_block(
     finally:
         lru.recurrent_states = None
     return block.linear_out(x * block.act_fn(block.linear_y(input_states))), None
+
+
+@torch.no_grad()
+def half_life(layer: nn.Module) -> float | None:
+    """Return after how many tokens half of what a token wrote into the layer's recurrent state is left; None without a decay.
+
+    It depends on the text. This is the median over channels at the layer's bias: exp(-Δ A) with Δ = softplus(bias) for state spaces and
+    the delta rule, and a half-open gate, exp(-4 softplus(Λ)), for an RG-LRU.
+    """
+    module: Any
+    for module in layer.modules():
+        if hasattr(module, "A_log"):
+            bias, A = module.dt_bias if hasattr(module, "dt_bias") else module.dt_proj.bias, module.A_log.float().exp()
+            rate = functional.softplus(bias.float()).reshape(-1, *[1] * (A.dim() - 1)) * A
+        elif hasattr(module, "recurrent_param"):
+            rate = 4 * functional.softplus(module.recurrent_param.float())
+        else:
+            continue
+        return float(math.log(2) / rate.median())
+    return None
 
 
 def call_before_each_layer(model: PreTrainedModel, callback: Any) -> None:

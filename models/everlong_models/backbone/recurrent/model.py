@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from everlong_models.backbone.kv_cursor import additive_mask
-from everlong_models.backbone.recurrent.families import FAMILIES, supported
-from everlong_models.backbone.recurrent.mixers import call_before_each_layer
+from everlong_models.backbone.recurrent.families import FAMILIES, Family, supported
+from everlong_models.backbone.recurrent.mixers import call_before_each_layer, half_life
 from everlong_models.backbone.recurrent.state_cache import LayerLayout, layouts, named, present, unsupported_layer
 from everlong_models.backbone.rotary import ROPE, turned
 from everlong_models.errors import BackboneError
@@ -149,6 +149,16 @@ class Recurrent(nn.Module):
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.model.get_input_embeddings().weight.device
+
+    def half_life(self, layer: int) -> float | None:
+        """See `mixers.half_life`."""
+        return half_life(self.model.base_model.layers[layer])
+
+    @property
+    def family(self) -> Family:
+        """What is known of the model's family."""
+        kind = self.model.config.model_type
+        return FAMILIES.get(kind) or Family(kind, "recurrent layers")
 
     @property
     def has_attention(self) -> bool:
