@@ -211,9 +211,8 @@ class Measuring:
                 passages: list[Passage] = []
                 if query is not None:
                     by_sentences = template.gap is not None
-                    passages = await corpus.passages.search(
-                        [stored.id], query, recall.passages, by_sentences=by_sentences
-                    )
+                    result = await corpus.passages.find([stored.id], query, recall.passages, by_sentences=by_sentences)
+                    passages = result.passages
                 found.append(select_passages(passages, "", recall.tokens, self.count, template)[1])
             return found
 

@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -28,7 +28,8 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
 from everlong_server.store.texts import outline, sentences
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.choosing import choose, covers
+from everlong_server.store.texts.choosing import WHOLE, choose
+from everlong_server.store.texts.overview import Overview, overview, samples
 from everlong_server.store.texts.query import Query
 from everlong_server.store.texts.ranking import Indexed, rank
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
@@ -70,6 +71,15 @@ class Passage:
     section: str | None = None
     start_token: int | None = None
     end_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`passages`: what a search found, in the order in which to take them. `overview`: of the documents, if the query is about the whole
+    text; None otherwise."""
+
+    passages: list[Passage]
+    overview: Overview | None = None
 
 
 class SearchMissing(Exception):
@@ -121,13 +131,15 @@ class Passages:
         await self._blobs.delete(_name(document_id))
         await self._blobs.delete_all(f"{document_id}.vectors.*")
 
-    async def search(
-        self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False
-    ) -> list[Passage]:
-        """Return at most `limit` passages of `documents` for the query, in the order in which to take them. None: the documents
-        have nothing about it.
+    async def search(self, documents: Sequence[str], query: Query, limit: int) -> list[Passage]:
+        """Return the passages that `find` finds."""
+        return (await self.find(documents, query, limit)).passages
 
-        `by_sentences`: return the sentences of these passages, each as a passage, unless the passages cover the whole text.
+    async def find(self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False) -> Found:
+        """Return at most `limit` passages of `documents` for the query. No passage: the documents have nothing about it.
+
+        `by_sentences`: return the sentences of these passages, each as a passage. If the query is about the whole text: the
+        beginnings of passages that cover the text, and the best ones.
 
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
         background: until then, the search in their document is by words alone.
@@ -156,7 +168,7 @@ class Passages:
         vector: NDArray[np.float32] | None,
         limit: int,
         by_sentences: bool,
-    ) -> list[Passage]:
+    ) -> Found:
         """Search the documents, whose indexes exist, and have damaged vectors built again."""
         damaged: list[Document] = []
         found = await asyncio.to_thread(self._search, documents, query, vector, limit, by_sentences, damaged)
@@ -243,8 +255,9 @@ class Passages:
     def _search(
         self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int, by_sentences: bool,
         damaged: list[Document],
-    ) -> list[Passage]:  # fmt: skip
+    ) -> Found:  # fmt: skip
         """Search the documents. Adds those with damaged vectors to `damaged`. Blocks."""
+        similarity = None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
         with contextlib.ExitStack() as stack:
             parts: list[Indexed] = []
             searched: list[Document] = []
@@ -254,23 +267,47 @@ class Passages:
                     parts.append(self._part(document, stack.enter_context(opened(path)), stack, damaged))
                     searched.append(document)
             ranking = rank(parts, query.words, vector)
-            found: list[Passage] = []
-            chosen = choose(query, parts, ranking, limit)
-            for n in chosen:
-                which = int(np.searchsorted(ranking.first, n, side="right")) - 1
-                passage = self._read(searched[which], parts[which].index, int(n - ranking.first[which]))
-                if passage is not None:
-                    score, share = round(1 / (1 + len(found)), 3), round(float(ranking.shares[n]), 3)
-                    found.append(replace(passage, score=score, share=share))
-            if found and by_sentences and not covers(query, ranking):
-                similarity = (
-                    None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
-                )
+            whole = 0.0 if similarity is None else float(similarity(WHOLE).max())
+            chosen = choose(query, parts, ranking, limit, whole)
+
+            def read(numbers: Sequence[int]) -> list[Passage]:
+                found: list[Passage] = []
+                for n in numbers:
+                    which = int(np.searchsorted(ranking.first, n, side="right")) - 1
+                    passage = self._read(searched[which], parts[which].index, int(n - ranking.first[which]))
+                    if passage is not None:
+                        score, share = round(1 / (1 + len(found)), 3), round(float(ranking.shares[n]), 3)
+                        found.append(replace(passage, score=score, share=share))
+                return found
+
+            if chosen.cover:
+                if not by_sentences:
+                    return Found(read(chosen.in_turns(limit)), self._overview(searched))
+                best = chosen.best[:1]
+                found = read([*best, *(n for n in chosen.cover if n not in best)][:limit])
+                # Sentences of more passages tell more of a text than whole passages of the same length. Its first ones name it.
+                found = [
+                    p if p.start < sentences.TITLE or n < len(best) else sentences.first(p) for n, p in enumerate(found)
+                ]
+                return Found(found, self._overview(searched))
+            found = read(chosen.best)
+            if found and by_sentences:
                 by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
-                best = next(n for n, document in enumerate(searched) if document.id == found[0].document)
-                beginning = self._read(searched[best], parts[best].index, 0)
-                return sentences.ordered(found, query.words, similarity, by_document, beginning)
-        return found
+                where = next(n for n, document in enumerate(searched) if document.id == found[0].document)
+                beginning = self._read(searched[where], parts[where].index, 0)
+                found = sentences.ordered(found, query.words, similarity, by_document, beginning)
+        return Found(found)
+
+    def _overview(self, documents: Sequence[Document]) -> Overview:
+        def texts() -> Iterator[str]:
+            for document in documents:
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    self._blobs.open(document.id, document.text_offset) as file,
+                ):
+                    yield from samples(file, document.text_offset, document.bytes)
+
+        return overview((document.filename for document in documents), texts())
 
     def _read(self, document: Document, index: Any, number: int) -> Passage | None:
         """Return a passage by its number in the document; None if the document was deleted meanwhile."""

@@ -138,18 +138,3 @@ def _with_neighbours(scores: Floats, first: Ints) -> Floats:
     before[first[:-1][np.diff(first) > 0]] = 0  # no neighbours across documents
     after[first[1:][np.diff(first) > 0] - 1] = 0
     return scores + _NEIGHBOUR_SHARE * (before + after)
-
-
-def representatives(similar: Floats, count: int) -> list[int]:
-    """Return `count` rows that stand for all of them: each next one covers most of what is not covered yet (facility location).
-
-    `similar`: similarities of all with all, [n, n].
-    """
-    covered = np.zeros(len(similar), np.float32)
-    chosen: list[int] = []
-    for _ in range(min(count, len(similar))):
-        gains = np.maximum(similar - covered, 0).sum(axis=1)
-        gains[chosen] = -1
-        chosen.append(int(gains.argmax()))
-        covered = np.maximum(covered, similar[chosen[-1]])
-    return chosen

@@ -40,6 +40,10 @@ _BEGINNING = 200
 """Characters of a document's beginning that are taken whatever the query is."""
 _EARLY = 2
 """Sentences that are taken before the beginning."""
+_FIRST = 200
+"""Characters of a passage's first sentences, if it has more than one."""
+TITLE = 800
+"""Characters of a document's beginning, which often has its title, its author and its subject."""
 
 Similarity = Callable[[Sequence[str]], Floats]
 
@@ -54,6 +58,16 @@ def cut(text: str) -> Iterator[tuple[int, int]]:
             start = end.end()
     if start < len(text):
         yield start, len(text)
+
+
+def first(passage: Passage) -> Passage:
+    """Return the passage without the sentences that end behind its first 200 characters; its first sentence whole."""
+    ends = [end for _, end in cut(passage.text)]
+    end = max([ends[0], *(end for end in ends if end <= _FIRST)]) if ends else 0
+    text = passage.text[:end]
+    return replace(
+        passage, text=text, end=passage.start + end, end_byte=passage.start_byte + len(text.encode())
+    )  # fmt: skip
 
 
 def ordered(

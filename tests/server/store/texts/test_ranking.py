@@ -12,7 +12,7 @@ import pytest
 
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import opened
-from everlong_server.store.texts.ranking import Indexed, Ranking, rank, representatives
+from everlong_server.store.texts.ranking import Indexed, Ranking, rank
 from everlong_server.store.texts.search_corpus import SearchCorpus
 
 WORDS = ("iron", "glass", "paper", "stone", "water", "linen")
@@ -84,10 +84,3 @@ def test_meaning_finds_what_words_do_not_and_both_together_win(tmp_path: Path, s
 
 def test_nothing_is_ranked_without_documents() -> None:
     assert rank([], {"iron": 1.0}, None).scores.shape == (0,)
-
-
-def test_representatives_are_of_different_groups_the_largest_first() -> None:
-    groups = np.array([0, 1, 1, 2, 2, 2])
-    similar = (groups[:, None] == groups[None]).astype(np.float32)
-    assert [int(groups[n]) for n in representatives(similar, 3)] == [2, 1, 0]
-    assert sorted(representatives(similar, 10)) == list(range(6))

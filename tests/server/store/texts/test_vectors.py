@@ -52,6 +52,32 @@ def test_a_passage_is_found_by_meaning_that_words_do_not_find(tmp_path: Path) ->
     assert any("forty guineas" in text for text in asyncio.run(found(Embedder.packaged())))
 
 
+def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_names(tmp_path: Path) -> None:
+    async def run() -> None:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        document = await corpus.put(STORY_TEXT, "Lewis Carroll - Through the Looking-Glass.md")
+        await corpus.passages.ensure(document)
+        for vectors in (False, True):
+            if vectors:
+                await corpus.passages.ensure_vectors(document)
+            for text in ("What's this about?", "Summarise the book in three sentences.", "List the main characters"):
+                query = search_query(text, None)
+                assert query is not None
+                for by_sentences in (False, True):
+                    found = await corpus.passages.find([document.id], query, 16, by_sentences=by_sentences)
+                    assert found.overview is not None, text
+                    assert found.overview.titles == ("Lewis Carroll - Through the Looking-Glass",)
+                    assert {"Alice", "Humpty Dumpty", "Red Queen"} <= set(found.overview.names)
+                    fifths = {5 * passage.start // len(STORY_TEXT) for passage in found.passages}
+                    assert fifths == {0, 1, 2, 3, 4}, text
+                    assert all(STORY_TEXT[p.start : p.end] == p.text for p in found.passages)
+            about_a_place = search_query("Who is asleep under the tree?", None)
+            assert about_a_place is not None
+            assert (await corpus.passages.find([document.id], about_a_place, 16)).overview is None
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("damage", [b"x", b"x" * 2 * 384 * 3], ids=["cut", "fewer"])
 def test_damaged_vectors_are_built_again_and_words_are_searched_meanwhile(
     tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
