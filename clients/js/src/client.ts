@@ -17,8 +17,9 @@ export class Everlong {
     this.sessions = new Sessions(this.#transport);
   }
 
-  /** The models that the server offers. */
+  /** The models that answer. (The server also lists its embedding model, which has no memory.) */
   async models(options: CallOptions = {}): Promise<Model[]> {
-    return (await this.#transport.json<List<Model>>({ method: "GET", path: "/v1/models", ...options })).data;
+    const listed = await this.#transport.json<List<Model | { memory?: undefined }>>({ method: "GET", path: "/v1/models", ...options });
+    return listed.data.filter((each): each is Model => each.memory !== undefined);
   }
 }

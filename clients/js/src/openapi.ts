@@ -224,6 +224,27 @@ export interface components {
             /** @description share of the text that has vectors, 0 to 1, as this server knows */
             progress: number;
         };
+        /** @description The model of `/v1/embeddings`, `/v1/rerank` and the search by meaning. It answers no questions. */
+        EmbeddingModel: {
+            /** @description Unix time in seconds at which the server started */
+            created: number;
+            description: string;
+            /** @description length of its vectors */
+            dimensions: number;
+            fingerprint: string;
+            id: string;
+            /** @description languages that it was trained on (ISO 639-1); null: not known */
+            languages: string[] | null;
+            /** @description tokens that one vector is computed from; a longer text is embedded in parts */
+            max_tokens: number;
+            /**
+             * @default model
+             * @constant
+             */
+            object: "model";
+            /** @default everlong */
+            owned_by: string;
+        };
         /** @description The body of every error response. */
         ErrorBody: {
             error: components["schemas"]["ErrorDetail"];
@@ -397,9 +418,9 @@ export interface components {
              */
             object: "list";
         };
-        /** @description The served model. */
+        /** @description The served model, and the embedding model if the server has one. */
         ModelList: {
-            data: components["schemas"]["ServedModel"][];
+            data: (components["schemas"]["ServedModel"] | components["schemas"]["EmbeddingModel"])[];
             /**
              * @default list
              * @constant

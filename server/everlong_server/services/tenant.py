@@ -13,6 +13,7 @@ from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.documents.ingest import Ingest
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
+from everlong_server.engine.embeddings import TextEmbeddings
 from everlong_server.services.shared import Shared
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
@@ -41,6 +42,7 @@ class Services:
     chat_turns: ChatTurns
     response_turns: ResponseTurns
     memory_views: MemoryViews
+    embeddings: TextEmbeddings
 
     @property
     def recall(self) -> Recall:
@@ -91,4 +93,5 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
             chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota
         ),
         memory_views=MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota),
+        embeddings=TextEmbeddings(shared.embedder, engine, quota, shared.metrics),
     )
