@@ -1,7 +1,7 @@
 import { Documents } from "./documents.js";
 import { Sessions } from "./sessions.js";
 import { type Options, Transport } from "./transport.js";
-import type { CallOptions, List, Model } from "./types.js";
+import type { CallOptions, FoundPassage, List, Model, SearchFilters, SearchIn } from "./types.js";
 
 /** A client of an everlong server. It holds only its options, so it is cheap to create. */
 export class Everlong {
@@ -15,6 +15,17 @@ export class Everlong {
     this.baseUrl = this.#transport.baseUrl;
     this.documents = new Documents(this.#transport);
     this.sessions = new Sessions(this.#transport);
+  }
+
+  /** The passages that fit a query best, without an answer. `limit`: the maximum number; 10 by default. */
+  async search(
+    query: string,
+    where: SearchIn,
+    options: CallOptions & { limit?: number; filters?: SearchFilters } = {},
+  ): Promise<FoundPassage[]> {
+    const { limit, filters, signal } = options;
+    const json = { query, ...where, limit, filters };
+    return (await this.#transport.json<List<FoundPassage>>({ method: "POST", path: "/v1/search", json, signal })).data;
   }
 
   /** The models that answer. (The server also lists its embedding model, which has no memory.) */

@@ -9,6 +9,7 @@ from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.memory_view import MemoryViews
 from everlong_server.engine.answering.prompt import template_of
 from everlong_server.engine.answering.responses import ResponseTurns
+from everlong_server.engine.answering.search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.documents.ingest import Ingest
@@ -42,6 +43,7 @@ class Services:
     chat_turns: ChatTurns
     response_turns: ResponseTurns
     memory_views: MemoryViews
+    search: TextSearch
     embeddings: TextEmbeddings
 
     @property
@@ -93,5 +95,6 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
             chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota
         ),
         memory_views=MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota),
+        search=TextSearch(engine, passages, token_offsets, quota),
         embeddings=TextEmbeddings(shared.embedder, engine, quota, shared.metrics),
     )
