@@ -136,6 +136,12 @@ def search_query(question: str, previous: str | None) -> Query | None:
     return Query(text, weights, asks) if weights else None
 
 
+def passage_query(text: str) -> Query:
+    """Return the query for a text that someone searches for: unlike a message, it need not be about anything."""
+    found = search_query(text, None)
+    return found or Query(text[-_MAX_CHARS:], dict.fromkeys(_first_and_last(words(text), _MAX_WORDS), 1.0))
+
+
 def is_question(message: str) -> bool:
     """Return whether a message is a question about something, which a text can answer or not."""
     return _QUESTION_MARKS.search(message) is not None and not STOP_WORDS.issuperset(map(str.casefold, words(message)))

@@ -14,12 +14,12 @@ import logging
 import sqlite3
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ from everlong_server.store.texts import outline, sentences
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.choosing import WHOLE, choose
 from everlong_server.store.texts.overview import Overview, overview, samples
-from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.ranking import Indexed, rank
+from everlong_server.store.texts.query import PassageFilter, Query
+from everlong_server.store.texts.ranking import Indexed, Ranking, rank
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
 from everlong_server.store.texts.splitting import Headings, split
 from everlong_server.store.texts.terms import language_of, terms_of
@@ -56,7 +56,8 @@ class Passage:
 
     `start_token`, `end_token`: offsets in the model's tokens of the text, covering every token that has a character of the
     passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its place in the order of a search. `share`: the share of the query's
-    words that it has, weighted by their rarity, 0 to 1. `page`, `section`: where it begins, if the document has these.
+    words that it has, weighted by their rarity, 0 to 1. `similarity`: cosine with the query; None if it has no vector or was not compared.
+    `page`, `section`: where it begins, if the document has these.
     """
 
     document: str
@@ -67,6 +68,7 @@ class Passage:
     text: str
     score: float = 0.0
     share: float = 0.0
+    similarity: float | None = None
     page: int | None = None
     section: str | None = None
     start_token: int | None = None
@@ -80,6 +82,11 @@ class Found:
 
     passages: list[Passage]
     overview: Overview | None = None
+
+
+_T = TypeVar("_T")
+_Search = Callable[[Sequence[Document], NDArray[np.float32] | None, list[Document]], _T]
+"""Searches documents for the vector of a query, and adds those with damaged vectors to the list."""
 
 
 class SearchMissing(Exception):
@@ -144,6 +151,20 @@ class Passages:
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
         background: until then, the search in their document is by words alone.
         """
+        return await self._searched(documents, query.text, partial(self._search, query, limit, by_sentences))
+
+    async def rank(
+        self, documents: Sequence[str], query: Query, limit: int, only: PassageFilter | None = None
+    ) -> list[Passage]:
+        """Return at most `limit` passages of `documents`, best first, whether or not they are about the query.
+
+        `score` is the passage's relevance: 1 if it is first by words and by meaning. `only`: which passages to consider. Treats
+        deleted documents, and missing and damaged indexes and vectors, as `search` does.
+        """
+        return await self._searched(documents, query.text, partial(self._rank, query, limit, only))
+
+    async def _searched(self, documents: Sequence[str], text: str, search: _Search[_T]) -> _T:
+        """Return what `search` finds in those of `documents` that exist, with their indexes. `text`: of the query."""
         existing = []
         for document_id in documents:
             with contextlib.suppress(NotFound):
@@ -152,26 +173,21 @@ class Passages:
                 existing.append(document)
         vector = None
         if self._vectors is not None and existing:
-            vector = await self._vectors.of_query(query.text)
+            vector = await self._vectors.of_query(text)
         try:
-            return await self._found(existing, query, vector, limit, by_sentences)
+            return await self._found(existing, vector, search)
         except (sqlite3.DatabaseError, Damaged) as error:
             for document in existing:
                 is_damaged, build = partial(self._is_damaged, document, error), partial(self._build, document)
                 await self._sidecar.repair(document, _name(document.id), build, is_damaged)
-        return await self._found(existing, query, vector, limit, by_sentences)
+        return await self._found(existing, vector, search)
 
     async def _found(
-        self,
-        documents: Sequence[Document],
-        query: Query,
-        vector: NDArray[np.float32] | None,
-        limit: int,
-        by_sentences: bool,
-    ) -> Found:
+        self, documents: Sequence[Document], vector: NDArray[np.float32] | None, search: _Search[_T]
+    ) -> _T:
         """Search the documents, whose indexes exist, and have damaged vectors built again."""
         damaged: list[Document] = []
-        found = await asyncio.to_thread(self._search, documents, query, vector, limit, by_sentences, damaged)
+        found = await asyncio.to_thread(search, documents, vector, damaged)
         for document in damaged:
             if self._vectors is not None:
                 await self._vectors.rebuild(document)
@@ -253,42 +269,32 @@ class Passages:
             index.execute("COMMIT")
 
     def _search(
-        self, documents: Sequence[Document], query: Query, vector: NDArray[np.float32] | None, limit: int, by_sentences: bool,
-        damaged: list[Document],
+        self, query: Query, limit: int, by_sentences: bool, documents: Sequence[Document],
+        vector: NDArray[np.float32] | None, damaged: list[Document],
     ) -> Found:  # fmt: skip
         """Search the documents. Adds those with damaged vectors to `damaged`. Blocks."""
         similarity = None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
         with contextlib.ExitStack() as stack:
-            parts: list[Indexed] = []
-            searched: list[Document] = []
-            for document in documents:
-                with contextlib.suppress(FileNotFoundError):  # the document was deleted meanwhile
-                    path = stack.enter_context(self._blobs.local(_name(document.id)))
-                    parts.append(self._part(document, stack.enter_context(opened(path)), stack, damaged))
-                    searched.append(document)
+            searched, parts = self._parts(documents, stack, damaged)
             ranking = rank(parts, query.words, vector)
             whole = 0.0 if similarity is None else float(similarity(WHOLE).max())
             chosen = choose(query, parts, ranking, limit, whole)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
-                found: list[Passage] = []
-                for n in numbers:
-                    which = int(np.searchsorted(ranking.first, n, side="right")) - 1
-                    passage = self._read(searched[which], parts[which].index, int(n - ranking.first[which]))
-                    if passage is not None:
-                        score, share = round(1 / (1 + len(found)), 3), round(float(ranking.shares[n]), 3)
-                        found.append(replace(passage, score=score, share=share))
-                return found
+                passages = (self._passage(n, searched, parts, ranking) for n in numbers)
+                existing = enumerate((p for p in passages if p is not None), 1)
+                return [replace(passage, score=round(1 / place, 3)) for place, passage in existing]
 
             if chosen.cover:
-                if not by_sentences:
-                    return Found(read(chosen.in_turns(limit)), self._overview(searched))
-                best = chosen.best[:1]
-                found = read([*best, *(n for n in chosen.cover if n not in best)][:limit])
-                # Sentences of more passages tell more of a text than whole passages of the same length. Its first ones name it.
-                found = [
-                    p if p.start < sentences.TITLE or n < len(best) else sentences.first(p) for n, p in enumerate(found)
-                ]
+                found = read(chosen.in_turns(limit))
+                if by_sentences:
+                    best = chosen.best[:1]
+                    found = read([*best, *(n for n in chosen.cover if n not in best)][:limit])
+                    # Sentences of more passages tell more of a text than whole passages. Its first passages name its subject.
+                    found = [
+                        p if n < len(best) or p.start < sentences.TITLE else sentences.first(p)
+                        for n, p in enumerate(found)
+                    ]
                 return Found(found, self._overview(searched))
             found = read(chosen.best)
             if found and by_sentences:
@@ -308,6 +314,58 @@ class Passages:
                     yield from samples(file, document.text_offset, document.bytes)
 
         return overview((document.filename for document in documents), texts())
+
+    def _rank(
+        self, query: Query, limit: int, only: PassageFilter | None, documents: Sequence[Document],
+        vector: NDArray[np.float32] | None, damaged: list[Document],
+    ) -> list[Passage]:  # fmt: skip
+        """Rank the passages of the documents. Adds those with damaged vectors to `damaged`. Blocks."""
+        with contextlib.ExitStack() as stack:
+            searched, parts = self._parts(documents, stack, damaged)
+            ranking = rank(parts, query.words, vector)
+            relevance = ranking.relevance
+            if only is not None:
+                relevance = np.where(self._accepted(only, searched, parts), relevance, 0)
+            found = []
+            for n in np.argsort(-relevance, kind="stable")[:limit]:
+                passage = self._passage(int(n), searched, parts, ranking) if relevance[n] > 0 else None
+                if passage is not None:
+                    found.append(replace(passage, score=round(float(relevance[n]), 4)))
+        return found
+
+    def _accepted(
+        self, only: PassageFilter, documents: Sequence[Document], parts: Sequence[Indexed]
+    ) -> NDArray[np.bool_]:
+        """Return whether the filter accepts each of the documents' passages."""
+        accepted: list[bool] = []
+        for document, part in zip(documents, parts, strict=True):
+            entries = outline.load(self._blobs, document.id) if document.format else []
+            starts = part.index.execute("SELECT start FROM passages ORDER BY id")
+            accepted += [only.accepts(outline.at(entries, start)) for (start,) in starts]
+        return np.array(accepted, bool)
+
+    def _parts(
+        self, documents: Sequence[Document], stack: contextlib.ExitStack, damaged: list[Document]
+    ) -> tuple[list[Document], list[Indexed]]:
+        """Return the documents that still exist, and the part of a search that each is. `stack` keeps their files."""
+        searched: list[Document] = []
+        parts: list[Indexed] = []
+        for document in documents:
+            with contextlib.suppress(FileNotFoundError):  # the document was deleted meanwhile
+                path = stack.enter_context(self._blobs.local(_name(document.id)))
+                parts.append(self._part(document, stack.enter_context(opened(path)), stack, damaged))
+                searched.append(document)
+        return searched, parts
+
+    def _passage(
+        self, n: int, documents: Sequence[Document], parts: Sequence[Indexed], ranking: Ranking
+    ) -> Passage | None:
+        """Return a ranked passage by its number, without its score; None if the document was deleted meanwhile."""
+        which = int(np.searchsorted(ranking.first, n, side="right")) - 1
+        passage = self._read(documents[which], parts[which].index, int(n - ranking.first[which]))
+        similarity = round(float(ranking.similarities[n]), 4) if parts[which].vectors is not None else None
+        share = round(float(ranking.shares[n]), 3)
+        return None if passage is None else replace(passage, share=share, similarity=similarity)
 
     def _read(self, document: Document, index: Any, number: int) -> Passage | None:
         """Return a passage by its number in the document; None if the document was deleted meanwhile."""

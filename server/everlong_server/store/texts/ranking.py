@@ -56,6 +56,13 @@ class Ranking:
     by_words: Floats
     first: Ints
 
+    @property
+    def relevance(self) -> Floats:
+        """Return `scores` scaled to 0 to 1: 1 for a passage that is first by words and by meaning (or words, if there are no vectors)."""
+        rankings = 2 if self.similarities.any() else 1
+        scaled: Floats = self.scores * np.float32(_RANK_OFFSET / rankings)
+        return scaled
+
 
 def rank(parts: Sequence[Indexed], words: Mapping[str, float], vector: Floats | None) -> Ranking:
     """Rank all passages of the documents. `vector`: of the query; None: by words alone."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from everlong_models.text.embedder import Embedder
 from everlong_server.errors import Damaged, NotFound
-from everlong_server.pools import Pool
+from everlong_server.pools import LOW_PRIORITY, Pool
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
@@ -34,9 +33,7 @@ log = logging.getLogger(__name__)
 
 _PASSAGES_AT_ONCE = 128
 _QUERIES = Pool("everlong-query-vector", 1)
-_BUILDS = Pool("everlong-vectors", 1)
-_NICENESS = 10
-"""Priority of the threads that build vectors, below the threads that answer."""
+_BUILDS = Pool("everlong-vectors", 1, niceness=LOW_PRIORITY)
 _SAMPLE = 1 << 16
 
 
@@ -128,8 +125,6 @@ class Vectors:
             await self.ensure(document)
 
     def _fill(self, document: Document, path: Path, stop: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         with self._blobs.open(document.id, document.text_offset) as file:
             language = language_of(file.read(_SAMPLE).decode(errors="ignore"))
         known = self._embedder.languages
