@@ -21,11 +21,13 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 from everlong_client.mcp.server import DocumentServer
 from everlong_lab.harness.ports import free_port
 from mcp import Client, MCPError, StdioServerParameters
+from tests.pages import run_by
 from tests.process import Server, everlong, wait_for
 from tests.server.tenants import new_key
 from tests.tinymodel import STORY, make_model
 
 BOOK = STORY.read_text()[:8_000]
+PAGE = run_by("tests/mcp/test_mcp.py")
 TOOLS = ("list_documents", "read_document", "add_document", "ask")
 
 
@@ -154,27 +156,28 @@ async def test_a_text_part_by_part(http_server: str, book: str) -> None:
         assert (text, parts) == (BOOK, 2)
 
 
-async def test_resources(http_server: str, server: Server, book: str) -> None:
-    large = server.upload("word " * 250_000)["id"]
-    others = [server.upload(f"text {number}")["id"] for number in range(101)]
-    async with Client(http_server) as client:
-        found, cursor, pages = [], None, 0
-        while pages == 0 or cursor is not None:
+async def test_resources(server: Server, book: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everlong_client.mcp.server._RESOURCES", 2)
+    others = [server.upload(f"text {number}")["id"] for number in range(3)]
+    async with Client(DocumentServer(server.url)) as client:
+        found, cursor = [], None
+        while not found or cursor is not None:
             page = await client.list_resources(cursor=cursor)
-            found, cursor, pages = found + page.resources, page.next_cursor, pages + 1
-        assert pages == 2
-        assert {f"everlong://documents/{id}" for id in (book, large, *others)} <= {each.uri for each in found}
+            assert len(page.resources) <= 2
+            found, cursor = found + page.resources, page.next_cursor
+        assert {f"everlong://documents/{id}" for id in (book, *others)} <= {each.uri for each in found}
         named = {each.uri: each for each in found}[f"everlong://documents/{book}"]
         assert (named.name, named.mime_type, named.size) == ("alice.txt", "text/plain", len(BOOK.encode()))
-        assert (await client.list_resource_templates()).resource_templates[0].uri_template == (
-            "everlong://documents/{document}"
-        )
+        (template,) = (await client.list_resource_templates()).resource_templates
+        assert template.uri_template == "everlong://documents/{document}"
+        monkeypatch.setattr("everlong_client.mcp.server.MAX_PART", 3000)
         assert (await client.read_resource(named.uri)).contents[0].text == BOOK
-        with pytest.raises(MCPError, match="1250000 bytes, the limit of a resource is 1048576"):
-            await client.read_resource(f"everlong://documents/{large}")
+        monkeypatch.setattr("everlong_client.mcp.server.MAX_RESOURCE", 100)
+        with pytest.raises(MCPError, match="bytes, the limit of a resource is 100"):
+            await client.read_resource(named.uri, cache_mode="reload")
         with pytest.raises(MCPError, match="doc_none"):
             await client.read_resource("everlong://documents/doc_none")
-    for id in (large, *others):
+    for id in others:
         server.http.delete(f"/v1/documents/{id}")
 
 
@@ -285,3 +288,27 @@ async def test_each_caller_uses_its_own_key(locked: Server, tenant_keys: list[st
             assert "Authorization: Bearer" in await refusal(client, "list_documents")
     async with Client(DocumentServer(locked.url, api_key=alice)) as client:
         assert [each["id"] for each in (await call(client, "list_documents"))["documents"]] == [document]
+
+
+async def test_the_configuration_of_the_page(server: Server, tmp_path: Path) -> None:
+    (configuration,) = [block.code for block in PAGE if block.language == "json"]
+    entry = json.loads(configuration)["mcpServers"]["everlong"]
+    assert entry["command"] == "everlong"
+    parameters = command(server.url)
+    arguments = [str(tmp_path) if each.startswith("/home") else each for each in entry["args"]]
+    parameters.args = ["-m", "everlong_client", *arguments]
+    assert dict.fromkeys(entry["env"], server.url).items() <= parameters.env.items()
+    (tmp_path / "notes.txt").write_text("Notes.")
+    async with Client(parameters) as client:
+        added = await call(client, "add_document", path=str(tmp_path / "notes.txt"))
+    server.http.delete(f"/v1/documents/{added['id']}")
+
+
+def test_the_program_of_the_page(http_server: str, server: Server) -> None:
+    (program,) = [block.code for block in PAGE if block.language == "python"]
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("http://127.0.0.1:8081/mcp", http_server)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
