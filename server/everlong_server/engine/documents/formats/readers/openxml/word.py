@@ -12,7 +12,7 @@ from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.readers.equations import M, linear
-from everlong_server.engine.documents.formats.readers.ooxml import MC, A, Package, R, W
+from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, W
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
 _PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk"))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import posixpath
 import re
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Notes, Unreadable
+from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -89,6 +91,17 @@ class Package:
             lost = "was left out" if tree is None or not len(tree) else "may have lost text"
             self._notes.add(f"it is damaged and {lost} ({error})", part=part)
             return None if tree is None or not len(tree) else tree
+
+    def open(self, part: str) -> IO[bytes]:
+        """Open a part that exists."""
+        return self._packed.open(self._names[part.lstrip("/").casefold()])
+
+    def embedded(self, relation: Relation | None) -> Iterator[str]:
+        """Yield the text of an embedded file, such as a sheet in a text. What cannot be read becomes a note."""
+        if relation is None or relation.external:
+            self._notes.left_out("embedded objects that are not in the file")
+        elif (data := self.read(relation.target)) is not None:
+            yield from (block.text for block in embedded_blocks(data, relation.target, self._notes) if block.text)
 
     def relations(self, part: str) -> dict[str, Relation]:
         """Return the relationships of a part by their id; "" is the package itself."""
