@@ -27,6 +27,7 @@ POSTS = {path: methods["post"] for path, methods in openapi()["paths"].items() i
 WITHOUT = {
     "/v1/uploads/{upload_id}/cancel": "cancels: a second time changes nothing",
     "/v1/responses/{response_id}/cancel": "cancels: a second time changes nothing",
+    "/v1/sessions/{session_id}/cancel": "cancels: a second time changes nothing",
     "/v1/keys": "the response holds a secret, which is stored nowhere",
     "/v1/tickets": "the response holds a secret, which is stored nowhere; a ticket ends after 30 seconds",
 }
