@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from everlong_models import Model
 from everlong_models.text.embedder import Embedder
+from everlong_server.engine.answering.detached import DetachedAnswers
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
@@ -88,6 +89,7 @@ class Shared:
     tracing: Tracing
     started_at: float
     """Unix time in seconds."""
+    detached_answers: DetachedAnswers = field(default_factory=DetachedAnswers)
 
     def passages(self, documents: Documents) -> Passages:
         """Return the search in `documents`."""

@@ -30,6 +30,7 @@ WITHOUT = {
     "/v1/search": "makes nothing",
     "/v1/embeddings": "makes nothing",
     "/v1/rerank": "makes nothing",
+    "/v1/sessions/{session_id}/cancel": "cancels: a second time changes nothing",
     "/v1/keys": "the response holds a secret, which is stored nowhere",
     "/v1/tickets": "the response holds a secret, which is stored nowhere; a ticket ends after 30 seconds",
 }
