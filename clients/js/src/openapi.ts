@@ -385,10 +385,14 @@ export interface components {
         MemoryPart: {
             /** @description tokens since the part was last written */
             age: number;
+            /** @description size of the part; null for memories whose parts do not differ in it */
+            bytes: number | null;
             /** @description relative change (of the norm) that the open segment would cause if it ended now; null if the part stores tokens unchanged or there is no open segment */
             change: number | null;
             /** @description token after the last that the part was computed from */
             end: number;
+            /** @description tokens after which half of what a token wrote has faded, for the median channel of a recurrent layer; null for parts without such a decay */
+            half_life: number | null;
             layer: number | null;
             name: string;
             /** @description capacity, in tokens, positions, vectors, functions or associations */
