@@ -31,9 +31,9 @@ from everlong_server.engine.answering.prompt import INSTRUCT, whole_template
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document
+from everlong_server.store.search.passages import Found
+from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Found
-from everlong_server.store.texts.search_corpus import SearchCorpus
 
 KINDS = ("fact", "whole text", "not in the text")
 REFUSAL = "The text does not say."

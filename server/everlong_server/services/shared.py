@@ -20,12 +20,12 @@ from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Responses
+from everlong_server.store.search.passages import Passages
+from everlong_server.store.search.vectors import VectorBuilds, Vectors
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passages
-from everlong_server.store.texts.vectors import VectorBuilds, Vectors
 from everlong_server.store.uploads import Uploads
 from everlong_server.store.vault import Vault
 

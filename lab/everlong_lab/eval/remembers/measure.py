@@ -21,10 +21,10 @@ from everlong_models.memories.window import Window, WindowConfig
 from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
 from everlong_server.engine.answering.prompt import template_of
 from everlong_server.settings import Settings
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.search.vectors import load_embedder
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.search_corpus import SearchCorpus
-from everlong_server.store.texts.vectors import load_embedder
 
 WAYS = {
     "nothing": "the question alone",

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.terms import words
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.terms import words
 
 # Words that are not searched for beside others: grammar, words of questions, greetings.
 STOP_WORDS = frozenset(

@@ -19,8 +19,8 @@ from everlong_server.engine.answering.grounding import (
 )
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
-from everlong_server.store.texts.overview import Overview
-from everlong_server.store.texts.passages import Found, Passage, Passages
+from everlong_server.store.search.overview import Overview
+from everlong_server.store.search.passages import Found, Passage, Passages
 
 INSTRUCT = Template(
     "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "

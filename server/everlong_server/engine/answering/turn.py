@@ -35,9 +35,9 @@ from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import new_id, now
+from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passage, Passages
 
 
 @dataclass(slots=True)

@@ -27,10 +27,10 @@ from everlong_server.engine.answering.grounding import (
 from everlong_server.engine.answering.prompt import INSTRUCT, PromptBuilder, whole_template
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.store.records import Session
+from everlong_server.store.search.overview import Overview
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.splitting import split
 from everlong_server.store.snapshot import Snapshot
-from everlong_server.store.texts.overview import Overview
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.splitting import split
 from tests.tinymodel import NOVEL, STORY, make_model
 
 ALICE = STORY.read_text()

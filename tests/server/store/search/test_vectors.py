@@ -13,9 +13,9 @@ import pytest
 from everlong_models.errors import BackboneError
 from everlong_models.text.embedder import Embedder, find_packaged_embedder
 from everlong_server.engine.answering.grounding import search_query
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.search.vectors import load_embedder
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.search_corpus import SearchCorpus
-from everlong_server.store.texts.vectors import load_embedder
 from tests.process import Server, wait_for
 from tests.tinymodel import NOVEL, STORY, make_model
 

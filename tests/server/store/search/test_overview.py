@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from everlong_server.store.texts.overview import Overview, overview, samples
+from everlong_server.store.search.overview import Overview, overview, samples
 
 TEXT = (
     "One day Mr. Sherlock Holmes met Dr. Watson in the street. Then Holmes spoke, and Watson heard Mr. Sherlock Holmes. "

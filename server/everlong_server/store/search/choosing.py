@@ -13,8 +13,8 @@ from itertools import pairwise, zip_longest
 
 import numpy as np
 
-from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.ranking import Floats, Indexed, Ints, Ranking
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.ranking import Floats, Indexed, Ints, Ranking
 
 WHOLE = ("What is the text about?", "Summarise the text.", "Who are the characters?")
 """What a question about a whole text means. The nearest of these competes with the passages for the query."""

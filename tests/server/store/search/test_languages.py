@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from everlong_server.store.texts.normalise import searchable
-from everlong_server.store.texts.terms import language_of, terms_of
-from tests.server.store.texts.languages import FACTS, text_in
-from tests.server.store.texts.test_passages import Shelf
+from everlong_server.store.search.normalise import searchable
+from everlong_server.store.search.terms import language_of, terms_of
+from tests.server.store.search.languages import FACTS, text_in
+from tests.server.store.search.test_passages import Shelf
 
 
 @pytest.mark.parametrize("language", FACTS)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from everlong_server.store.texts.ranking import Floats, Indexed
-from everlong_server.store.texts.terms import terms_of
+from everlong_server.store.search.ranking import Floats, Indexed
+from everlong_server.store.search.terms import terms_of
 
 if TYPE_CHECKING:
-    from everlong_server.store.texts.passages import Passage
+    from everlong_server.store.search.passages import Passage
 
 # A full stop after a short word with a capital, such as Mr., Dr. or J., ends no sentence.
 FULL_STOP = r"\.(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z][a-z]\.)"

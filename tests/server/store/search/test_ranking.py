@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from everlong_server.store.search.ranking import Indexed, Ranking, rank
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.search.word_index import opened
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import opened
-from everlong_server.store.texts.ranking import Indexed, Ranking, rank
-from everlong_server.store.texts.search_corpus import SearchCorpus
 
 WORDS = ("iron", "glass", "paper", "stone", "water", "linen")
 

@@ -14,7 +14,7 @@ from functools import cache
 import Stemmer
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from everlong_server.store.texts.normalise import searchable
+from everlong_server.store.search.normalise import searchable
 
 _WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
 _SAMPLE = 20_000

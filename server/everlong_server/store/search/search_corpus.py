@@ -5,9 +5,9 @@ from __future__ import annotations
 from everlong_models.text.embedder import Embedder
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id, now
+from everlong_server.store.search.passages import Passages
+from everlong_server.store.search.vectors import VectorBuilds, Vectors
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passages
-from everlong_server.store.texts.vectors import VectorBuilds, Vectors
 
 
 class SearchCorpus:

@@ -22,11 +22,12 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.engine.answering.grounding import search_query, select_passages
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id
+from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.splitting import Piece, split
+from everlong_server.store.search.word_index import opened
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passage, Passages, opened
-from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.splitting import Piece, split
 from tests.lab.train.conftest import full_disk
 from tests.tinymodel import NOVEL, STORY
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from everlong_server.store.texts.terms import terms_of
+from everlong_server.store.search.terms import terms_of
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

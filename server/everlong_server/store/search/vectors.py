@@ -24,10 +24,10 @@ from everlong_models.text.embedder import Embedder
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import LOW_PRIORITY, Pool
 from everlong_server.store.records import Document
+from everlong_server.store.search.splitting import Headings, Piece, split
+from everlong_server.store.search.terms import language_of
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
-from everlong_server.store.texts.splitting import Headings, Piece, split
-from everlong_server.store.texts.terms import language_of
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import sqlite3
-import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
-from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,28 +21,17 @@ from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
-from everlong_server.store.texts import outline, sentences
+from everlong_server.store.search import sentences, word_index
+from everlong_server.store.search.choosing import WHOLE, choose
+from everlong_server.store.search.overview import Overview, overview, samples
+from everlong_server.store.search.query import PassageFilter, Query
+from everlong_server.store.search.ranking import Indexed, Ranking, rank
+from everlong_server.store.search.vectors import Vectors
+from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.choosing import WHOLE, choose
-from everlong_server.store.texts.overview import Overview, overview, samples
-from everlong_server.store.texts.query import PassageFilter, Query
-from everlong_server.store.texts.ranking import Indexed, Ranking, rank
-from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
-from everlong_server.store.texts.splitting import Headings, split
-from everlong_server.store.texts.terms import language_of, terms_of
-from everlong_server.store.texts.vectors import Vectors
+from everlong_server.store.texts.sidecar import DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)
-
-_MAPPED = 1 << 30
-"""Bytes of an index that are memory-mapped, so that they are read from the page cache without a copy."""
-_WORDS = "USING fts5(text, headings, content='', columnsize=0, tokenize='ascii')"
-"""Holds terms, separated by spaces. The tokenizer `ascii` takes every character outside ASCII as part of a term."""
-_LAYOUT = 2
-"""Version of the index. An index with another one counts as damaged and is built again."""
-_ROWS_AT_ONCE = 512
-_SAMPLE = 1 << 16
-"""Bytes of a text that its language is recognised by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +73,6 @@ _Search = Callable[[Sequence[Document], NDArray[np.float32] | None, list[Documen
 """Searches documents for the vector of a query, and adds those with damaged vectors to the list."""
 
 
-class SearchMissing(Exception):
-    """This Python's SQLite was built without full-text search."""
-
-
-def require_search() -> str:
-    """Return the version of SQLite. Raises `SearchMissing` if it cannot index passages."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as scratch:
-        try:
-            scratch.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
-        except sqlite3.DatabaseError as error:
-            raise SearchMissing(
-                f"the SQLite {sqlite3.sqlite_version} of {sys.executable} cannot index passages ({error}): use a Python whose "
-                "SQLite has FTS5, such as those of python.org, Debian, conda and uv"
-            ) from error
-    return sqlite3.sqlite_version
-
-
 class Passages:
     """Indexes and searches the passages of documents."""
 
@@ -118,7 +85,7 @@ class Passages:
 
     async def ensure(self, document: Document) -> None:
         """Build the document's index of words unless it exists, and begin to build its vectors. Cancelling ends the build soon."""
-        await self._sidecar.ensure(document, _name(document.id), partial(self._build, document))
+        await self._sidecar.ensure(document, _name(document.id), partial(word_index.build, self._blobs, document))
         if self._vectors is not None:
             self._vectors.begin(document)
 
@@ -178,7 +145,10 @@ class Passages:
             return await self._found(existing, vector, search)
         except (sqlite3.DatabaseError, Damaged) as error:
             for document in existing:
-                is_damaged, build = partial(self._is_damaged, document, error), partial(self._build, document)
+                is_damaged, build = (
+                    partial(self._is_damaged, document, error),
+                    partial(word_index.build, self._blobs, document),
+                )
                 await self._sidecar.repair(document, _name(document.id), build, is_damaged)
         return await self._found(existing, vector, search)
 
@@ -226,47 +196,6 @@ class Passages:
             if not await asyncio.to_thread(self._blobs.exists, _name(document_id)):
                 return False
         return True
-
-    def _build(self, document: Document, path: Path, stop: threading.Event) -> None:
-        try:
-            self._index(document, path, stop)
-        except sqlite3.OperationalError as error:  # the index cannot be written; the text is not at fault
-            full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-            number = errno.ENOSPC if full else errno.EIO
-            raise OSError(number, f"the index of document {document.id} cannot be written: {error}") from error
-
-    def _index(self, document: Document, path: Path, stop: threading.Event) -> None:
-        with (
-            contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index,
-            self._blobs.open(document.id, document.text_offset) as file,
-        ):
-            # The file is used only when it is complete, so it needs no journal.
-            index.execute("PRAGMA journal_mode = OFF")
-            index.execute("PRAGMA synchronous = OFF")
-            index.execute("PRAGMA temp_store = MEMORY")  # no text in temporary files, which nothing encrypts or deletes
-            index.execute("BEGIN")
-            index.execute("CREATE TABLE passages (id INTEGER PRIMARY KEY, start, end, start_byte, end_byte)")
-            index.execute("CREATE TABLE document (language)")
-            index.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
-            index.execute("CREATE VIRTUAL TABLE places USING fts5vocab(words, 'instance')")
-            language = language_of(file.read(_SAMPLE).decode(errors="ignore"))
-            index.execute("INSERT INTO document VALUES (?)", (language,))
-            file.seek(document.text_offset)
-            headings, terms = Headings(), terms_of(language)
-            title = terms.of(PurePath(document.filename or "").stem)
-            pieces = enumerate(split(file))
-            while batch := list(islice(pieces, _ROWS_AT_ONCE)):
-                if stop.is_set():
-                    raise BuildCancelled
-                rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in batch)
-                index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
-                texts = (
-                    (n, " ".join(terms.of(p.text)), " ".join([*title, *terms.of(" ".join(headings.of(p.text)))]))
-                    for n, p in batch
-                )
-                index.executemany("INSERT INTO words(rowid, text, headings) VALUES (?, ?, ?)", texts)
-            index.execute(f"PRAGMA user_version = {_LAYOUT}")
-            index.execute("COMMIT")
 
     def _search(
         self, query: Query, limit: int, by_sentences: bool, documents: Sequence[Document],
@@ -353,7 +282,7 @@ class Passages:
         for document in documents:
             with contextlib.suppress(FileNotFoundError):  # the document was deleted meanwhile
                 path = stack.enter_context(self._blobs.local(_name(document.id)))
-                parts.append(self._part(document, stack.enter_context(opened(path)), stack, damaged))
+                parts.append(self._part(document, stack.enter_context(word_index.opened(path)), stack, damaged))
                 searched.append(document)
         return searched, parts
 
@@ -381,7 +310,7 @@ class Passages:
 
     def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:
         """Return the document's part of a search, for which `stack` keeps its files. Damaged vectors are left out."""
-        _check_layout(index)
+        word_index.check_layout(index)
         size = index.execute("SELECT max(id) + 1 FROM passages").fetchone()[0] or 0
         language = index.execute("SELECT language FROM document").fetchone()[0]
         vectors = None
@@ -396,8 +325,8 @@ class Passages:
     def _is_damaged(self, document: Document, error: Exception) -> bool:
         """Whether the document's index is damaged. `error`: the error of the search, for the log."""
         try:
-            with self._blobs.local(_name(document.id)) as path, opened(path) as index:
-                _check_layout(index)
+            with self._blobs.local(_name(document.id)) as path, word_index.opened(path) as index:
+                word_index.check_layout(index)
                 index.execute(
                     "SELECT count(*) FROM passages"
                 )  # fails for an empty file, which SQLite takes for an intact database
@@ -410,19 +339,6 @@ class Passages:
         if not intact:
             log.warning("the index of document %s is damaged and is built again: %s", document.id, error)
         return not intact
-
-
-def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:
-    """Open a complete index for searching. It is never changed, so it needs no locks."""
-    index = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-    index.execute(f"PRAGMA mmap_size = {_MAPPED}")
-    return contextlib.closing(index)
-
-
-def _check_layout(index: Any) -> None:
-    """Raise `Damaged` for an index of another version."""
-    if index.execute("PRAGMA user_version").fetchone()[0] != _LAYOUT:
-        raise Damaged("the index has the layout of another version")
 
 
 def _name(document_id: str) -> str:

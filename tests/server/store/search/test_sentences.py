@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.ranking import Indexed
-from everlong_server.store.texts.sentences import cut, ordered
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.ranking import Indexed
+from everlong_server.store.search.sentences import cut, ordered
 
 WORDS = Indexed(None, 9, "en")
 VECTORS = Indexed(None, 9, "en", np.zeros((9, 2), np.float16))

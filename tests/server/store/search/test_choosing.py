@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from everlong_server.store.texts.choosing import Chosen, choose
-from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.ranking import Indexed, Ranking
+from everlong_server.store.search.choosing import Chosen, choose
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.ranking import Indexed, Ranking
 
 LIMIT = 16
 QUESTION = Query("?", {"a": 1.0, "b": 1.0, "c": 1.0})
