@@ -5,6 +5,7 @@ The routes come from the app: a new POST fails here until it has a request to tr
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,9 @@ WITHOUT = {
     "/v1/uploads/{upload_id}/cancel": "cancels: a second time changes nothing",
     "/v1/responses/{response_id}/cancel": "cancels: a second time changes nothing",
     "/v1/search": "makes nothing",
+    "/v1/vector_stores/{vector_store_id}": "sets fields: a second time changes nothing",
+    "/v1/vector_stores/{vector_store_id}/search": "makes nothing",
+    "/v1/vector_stores/{vector_store_id}/files/{file_id}": "sets fields: a second time changes nothing",
     "/v1/embeddings": "makes nothing",
     "/v1/rerank": "makes nothing",
     "/v1/sessions/{session_id}/cancel": "cancels: a second time changes nothing",
@@ -81,6 +85,13 @@ CASES = {
     "background": Case(
         "/v1/responses", {"json": RESPONSE | {"background": True}}, {"json": RESPONSE | {"stream": True}}, ("response",)
     ),
+    "vector store": Case(
+        "/v1/vector_stores", {"json": {"file_ids": ["FILE"]}}, {"json": {"name": "b"}}, ("vector_store", "vector_store_file"),
+    ),
+    "file of a store": Case(
+        "/v1/vector_stores/{vector_store_id}/files", {"json": {"file_id": "FILE"}},
+        {"json": {"file_id": "FILE", "attributes": {"a": "b"}}},
+    ),
     "upload": Case("/v1/uploads", {"json": UPLOAD}, {"json": UPLOAD | {"bytes": 6}}, ("upload",)),
     "part": Case("/v1/uploads/{upload_id}/parts", {"files": {"data": b"words"}}, {"files": {"data": b"other"}}),
     "complete": Case("/v1/uploads/{whole_upload}/complete", {"json": {"part_ids": ["PART"]}},
@@ -105,17 +116,16 @@ class Requests:
         self.ids = {"session_id": server.session()["id"]} | {
             name: post("/v1/uploads", json=UPLOAD).json()["id"] for name in ("upload_id", "whole_upload")
         }
+        self.file = server.upload("words")["id"]
+        self.ids["vector_store_id"] = post("/v1/vector_stores", json={}).json()["id"]
         part = post(f"/v1/uploads/{self.ids['whole_upload']}/parts", files={"data": b"words"})
         self.part = part.json()["id"]
 
     def send(self, case: Case, request: dict[str, Any], key: str) -> httpx.Response:
         sent = dict(request)
         if "json" in sent:
-            sent["json"] = {
-                name: [self.part] if value == ["PART"] else value.replace("WEB", f"http://{self.web}")
-                if isinstance(value, str) else value
-                for name, value in sent["json"].items()
-            }  # fmt: skip
+            text = json.dumps(sent["json"]).replace("WEB", f"http://{self.web}")
+            sent["json"] = json.loads(text.replace("PART", self.part).replace("FILE", self.file))
         sent["headers"] = sent.get("headers", {}) | {"Idempotency-Key": key}
         return self.server.http.post(case.path.format(**self.ids), **sent)
 

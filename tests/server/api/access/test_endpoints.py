@@ -40,6 +40,11 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
     "POST /v1/search": lambda ids: {"json": {"query": "secret", "documents": [ids["document_id"]]}},
+    "POST /v1/vector_stores": lambda ids: {"json": {"file_ids": [ids["file_id"]]}},
+    "POST /v1/vector_stores/{vector_store_id}": lambda ids: {"json": {"name": "b"}},
+    "POST /v1/vector_stores/{vector_store_id}/search": lambda ids: {"json": {"query": "secret"}},
+    "POST /v1/vector_stores/{vector_store_id}/files": lambda ids: {"json": {"file_id": ids["file_id"]}},
+    "POST /v1/vector_stores/{vector_store_id}/files/{file_id}": lambda ids: {"json": {"attributes": {"a": "b"}}},
     "POST /v1/embeddings": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "words"}},
     "POST /v1/rerank": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "query": "words", "documents": ["words"]}},
     "POST /v1/uploads": lambda ids: {
