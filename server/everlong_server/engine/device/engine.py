@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model
+from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model, Tool, ToolFormat
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import (
@@ -65,6 +66,19 @@ class Engine:
     async def grammar(self, schema: dict[str, Any]) -> Grammar:
         """Compile a JSON schema into a grammar for answers, on a thread. A large schema takes seconds. Raises `GrammarError`."""
         return await _GRAMMAR_COMPILERS.run(self._grammars.json, schema)
+
+    async def tool_grammar(
+        self,
+        format: ToolFormat,
+        tools: Sequence[Tool],
+        choice: Literal["auto", "none", "required"],
+        *,
+        parallel: bool,
+        schema: dict[str, Any] | None,
+    ) -> Grammar:
+        """Compile a grammar for answers that may call tools, like `grammar`. The arguments: see `GrammarCompiler.tools`."""
+        compile = partial(self._grammars.tools, parallel=parallel, schema=schema)
+        return await _GRAMMAR_COMPILERS.run(compile, format, tools, choice)
 
     def start(self) -> None:
         """Start the device thread."""

@@ -103,7 +103,8 @@ class AnswerRequest:
         """Move the rest of the prompt to the open segment, and prepare to sample tokens."""
         self.open, self.prompt_read = self.open + self.prompt[self.prompt_read :], len(self.prompt)
         self.sampler = Sampler(self.params, self.seed, self.context, vocab_size, self.grammar)
-        may_loop = self.params.ignore_eos or self.grammar is not None or not self.params.stop_repetition
+        constrained = self.grammar is not None and not self.grammar.free_text
+        may_loop = self.params.ignore_eos or constrained or not self.params.stop_repetition
         self.text = AnswerText(tokenizer, self.params, may_loop=may_loop)
 
     def accept(self, token: int) -> None:
