@@ -21,6 +21,7 @@ from everlong_server.engine.device.requests import (
     MemoryViewRequest,
     PrefillRequest,
     RequestFailed,
+    ScoreRequest,
 )
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
@@ -152,8 +153,17 @@ class Engine:
         """Return a view of `state`, which has read `tokens_read` tokens, and the `open` segment. `owner`: as in `prefill`."""
         return await self._result(lambda sink: MemoryViewRequest(state, open, tokens_read, sink, owner))
 
+    async def score(self, tokens: list[int], top: int, owner: str = "") -> list[dict[str, Any]]:
+        """Return the log-probability of each of `tokens` but the first, at the beginning of a text, with the `top` likeliest.
+
+        `owner`: as in `prefill`. Each entry is what `logprobs` returns.
+        """
+        state = self.model.memory.initial_state(1)
+        return await self._result(lambda sink: ScoreRequest(state, tokens, top, sink, owner))
+
     async def _result(
-        self, make: Callable[[Callable[[T | RequestFailed], None]], PrefillRequest | MemoryViewRequest]
+        self,
+        make: Callable[[Callable[[T | RequestFailed], None]], PrefillRequest | MemoryViewRequest | ScoreRequest],
     ) -> T:
         """Submit the request that `make` builds around a sink, and return its result. Cancelling the task cancels it."""
         loop = asyncio.get_running_loop()

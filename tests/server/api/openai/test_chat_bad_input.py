@@ -43,7 +43,7 @@ from tests.server.api.openai.talk import MODEL, answer, chat, of, user
             "invalid_value",
             "messages.1.content.0",
         ),
-        ({"messages": [{**user("x"), "name": "Bob"}]}, "unknown_parameter", "messages.0.nick"),
+        ({"messages": [{**user("x"), "nick": "Bob"}]}, "unknown_parameter", "messages.0.nick"),
         ({"messages": [user("x")] * 2049}, "invalid_value", "messages"),
         ({"model": None}, "missing_parameter", "model"),
         ({"model": 7}, "invalid_value", "model"),
