@@ -48,6 +48,7 @@ CHAT = {
     "n": 2,
     "seed": 1,
 }
+COMPLETION = {"model": MODEL, "prompt": ["Hello", "Hi"], "max_tokens": 4, "logprobs": 1, "echo": True}
 RESPONSE = {"input": "Hello", "max_output_tokens": 16, "ignore_eos": True, "temperature": 0}
 UPLOAD = {"bytes": 5, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
 
@@ -81,6 +82,9 @@ CASES = {
         {"json": {"content": "Bye", "max_tokens": 2}},
     ),
     "chat": Case("/v1/chat/completions", {"json": CHAT}, {"json": CHAT | {"seed": 2}}),
+    "completion": Case(
+        "/v1/completions", {"json": COMPLETION}, {"json": COMPLETION | {"prompt": "Bye"}}
+    ),
     "response": Case("/v1/responses", {"json": RESPONSE}, {"json": RESPONSE | {"input": "Bye"}}, ("response",)),
     "background": Case(
         "/v1/responses", {"json": RESPONSE | {"background": True}}, {"json": RESPONSE | {"stream": True}}, ("response",)

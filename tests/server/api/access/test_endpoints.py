@@ -36,6 +36,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
     "POST /v1/keys": lambda ids: {"json": {}},
     "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
+    "POST /v1/completions": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "max_tokens": 2}},
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
