@@ -19,6 +19,7 @@ from everlong_server.engine.answering.grounding import (
 )
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
+from everlong_server.store.records import Message
 from everlong_server.store.texts.passages import Passage, Passages
 
 INSTRUCT = Template(
@@ -130,9 +131,10 @@ class PromptBuilder:
         begins = from_start or not context.session.snapshot.position
         lead = chat.turn if context.session.messages else chat.head if begins else chat.separator
         tokens: list[int] = []
-        for message in context.unread:
+        instructions = [Message("system", context.instructions)] if context.instructions else []
+        for message in [*instructions, *context.unread]:
             end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
-            if message.role == "system" and begins and chat.system is not None:
+            if message.role == "system" and begins and not tokens and chat.system is not None:
                 lead, end = chat.system
             tokens += [*lead, *encode(message.content)]
             lead = end
