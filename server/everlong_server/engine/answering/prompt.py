@@ -134,7 +134,7 @@ class PromptBuilder:
         # Not without kept tokens: a text that fits into the open segment is seen whole.
         prompt_only = bool(memory.kept_tokens(context.state)) and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
-        lead = self._lead(context, context.unread, from_start=prompt_only)
+        lead = self._lead(context, _unread(context), from_start=prompt_only)
         budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
         if tools:
             room = (window or memory.segment_length) - len(message)
@@ -187,7 +187,7 @@ class PromptBuilder:
         tokens: list[int] = []
         for message in unread:
             end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
-            if message.role == "system" and begins and chat.system is not None:
+            if message.role == "system" and begins and not tokens and chat.system is not None:
                 lead, end = chat.system
             tokens += [*lead, *encode(message.content)]
             lead, begins = end, False
@@ -211,7 +211,7 @@ class PromptBuilder:
         model = self._engine.model
         format, kept = model.tools, model.memory.kept_tokens(context.state)
         assert format is not None, "a request with tools needs a tool format"
-        definitions, unread = format.definitions(tools), list(context.unread)
+        definitions, unread = format.definitions(tools), _unread(context)
         if not context.session.messages and (from_start or not context.session.snapshot.position) and model.chat.system:
             system = unread.pop(0).content if unread and unread[0].role == "system" else None
             first = Message("system", format.system_text(system, tools))
@@ -222,7 +222,7 @@ class PromptBuilder:
             recent = [*(kept[-RECENT_TOKENS:] if searched else kept), *context.session.snapshot.open][-seen:]
             if self._unseen_part(context, definitions, len(kept)) in model.tokenizer.decode(recent):
                 return lead
-        with_tools = self._lead(context, [*context.unread, Message("system", definitions)], from_start=from_start)
+        with_tools = self._lead(context, [*_unread(context), Message("system", definitions)], from_start=from_start)
         needed = len(model.tokenizer.encode(definitions))
         if needed > room:
             raise TooLarge(
@@ -238,3 +238,8 @@ class PromptBuilder:
         if read > (model.memory.remembered_tokens or 0):
             return text
         return model.tokenizer.decode(model.tokenizer.encode(text)[read - kept :]) or text
+
+
+def _unread(context: TurnContext) -> list[Message]:
+    """Return the messages before the question that the memory has not read, after the instructions of the message."""
+    return [*([Message("system", context.instructions)] if context.instructions else []), *context.unread]
