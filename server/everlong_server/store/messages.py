@@ -42,6 +42,7 @@ class AnswerMessage:
     `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the model saw.
     `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested. `memory_progress`: the share
     of the documents' text that had been read, if the memory was not ready and the answer rests on the evidence alone.
+    `stop_sequence`: the stop string that ended it; not part of the JSON.
     """
 
     id: str
@@ -56,6 +57,7 @@ class AnswerMessage:
     logprobs: list[dict[str, Any]] | None = None
     citations: Sequence[Citation] = ()
     memory_progress: float | None = None
+    stop_sequence: str | None = None
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""
