@@ -33,7 +33,7 @@ def ours(page: str, *, slow: bool) -> list[Block]:
 @pytest.fixture(scope="module")
 def own_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a tiny model. Answers are short, because their content does not matter here."""
-    with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_tokens=20) as server:
+    with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_tokens=20, embeddings="auto") as server:
         server.start()
         yield server
 

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
-from everlong_server.api.native import document_text, documents, fetch, keys, models, sessions, stream, tickets
+from everlong_server.api.native import document_text, documents, fetch, keys, models, search, sessions, stream, tickets
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
+from everlong_server.api.openai.retrieval import embeddings
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
@@ -57,8 +58,8 @@ def create_app(
     app.state.metrics = metrics
     errors.install_handlers(app)
     for module in (
-        documents, fetch, document_text, sessions, stream, files, uploads, chat, responses_http, responses_socket, messages, tickets,
-        keys, health, models, page,
+        documents, fetch, document_text, search, sessions, stream, files, uploads, chat, responses_http, responses_socket, embeddings,
+        messages, tickets, keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())

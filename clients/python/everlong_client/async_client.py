@@ -24,6 +24,7 @@ from everlong_client.types.event import Answer, Event
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
+from everlong_client.types.search import FoundPassage, SearchFilters
 from everlong_client.types.session import Session
 
 
@@ -52,6 +53,21 @@ class AsyncEverlong:
         self.documents = AsyncDocuments(self._transport)
         self.sessions = AsyncSessions(self._transport)
         self.models = AsyncModels(self._transport)
+
+    async def search(
+        self,
+        query: str,
+        documents: Iterable[str] = (),
+        *,
+        session: str | None = None,
+        limit: int | None = None,
+        filters: SearchFilters | None = None,
+    ) -> tuple[FoundPassage, ...]:
+        """Return the passages that fit `query` best, without an answer: of the documents with these ids, or of a session's.
+
+        `limit` is the maximum number of passages; None: 10.
+        """
+        return await self._transport.call(calls.search(query, documents, session, limit, filters))
 
     async def close(self) -> None:
         """Close the connections."""

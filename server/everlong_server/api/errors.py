@@ -84,9 +84,11 @@ def as_server_error(error: BaseException) -> ServerError:
 def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     """Report the first invalid field: its name, its value, what is allowed."""
     first = error.errors()[0]
-    # For a union, such as `recall`, pydantic adds the tried alternative to the path. It is not a field of the request.
-    not_fields = re.compile(r"body|query|path|[A-Z]\w*|literal\[.*\]")
-    path = [_cut(part) for part in map(str, first["loc"]) if not not_fields.fullmatch(part)]
+    # The first part is the place in the request. For a union, such as `recall`, pydantic adds the tried alternative.
+    places = {"body", "query", "path", "header"} if isinstance(error, RequestValidationError) else set()
+    location = first["loc"][1:] if first["loc"] and first["loc"][0] in places else first["loc"]
+    alternative = re.compile(r"[A-Z]\w*|literal\[.*\]")
+    path = [_cut(part) for part in map(str, location) if not alternative.fullmatch(part)]
     if first["type"] == "json_invalid":
         return InvalidRequest(
             f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json"

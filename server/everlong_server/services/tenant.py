@@ -9,16 +9,18 @@ from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.memory_view import MemoryViews
 from everlong_server.engine.answering.prompt import template_of
 from everlong_server.engine.answering.responses import ResponseTurns
+from everlong_server.engine.answering.search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.documents.ingest import Ingest
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
+from everlong_server.engine.embeddings import TextEmbeddings
 from everlong_server.services.shared import Shared
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passages
 
 _QUESTION_TOKENS = 256
 """Tokens of the model's context that recall leaves free for the question and its answer (half of a short context)."""
@@ -41,6 +43,8 @@ class Services:
     chat_turns: ChatTurns
     response_turns: ResponseTurns
     memory_views: MemoryViews
+    search: TextSearch
+    embeddings: TextEmbeddings
 
     @property
     def recall(self) -> Recall:
@@ -91,4 +95,6 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
             chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota
         ),
         memory_views=MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota),
+        search=TextSearch(engine, passages, token_offsets, quota),
+        embeddings=TextEmbeddings(shared.embedder, engine, quota, shared.metrics),
     )

@@ -28,6 +28,10 @@ WITHOUT = {
     "/v1/uploads/{upload_id}/cancel": "cancels: a second time changes nothing",
     "/v1/responses/{response_id}/cancel": "cancels: a second time changes nothing",
     "/v1/messages/count_tokens": "counts: a second time changes nothing",
+    "/v1/search": "makes nothing",
+    "/v1/embeddings": "makes nothing",
+    "/v1/rerank": "makes nothing",
+    "/v1/sessions/{session_id}/cancel": "cancels: a second time changes nothing",
     "/v1/keys": "the response holds a secret, which is stored nowhere",
     "/v1/tickets": "the response holds a secret, which is stored nowhere; a ticket ends after 30 seconds",
 }

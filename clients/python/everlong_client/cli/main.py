@@ -1,4 +1,4 @@
-"""The `everlong` command: `ask`, `chat`, `ingest`, `mcp`, `memory` and `status`, and the commands that other distributions add."""
+"""The `everlong` command: `ask`, `chat`, `ingest`, `mcp`, `memory`, `search` and `status`, and what other distributions add."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from everlong_client.cli.chat import Chat
 from everlong_client.cli.ingest import ingest_files
 from everlong_client.cli.originals import Originals
 from everlong_client.cli.plugins import Commands
+from everlong_client.cli.search import Searching
 from everlong_client.cli.status import status_of
 from everlong_client.cli.table import table
 from everlong_client.cli.terminal import fail, note_how_to_continue, print_note, require_stream, write
@@ -186,6 +187,31 @@ def _piped_questions() -> Iterable[str] | None:
     if first is None:
         fail("there is nothing to ask: name a file, pipe questions in, or run `everlong chat` on a terminal")
     return chain([first], sys.stdin)
+
+
+@app.command()
+def search(
+    *,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files (- is standard input) and ids of documents to search, and last the query.",
+            metavar="FILE|ID... QUERY",
+        ),
+    ],
+    limit: Annotated[int | None, typer.Option("--limit", help="The maximum number of passages.")] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Print the passages that fit a query best, without an answer."""
+    require_stream(sys.stdout, "standard output")
+    *names, query = words
+    if not names:
+        fail('name the files or documents, then the query: everlong search FILE "QUERY"')
+    with _client(url, api_key) as client:
+        if not Searching(client, as_json=as_json).run(names, query, limit):
+            raise typer.Exit(1)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
 from everlong_client.types.record import from_json
+from everlong_client.types.search import FoundPassage, SearchFilters
 from everlong_client.types.session import Session
 
 T = TypeVar("T")
@@ -173,6 +174,22 @@ def send_message(session: str, content: str, sampling: Sampling, *, stream: bool
 def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
     """Return the WebSocket frame that corresponds to `send_message`."""
     return _without_none(type="message.create", content=content, **sampling)
+
+
+def search(
+    query: str, documents: Iterable[str], session: str | None, limit: int | None, filters: SearchFilters | None
+) -> Call[tuple[FoundPassage, ...]]:
+    """POST /v1/search."""
+    ids = [documents] if isinstance(documents, str) else list(documents)
+    json = _without_none(query=query, documents=ids or None, session=session, limit=limit, filters=filters)
+
+    def parse(data: Any) -> tuple[FoundPassage, ...]:
+        try:
+            return tuple(from_json(FoundPassage, row) for row in data["data"])
+        except (TypeError, KeyError) as error:
+            raise UnexpectedAnswerError("expected a list of passages") from error
+
+    return Call("POST", path("search"), parse, json=json)
 
 
 def list_models() -> Call[Page[Model]]:

@@ -47,6 +47,9 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
+    "POST /v1/search": lambda ids: {"json": {"query": "secret", "documents": [ids["document_id"]]}},
+    "POST /v1/embeddings": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "words"}},
+    "POST /v1/rerank": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "query": "words", "documents": ["words"]}},
     "POST /v1/uploads": lambda ids: {
         "json": {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
     },

@@ -29,13 +29,23 @@ ASKS: dict[str, Callable[[OpenAI], Any]] = {
     "a response": lambda client: respond(client, "Hi."),
     "a background response": lambda client: respond(client, "Hi.", background=True),
     "a response of before": lambda client: client.responses.retrieve("resp_x"),
+    "embeddings": lambda client: client.embeddings.create(model="all-MiniLM-L6-v2", input="Hi."),
     "a file": lambda client: client.files.create(file=("a.txt", b"Once."), purpose="user_data"),
     "an upload": lambda client: client.uploads.create(
         bytes=1, filename="a.txt", mime_type="text/plain", purpose="user_data"
     ),
     "a part": lambda client: client.uploads.parts.create("upload_x", data=b"x"),
 }
-WRITES = ["chat", "a streamed chat", "a response", "a background response", "a file", "an upload", "a part"]
+WRITES = [
+    "chat",
+    "a streamed chat",
+    "a response",
+    "a background response",
+    "embeddings",
+    "a file",
+    "an upload",
+    "a part",
+]
 
 
 @pytest.fixture(scope="module")
