@@ -29,7 +29,7 @@ from everlong_server.errors import InvalidRequest, NotFound, ServerError
 from everlong_server.services import Services
 from everlong_server.store.messages import Citation
 from everlong_server.store.records import Document, Message
-from everlong_server.store.texts.passages import Passage, Passages
+from everlong_server.store.search.passages import Passage, Passages
 
 _BETWEEN_BLOCKS = "\n\n"
 
