@@ -84,20 +84,22 @@ class _Answer:
     parser: CallParser | None = None
     """Separates calls from text, if the answer may call tools."""
 
-    def complete(self, message: AnswerMessage, before: Snapshot, request: AnswerRequest) -> AnswerMessage:
-        """Return the message as it is at the end of the answer. `before`: the snapshot that the prompt follows."""
+    def complete(self, message: AnswerMessage, request: AnswerRequest) -> AnswerMessage:
+        """Return the message as it is at the end of the answer."""
         return replace(
             message,
             content=self.parser.content if self.parser else self.finished.text if self.finished else "",
             tool_calls=self.parser.calls if self.parser else (),
             finish_reason=self.finished.reason if self.finished else "cancelled",
-            usage=Usage(
-                prompt_tokens=before.position + len(request.prompt),
-                completion_tokens=self.finished.tokens if self.finished else 0,
-                reused_tokens=before.position - len(before.open),
-            ),
+            stop_sequence=self.finished.stop if self.finished else None,
+            usage=replace(message.usage, completion_tokens=self.finished.tokens if self.finished else 0),
             logprobs=self.logprobs if request.params.logprobs else None,
         )
+
+
+def _prompt_usage(before: Snapshot, prompt: Prompt) -> Usage:
+    """Return the counts of a prompt. `before`: the snapshot that it follows."""
+    return Usage(before.position + len(prompt.tokens), 0, before.position - len(before.open))
 
 
 class TurnRunner:
@@ -151,6 +153,17 @@ class TurnRunner:
         turn.events = events()
         return turn
 
+    async def count_tokens(
+        self, entering: AbstractAsyncContextManager[TurnContext], content: str, recall: Recall
+    ) -> int:
+        """Return the number of tokens that a turn's prompt would have, with all that its session has read. Answers nothing."""
+        self._check(content, SamplingParams())
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._engine.admit())
+            context = await stack.enter_async_context(entering)
+            prompt = await self._prompts.prompt(context, content, recall)
+            return _prompt_usage(context.session.snapshot, prompt).prompt_tokens
+
     async def _turn(
         self,
         turn: Turn,
@@ -175,7 +188,7 @@ class TurnRunner:
             turn.attach(request, self._engine)
             message = AnswerMessage(
                 turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
-                memory_progress=context.memory_progress,
+                usage=_prompt_usage(context.session.snapshot, prompt), memory_progress=context.memory_progress,
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
@@ -189,7 +202,7 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message = await self._cited(prompt.question, answer.complete(message, context.session.snapshot, request))
+            message = await self._cited(prompt.question, answer.complete(message, request))
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
