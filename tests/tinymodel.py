@@ -22,8 +22,27 @@ CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+HERMES = (
+    "{% if tools %}<|im_start|>system\n"
+    "{{ messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' }}Tools:"
+    "{% for t in tools %}{{ '\n' + (t | tojson) }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{% if m['role'] == 'tool' %}"
+    "{% if messages[loop.index0 - 1]['role'] != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\n<tool_response>\n' + m['content'] + '\n</tool_response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
+    "{% elif m['tool_calls'] %}<|im_start|>assistant{% if m['content'] %}{{ '\n' + m['content'] }}{% endif %}"
+    "{% for c in m['tool_calls'] %}"
+    """{{ '\n<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' + (c.function.arguments | tojson) + '}\n</tool_call>' }}"""
+    "{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% elif not (tools and loop.first and m['role'] == 'system') %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""A template with tools, in the style of Hermes and Qwen."""
 
-def make_tokenizer(vocab: int = 512) -> PreTrainedTokenizerFast:
+
+def make_tokenizer(vocab: int = 512, template: str = CHAT) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer with chat markup on the test data."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,15 +55,21 @@ def make_tokenizer(vocab: int = 512) -> PreTrainedTokenizerFast:
     )
     tokenizer.train([str(NOVEL)], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", bos_token="<|im_start|>")
-    fast.chat_template = CHAT
+    fast.chat_template = template
     return fast
 
 
 def make_model(
-    folder: Path, *, segment_length: int = 64, memory_tokens: int = 4, name: str = "tiny-rmt", seed: int = 0
+    folder: Path,
+    *,
+    segment_length: int = 64,
+    memory_tokens: int = 4,
+    name: str = "tiny-rmt",
+    seed: int = 0,
+    template: str = CHAT,
 ) -> Path:
     """Write a model folder for `--model`, with backbone, tokenizer and random memory weights, and return its path."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(template=template)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

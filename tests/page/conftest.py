@@ -29,7 +29,7 @@ FIXED_LENGTH = """{
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
-    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true, logit_bias: %s});
+    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true, stop_repetition: false, logit_bias: %s});
     send.call(this, JSON.stringify(message));
   };
 }"""

@@ -60,6 +60,12 @@ export interface components {
              */
             min_p: number;
             /**
+             * @description what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far
+             * @default cancel
+             * @enum {string}
+             */
+            on_disconnect: "cancel" | "finish";
+            /**
              * @description Subtracted from the logit of a token that was already generated
              * @default 0
              */
@@ -379,10 +385,14 @@ export interface components {
         MemoryPart: {
             /** @description tokens since the part was last written */
             age: number;
+            /** @description size of the part; null for memories whose parts do not differ in it */
+            bytes: number | null;
             /** @description relative change (of the norm) that the open segment would cause if it ended now; null if the part stores tokens unchanged or there is no open segment */
             change: number | null;
             /** @description token after the last that the part was computed from */
             end: number;
+            /** @description tokens after which half of what a token wrote has faded, for the median channel of a recurrent layer; null for parts without such a decay */
+            half_life: number | null;
             layer: number | null;
             name: string;
             /** @description capacity, in tokens, positions, vectors, functions or associations */
@@ -441,6 +451,8 @@ export interface components {
              * @constant
              */
             object: "list";
+            /** @description the message that is being answered, if its `on_disconnect` is finish */
+            running?: components["schemas"]["RunningTurn"] | null;
         };
         /** @description The served model, and the embedding model if the server has one. */
         ModelList: {
@@ -484,6 +496,17 @@ export interface components {
             passages?: number | null;
             /** @description maximum number of tokens of all passages; at most the model's context */
             tokens?: number | null;
+        };
+        /** @description A message that is being answered, sent with `on_disconnect` "finish". It is not among the session's messages yet. */
+        RunningTurn: {
+            created_at: number;
+            /** @description missing before the search has ended */
+            evidence: components["schemas"]["Evidence"][] | null;
+            /** @description id of the answer */
+            id: string;
+            question: string;
+            /** @description text of the answer so far, up to a second old */
+            text: string;
         };
         /** @description A search in documents: in `documents`, or in those of `session`. */
         SearchDocuments: {
@@ -549,6 +572,11 @@ export interface components {
         };
         /** @description Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state. */
         Session: {
+            /**
+             * @description a message is being answered; another one is refused meanwhile
+             * @default false
+             */
+            answering: boolean;
             created_at: number;
             documents: string[];
             id: string;

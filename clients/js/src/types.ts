@@ -15,6 +15,8 @@ export type MemoryPart = Schemas["MemoryPart"];
 export type MemoryLayer = Schemas["MemoryLayer"];
 export type MemoryPhrase = Schemas["MemoryPhrase"];
 export type Message = Schemas["Message"];
+/** A message that is being answered, sent with `on_disconnect` "finish". */
+export type RunningTurn = Schemas["RunningTurn"];
 /** The options of a new session. */
 export type NewSession = Partial<Omit<Schemas["CreateSession"], "documents">>;
 export type Evidence = Schemas["Evidence"];

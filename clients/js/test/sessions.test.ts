@@ -190,6 +190,31 @@ test("an answer that was complete when the connection was lost is not requested 
   conversation.close();
 });
 
+test("an answer that the server finishes without its client is waited for, and cancelled on demand", async () => {
+  const id = await session();
+  const conversation = distant.sessions.connect(id);
+  for (const sampling of [{ ...GREEDY, max_tokens: 1500 }, ENDLESS]) {
+    const events = conversation.send("Who?", { ...sampling, on_disconnect: "finish" });
+    await speaking(events);
+    const before = (await client.sessions.running(id))?.id;
+    const asked = proxy.requests("message.create");
+    await proxy.plug(await proxy.pull());
+    const rest = all(events);
+    if (sampling === ENDLESS) {
+      await expect.poll(async () => (await client.sessions.running(id))?.text, { timeout: 60_000 }).toBeTruthy();
+      conversation.cancel();
+    }
+    const last = (await rest).at(-1)!;
+    const answer = last.type === "response.completed" ? last.message : null;
+    expect(answer).toMatchObject({ finish_reason: sampling === ENDLESS ? "cancelled" : "length" });
+    if (before) expect(answer!.id).toBe(before);
+    expect(proxy.requests("message.create")).toBe(asked);
+  }
+  expect(await client.sessions.messages(id)).toHaveLength(4);
+  expect(await client.sessions.running(id)).toBeNull();
+  conversation.close();
+});
+
 test("an error is thrown if the server is unreachable for longer than the outage timeout", async () => {
   const proxy = await Proxy.to(URL);
   const conversation = new Everlong({ baseUrl: proxy.url, outageTimeout: 0, retries: 0 }).sessions.connect(await session());

@@ -32,7 +32,7 @@ from everlong_client.errors import (
     UnsupportedMediaTypeError,
 )
 from everlong_client.transport.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
-from everlong_client.types.document import Document, DocumentNote, Failure
+from everlong_client.types.document import Document, DocumentNote, DocumentText, Failure
 from everlong_client.types.event import (
     Event,
     OtherEvent,
@@ -50,6 +50,7 @@ from everlong_client.types.session import Session
 __all__ = [
     "APIConnectionError", "APIStatusError", "APITimeoutError", "AsyncConversation", "AsyncEverlong",
     "AsyncMessageStream", "AuthenticationError", "Citation", "ConflictError", "Conversation", "Document", "DocumentNotReadyError", "DocumentNote",
+    "DocumentText",
     "Event", "Everlong", "EverlongError", "Evidence", "Failure", "FoundPassage", "InternalServerError", "Memory", "MemoryDocument",
     "MemoryLayer", "MemoryPart", "MemoryPhrase", "Message", "MessageStream", "Model", "NotFoundError", "NotSentError",
     "OtherEvent", "PayloadTooLargeError", "Quote", "RateLimitError", "ReadingFailedError", "Recall",

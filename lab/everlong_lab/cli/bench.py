@@ -38,6 +38,8 @@ def flat(
     chosen = [] if memories is None else names_of(memories, MEMORIES, "--memories")
     if backbone is not None and (scratch := [name for name in chosen if not MEMORIES[name].around]):
         raise fail(f"--memories: {scratch[0]} does not use a backbone; leave it out or omit --backbone")
+    if backbone is not None and (own := [name for name in chosen if MEMORIES[name].recurrent]):
+        raise fail(f"--memories: {own[0]} is measured with a tiny model of its own; leave it out or omit --backbone")
     _on(device)
     _report(
         lambda: flat.run(

@@ -20,6 +20,7 @@ from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
 from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
 from everlong_models.backbone.observing import Observer, observed
 from everlong_models.backbone.quantised_llama import QuantisedLlama
+from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.yield_point import yield_point
 
@@ -60,6 +61,8 @@ class Backbone(nn.Module):
 
     def _unfit(self, reason: str) -> BackboneError:
         kind = f"{type(self.model).__name__} ({self.model.config.model_type})"
+        if self.model.config.model_type in FAMILIES:
+            return BackboneError(f"{kind}: {reason}; its memory is its own recurrent state: use the memory `native`")
         return BackboneError(f"{kind}: {reason}; a memory needs a decoder with causal attention in every layer")
 
     @torch.no_grad()

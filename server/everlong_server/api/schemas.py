@@ -190,6 +190,7 @@ class Session(Wire):
     state_digest: str | None
     created_at: float
     parent: str | None = Field(None, description="the session that this one was branched off from; null: from none")
+    answering: bool = Field(False, description="a message is being answered; another one is refused meanwhile")
 
 
 class CreateMessage(SamplingParams):
@@ -198,6 +199,11 @@ class CreateMessage(SamplingParams):
     content: str = Field(min_length=1, description="text of the message")
     stream: bool = Field(False, description="return server-sent events")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
+    on_disconnect: Literal["cancel", "finish"] = Field(
+        "cancel",
+        description="what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and "
+        "leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far",
+    )
 
 
 class Message(Wire):
@@ -255,6 +261,11 @@ class MemoryPart(Wire):
     change: float | None = Field(
         description="relative change (of the norm) that the open segment would cause if it ended now; null if the part "
         "stores tokens unchanged or there is no open segment"
+    )
+    bytes: int | None = Field(description="size of the part; null for memories whose parts do not differ in it")
+    half_life: float | None = Field(
+        description="tokens after which half of what a token wrote has faded, for the median channel of a recurrent layer; null for "
+        "parts without such a decay"
     )
 
 
@@ -364,12 +375,25 @@ class SessionList(Wire):
     has_more: bool
 
 
+class RunningTurn(Wire):
+    """A message that is being answered, sent with `on_disconnect` "finish". It is not among the session's messages yet."""
+
+    id: str = Field(description="id of the answer")
+    question: str
+    created_at: float
+    evidence: list[Evidence] | None = Field(description="missing before the search has ended")
+    text: str = Field(description="text of the answer so far, up to a second old")
+
+
 class MessageList(Wire):
     """All messages of a session, oldest first."""
 
     object: Literal["list"] = "list"
     data: list[Message]
     has_more: Literal[False] = False
+    running: RunningTurn | None = Field(
+        None, description="the message that is being answered, if its `on_disconnect` is finish"
+    )
 
 
 class ModelList(Wire):

@@ -88,6 +88,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         state_digest=session.snapshot.digest,
         created_at=session.created_at,
         parent=session.parent,
+        answering=await services.sessions.is_answering(session.id),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from everlong_models import Model
 from everlong_models.text.embedder import Embedder
+from everlong_server.engine.answering.detached import DetachedAnswers
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
@@ -19,12 +20,12 @@ from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Responses
+from everlong_server.store.search.passages import Passages
+from everlong_server.store.search.vectors import VectorBuilds, Vectors
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passages
-from everlong_server.store.texts.vectors import VectorBuilds, Vectors
 from everlong_server.store.uploads import Uploads
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.stores import VectorStores
@@ -92,6 +93,7 @@ class Shared:
     tracing: Tracing
     started_at: float
     """Unix time in seconds."""
+    detached_answers: DetachedAnswers = field(default_factory=DetachedAnswers)
 
     def passages(self, documents: Documents) -> Passages:
         """Return the search in `documents`."""

@@ -19,9 +19,9 @@ from everlong_server.engine.embeddings import TextEmbeddings
 from everlong_server.services.shared import Shared
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passages
 from everlong_server.store.vector_stores.stores import VectorStores
 
 _QUESTION_TOKENS = 256

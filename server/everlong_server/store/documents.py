@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from everlong_server.observability.tracing import current_span
-from everlong_server.store.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.readings import Readings, no_document
 from everlong_server.store.records import Document, Reading, is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, limit_argument
 from everlong_server.store.vault import Vault

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from everlong_server.store.records import new_id
-from everlong_server.store.texts.passages import Passage
+from everlong_server.store.search.passages import Passage
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.messages import AnswerMessage, question_json
 from everlong_server.store.records import (
     RecallChoice,
@@ -26,9 +25,11 @@ from everlong_server.store.records import (
 )
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.snapshot import COPY_SNAPSHOT, FACTS, Snapshot
 from everlong_server.store.tenants.quota import Quota, limit_argument
+from everlong_server.store.turns import RunningTurns
 from everlong_server.store.vault import MESSAGES, Vault
 
 _START = (
@@ -89,12 +90,12 @@ if #ARGV > 1 + n then redis.call('HSET', KEYS[1], unpack(ARGV, 2 + n)) end
 return 1
 """
 
-# KEYS: session, messages, lease, sessions, deleted. ARGV: session id
+# KEYS: session, messages, lease, running turn, sessions, deleted. ARGV: session id
 _DELETE = (
     REMOVE_FROM_INDEX
     + """
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
-take_out(KEYS[4], ARGV[1], KEYS[5])
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
+take_out(KEYS[5], ARGV[1], KEYS[6])
 """
 )
 
@@ -174,6 +175,7 @@ class Sessions:
         self._replica = replica
         self._lease_seconds = lease_seconds
         self._lease_ms = int(lease_seconds * 1000)
+        self.turns = RunningTurns(redis, self._lease_ms, self._vault)
 
     def of(self, tenant: str) -> Sessions:
         """Return the sessions of another tenant."""
@@ -313,6 +315,7 @@ class Sessions:
                 keys.session(session_id),
                 keys.session_messages(session_id),
                 keys.session_lease(session_id),
+                keys.session_turn(session_id),
                 keys.sessions(self._tenant),
                 keys.deleted(keys.sessions(self._tenant), session_id),
             ],
@@ -335,6 +338,11 @@ class Sessions:
         if not value:
             raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
         return Lease(session_id, value.decode())
+
+    async def is_answering(self, session_id: str) -> bool:
+        """Whether a living replica holds the session's lease."""
+        holder = await self._redis.get(keys.session_lease(session_id))
+        return bool(holder and await self._redis.exists(keys.replica(holder.decode().partition("|")[0])))
 
     async def renew(self, lease: Lease) -> bool:
         """Extend the lease to `lease_seconds` from now. Returns False if it was lost."""

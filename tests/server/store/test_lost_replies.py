@@ -14,10 +14,10 @@ from redis import Redis
 
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
-from everlong_server.store import index, sessions, snapshot
+from everlong_server.store import sessions, snapshot
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import DEFAULT_TENANT
-from everlong_server.store.redis import keys, scripts
+from everlong_server.store.redis import index, keys, scripts
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.tenants.credentials import Caller, Credentials
@@ -75,12 +75,15 @@ def test_documents_and_sessions(lossy_server: Server, server: Server) -> None:
     for one, document in zip((server, lossy_server), there, strict=True):
         session = one.session(document["id"])["id"]
         answers = [one.say(session, question, **GREEDY)["content"] for question in ("Who?", "And where?")]
+        last = one.say(session, "And then?", on_disconnect="finish", **GREEDY)["content"]
+        assert one.http.post(f"/v1/sessions/{session}/cancel").json()["answering"] is False
+        answers.append(last)
         fork = one.http.post(f"/v1/sessions/{session}/fork")
         assert fork.status_code == 201, fork.text
         answers.append(one.say(fork.json()["id"], "Why?", **GREEDY)["content"])
         titled = one.http.patch(f"/v1/sessions/{session}", json={"title": "Alice"})
         assert titled.json()["title"] == "Alice", titled.text
-        assert titled.json()["messages"] == 4
+        assert titled.json()["messages"] == 6
         said.append(answers)
         for path in (f"sessions/{session}", f"sessions/{fork.json()['id']}", f"documents/{document['id']}"):
             gone = one.http.delete(f"/v1/{path}")
@@ -122,8 +125,9 @@ def test_uploads(lossy_server: Server) -> None:
         assert client.uploads.cancel(cancelled.id).status == "cancelled"
 
 
-def test_vector_stores(lossy_server: Server) -> None:
-    stored = [lossy_server.redis.get(keys.stored(DEFAULT_TENANT))]
+def test_vector_stores(lossy_server: Server, proxy: LossyRedisProxy) -> None:
+    redis = Redis(port=proxy.target)
+    before = int(redis.get(keys.stored(DEFAULT_TENANT)) or 0)
     kept, deleted = (lossy_server.upload(TEXT)["id"] for _ in range(2))
     with sdk(lossy_server) as client:
         one = client.vector_stores.create(name="one", file_ids=[kept, deleted])
@@ -140,8 +144,7 @@ def test_vector_stores(lossy_server: Server) -> None:
         for store in (one, other):
             client.vector_stores.delete(store.id)
         client.files.delete(kept)
-    stored.append(lossy_server.redis.get(keys.stored(DEFAULT_TENANT)))
-    assert int(stored[0] or 0) == int(stored[1])
+    assert int(redis.get(keys.stored(DEFAULT_TENANT))) == before
 
 
 def test_responses(lossy_server: Server) -> None:

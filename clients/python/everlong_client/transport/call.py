@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from everlong_client.errors import UnexpectedAnswerError
 from everlong_client.transport.upload import Upload
-from everlong_client.types.document import Document
+from everlong_client.types.document import Document, DocumentText
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
@@ -91,6 +91,12 @@ def complete_upload(upload: str, parts: Iterable[str]) -> Call[str]:
 def get_document(document: str) -> Call[Document]:
     """GET /v1/documents/{id}."""
     return Call("GET", path("documents", document), _parse_one(Document))
+
+
+def document_text(document: str, start_byte: int, end_byte: int | None) -> Call[DocumentText]:
+    """GET /v1/documents/{id}/text."""
+    params = _without_none(start_byte=start_byte, end_byte=end_byte)
+    return Call("GET", path("documents", document, "text"), _parse_one(DocumentText), params=params)
 
 
 def list_documents(limit: int | None, after: str | None) -> Call[Page[Document]]:

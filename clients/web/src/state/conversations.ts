@@ -14,7 +14,7 @@ export const selection = signal<ReadonlySet<string> | null>(null);
 
 /** Conversations with a question, and those that are open, being read or being answered. */
 export const listed = computed(() =>
-  sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.id === route.value.session || turns.value.has(each.id)),
+  sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === route.value.session || turns.value.has(each.id)),
 );
 
 /** Those of `listed` that match the query, in all their words. */

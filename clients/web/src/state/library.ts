@@ -20,6 +20,8 @@ export const lastError = signal<string | null>(null);
 const PAGE_SIZE = 100;
 /** The ids of sessions for which `followSession` is running. */
 const followedSessions = new Set<string>();
+/** Milliseconds until a session that is being answered is fetched again. */
+const ANSWER_DELAY = 2000;
 /** The ids of documents that no longer exist. */
 const deletedDocuments = new Set<string>();
 
@@ -157,9 +159,9 @@ export async function fetchDocument(id: string): Promise<Document | null> {
   }
 }
 
-/** Updates a session when it has read its documents. */
+/** Updates a session when it has read its documents, and when it has been answered. */
 async function followSession(session: Session): Promise<void> {
-  if (session.status !== "reading" || followedSessions.has(session.id)) return;
+  if ((session.status !== "reading" && !session.answering) || followedSessions.has(session.id)) return;
   followedSessions.add(session.id);
   try {
     await retryWhileOffline(() => client.sessions.wait(session.id));
@@ -169,7 +171,9 @@ async function followSession(session: Session): Promise<void> {
     followedSessions.delete(session.id);
   }
   try {
-    updateSession(await retryWhileOffline(() => client.sessions.get(session.id)));
+    const now = await retryWhileOffline(() => client.sessions.get(session.id));
+    updateSession(now);
+    if (now.answering) setTimeout(() => void followSession(now), ANSWER_DELAY);
   } catch {
     sessions.value = sessions.value.filter(({ id }) => id !== session.id);
   }

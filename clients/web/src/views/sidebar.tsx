@@ -126,7 +126,7 @@ function Entry({ session: each, here, onOpen }: { session: Session; here: boolea
       <a href={hrefTo({ session: each.id, panel: null })} onClick={onOpen} aria-current={here ? "page" : undefined} title={titleOf(each)}>
         <span class="title">{titleOf(each)}</span>
         <span class="note">
-          <span class="title">{each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
+          <span class="title">{each.status === "reading" ? "being read" : each.answering ? "being answered" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
         </span>
       </a>
     </li>

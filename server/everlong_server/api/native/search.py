@@ -16,7 +16,7 @@ from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.search import MAX_DOCUMENTS
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
-from everlong_server.store.texts.query import PassageFilter
+from everlong_server.store.search.query import PassageFilter
 
 router = APIRouter(prefix="/v1", tags=["documents"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 

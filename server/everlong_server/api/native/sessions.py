@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -107,10 +108,30 @@ async def memory(session_id: str, services: CallerServices) -> schemas.SessionMe
 
 @router.get("/{session_id}/messages", response_model_exclude_none=True)
 async def messages(session_id: str, services: CallerServices) -> schemas.MessageList:
-    """Lists all messages of a session, oldest first."""
+    """Lists all messages of a session, oldest first, and the one that is being answered."""
     await services.sessions.get(session_id)
+    # In this order, so that a turn that is committed in between is in one of them.
+    running = (
+        await services.sessions.turns.get(session_id) if await services.sessions.is_answering(session_id) else None
+    )
     stored = await services.sessions.messages(session_id)
-    return schemas.MessageList(data=[schemas.Message(**message) for message in stored])
+    if running is not None and any(message["id"] == running.id for message in stored[-1:]):
+        running = None
+    return schemas.MessageList(
+        data=[schemas.Message(**message) for message in stored],
+        running=None if running is None else schemas.RunningTurn(**asdict(running)),
+    )
+
+
+@router.post("/{session_id}/cancel")
+async def cancel(session_id: str, services: CallerServices) -> schemas.Session:
+    """Ends the answer to a message that was sent with `on_disconnect` "finish", within about a second, and keeps its text so far.
+
+    Changes nothing if there is none.
+    """
+    session = await services.sessions.get(session_id)
+    await services.sessions.turns.cancel(session_id)
+    return await session_view(services, session)
 
 
 @router.post(
@@ -123,10 +144,13 @@ async def send(
 ) -> Response:
     """Sends a message and returns its answer, as JSON or, with `stream`, as server-sent events.
 
-    If the caller disconnects before the answer is complete, the session stays unchanged. A retry with the same
-    Idempotency-Key returns the first answer at once and does not change the session again.
+    If the caller disconnects before the answer is complete, the session stays unchanged, unless `on_disconnect` is "finish". A retry
+    with the same Idempotency-Key returns the first answer at once and does not change the session again.
     """
-    events = await run_unless_disconnected(request, _events(services, session_id, body, key))
+    begin = _events(services, session_id, body, key)
+    if body.on_disconnect == "finish":
+        begin = services.shared.detached_answers.start(begin)
+    events = await run_unless_disconnected(request, begin)
     if events is None:
         return Response(status_code=CLIENT_CLOSED)
     if body.stream:
@@ -143,13 +167,17 @@ async def _events(
     try:
         # Also checked for a recorded answer, as the session may have been deleted or belong to another tenant.
         session = await services.sessions.get(session_id)
-        await record.check_same_request("message", session_id, body.model_dump_json())
+        asked = body.model_dump_json(exclude={"on_disconnect"})  # it changes nothing about the answer
+        await record.check_same_request("message", session_id, asked)
         message, message_id = record.answer, f"msg_{record.id}"
         if message is None and not record.first:  # the first server died, perhaps after it committed the turn
             message = await services.sessions.message(session_id, message_id)
         if message is None:
             turn = await services.session_turns.send(
-                session_id, *turn_arguments(services, body, session), id=message_id
+                session_id,
+                *turn_arguments(services, body, session),
+                id=message_id,
+                detached=body.on_disconnect == "finish",
             )
             return record_when_complete(record, turn.events)
         message = {"session": session_id, **message}

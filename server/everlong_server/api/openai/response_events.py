@@ -12,7 +12,7 @@ from everlong_server.engine.answering.events import ResponseCompleted, ResponseC
 from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.store import responses as store
 from everlong_server.store.messages import AnswerMessage, Citation, evidence_json
-from everlong_server.store.texts.passages import Passage
+from everlong_server.store.search.passages import Passage
 
 
 def response_view(response: store.Response) -> dict[str, Any]:

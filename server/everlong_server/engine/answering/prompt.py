@@ -19,7 +19,8 @@ from everlong_server.engine.answering.grounding import (
 )
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
-from everlong_server.store.texts.passages import Passage, Passages
+from everlong_server.store.search.overview import Overview
+from everlong_server.store.search.passages import Found, Passage, Passages
 
 INSTRUCT = Template(
     "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "
@@ -36,6 +37,20 @@ Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answe
 def template_of(model: Model) -> Template:
     """Return `INSTRUCT` for an instruct model as its authors made it, else `TEMPLATE`."""
     return INSTRUCT if not model.tuned and model.tokenizer.chat_template else TEMPLATE
+
+
+def whole_template(overview: Overview) -> Template:
+    """Return the template for a question about whole texts: their titles and most frequent names frame passages of all their parts."""
+    title = " and ".join(f"“{title}”" for title in overview.titles)
+    names = f"The names mentioned most often: {', '.join(overview.names)}.\n\n" if overview.names else ""
+    return Template(
+        f"These passages are from all parts of the text {title}".rstrip() + ".\n\n",
+        "\n\n",
+        f"\n\n{names}Answer the question about the whole text {title}".rstrip()
+        + " in one to three sentences.\n\nQuestion: ",
+        tokens=INSTRUCT.tokens,
+        in_order=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +79,14 @@ class PromptBuilder:
             return await asyncio.to_thread(self.build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
         query = await asyncio.to_thread(search_query, content, context.previous_question)
-        found: list[Passage] | None = (
-            await self._passages.search(documents, query, recall.passages, by_sentences=self._template.gap is not None)
+        by_sentences = self._template.gap is not None
+        result = (
+            await self._passages.find(documents, query, recall.passages, by_sentences=by_sentences)
             if query
-            else []
+            else Found([])
         )
+        found: list[Passage] | None = result.passages
+        template = whole_template(result.overview) if result.overview and by_sentences else None
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, content, found or [], has_history=has_history
         )
@@ -76,16 +94,20 @@ class PromptBuilder:
             # A document was deleted. The memory still has it.
             found, lacks_answer = found or None, False
         # On a thread: this takes time in proportion to the message.
-        return await asyncio.to_thread(self.build, context, content, found, recall, lacks_answer=lacks_answer)
+        return await asyncio.to_thread(
+            self.build, context, content, found, recall, lacks_answer=lacks_answer, template=template
+        )
 
     def build(
-        self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool
-    ) -> Prompt:
+        self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
+        template: Template | None = None,
+    ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
-        documents do not hold the answer.
+        documents do not hold the answer. `template`: None takes that of the model.
         """
+        template = template or self._template
         model = self._engine.model
         tokenizer, memory = model.tokenizer, model.memory
         # What nothing was found for is small talk: the end of the text, which the memory keeps, would only be quoted.
@@ -96,14 +118,21 @@ class PromptBuilder:
         budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
         if window:
             budget = min(budget, window - len(question))
-        evidence, text = self._select(context, found, budget, len(question), prompt_only=prompt_only)
+        evidence, text = self._select(context, found, budget, len(question), template, prompt_only=prompt_only)
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
-            text = self._template.nothing if self._count(self._template.nothing) <= budget else ""
+            text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*self._lead(context, from_start=prompt_only), *tokenizer.encode(text), *question]
         return Prompt(tokens, evidence, RECENT_TOKENS if searched else None, prompt_only)
 
     def _select(
-        self, context: TurnContext, found: Sequence[Passage], budget: int, after: int, *, prompt_only: bool
+        self,
+        context: TurnContext,
+        found: Sequence[Passage],
+        budget: int,
+        after: int,
+        template: Template,
+        *,
+        prompt_only: bool,
     ) -> tuple[list[Passage], str]:
         """Return the evidence and its text, for the kind of memory. `after`: number of tokens after the text."""
         memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
@@ -113,11 +142,11 @@ class PromptBuilder:
         if window:
             return select_passages_in_window(
                 found, [] if prompt_only else recent, budget, self._count, tokenizer.decode, window=window,
-                between=between, after=after, template=self._template,
+                between=between, after=after, template=template,
             )  # fmt: skip
         return select_passages_in_segment(
             found, tokenizer.decode(recent) if found else "", budget, self._count, tokenizer.spans,
-            segment=memory.segment_length, before=len(open) + between, after=after, template=self._template,
+            segment=memory.segment_length, before=len(open) + between, after=after, template=template,
         )  # fmt: skip
 
     def _count(self, text: str) -> int:

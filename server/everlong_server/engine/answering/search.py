@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from everlong_server.engine.answering.grounding import passage_query
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
+from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.query import PassageFilter
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passage, Passages
-from everlong_server.store.texts.query import PassageFilter
 
 MAX_DOCUMENTS = 256
 """Documents of one search, at most. Each has two open files while it is searched."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everlong_server.engine.answering.search import MAX_DOCUMENTS, TextSearch
 from everlong_server.errors import InvalidRequest
-from everlong_server.store.texts.passages import Passage
+from everlong_server.store.search.passages import Passage
 from everlong_server.store.vector_stores.records import Attributes, StoredFile
 from everlong_server.store.vector_stores.stores import MAX_FILES, VectorStores
 

@@ -35,9 +35,9 @@ from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import new_id, now
+from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passage, Passages
 
 
 @dataclass(slots=True)
@@ -46,6 +46,10 @@ class Turn:
 
     id: str
     events: AsyncGenerator[AnswerEvent, None] = field(init=False)
+    evidence: Sequence[Passage] | None = None
+    """What the search found; None before that."""
+    text: str = ""
+    """The answer so far."""
     _answer: AnswerRequest | None = None
     _engine: Engine | None = None
     _error: Exception | None = None
@@ -157,7 +161,7 @@ class TurnRunner:
             grammar = await self._grammar(params)
             context = await stack.enter_async_context(entering)
             prompt = await self._prompts.prompt(context, content, recall)
-            evidence = await self._located(prompt.evidence)
+            turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
             message = AnswerMessage(
@@ -228,6 +232,7 @@ class TurnRunner:
                         break
                     pace.token()
                     answer.logprobs += event.logprobs
+                    turn.text += event.text
                     if event.text or event.logprobs:
                         yield TextDelta(turn.id, event.text, event.logprobs)
         except GrammarError as error:

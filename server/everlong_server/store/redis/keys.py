@@ -80,6 +80,9 @@ session_messages = Key("{everlong}:session:ID:messages", "list", "the messages o
 session_lease = Key("{everlong}:session:ID:lease", "string",
     "the replica that may write a session, and its fencing token",
     "after `lease_seconds`; renewed while an answer is generated", expires=True)
+session_turn = Key("{everlong}:session:ID:turn", "hash",
+    "a question that is being answered, and its answer so far, if a disconnect of its client does not cancel it",
+    "after `lease_seconds`; renewed while the answer is generated", expires=True, sealed=True)
 chat = Key("{everlong}:chat:TENANT:DIGEST", "hash",
     "a cached chat of a tenant, by the digest of its messages: the state, open segment and position after them",
     "`chat_seconds` after its last use", expires=True, sealed=True)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from everlong_server.errors import InvalidRequest, NotFound
-from everlong_server.store.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.records import is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, Quota, limit_argument
 from everlong_server.store.vault import Vault

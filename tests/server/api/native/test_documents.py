@@ -9,9 +9,9 @@ import threading
 import httpx
 import pytest
 
-from everlong_server.store.index import page
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
+from everlong_server.store.redis.index import page
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_tokenizer
 

@@ -47,20 +47,21 @@ FORMATS = {
     "text": Format("text in another encoding than UTF-8", "plain", "charset_normalizer", (), ()),
     "pdf": Format("a PDF file", "pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
     "docx": Format(
-        "a Word file", "word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
+        "a Word file", "openxml.word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
         (f"{_OPENXML}.wordprocessingml.document", f"{_OPENXML}.wordprocessingml.template",
          f"{_MACRO}-word.document.macroenabled.12", f"{_MACRO}-word.template.macroenabled.12"),
     ),
-    "doc": Format("a Word file of 1997 to 2003", "legacy", "kreuzberg", (".doc", ".dot"), ("application/msword",)),
+    "doc": Format("a Word file of 1997 to 2003", "compound.doc", "olefile", (".doc", ".dot"), ("application/msword",)),
     "pptx": Format(
-        "a PowerPoint file", "slides", "lxml", (".pptx", ".pptm", ".ppsx", ".potx"),
+        "a PowerPoint file", "openxml.slides", "lxml", (".pptx", ".pptm", ".ppsx", ".potx"),
         (f"{_OPENXML}.presentationml.presentation", f"{_OPENXML}.presentationml.slideshow",
          f"{_OPENXML}.presentationml.template", f"{_MACRO}-powerpoint.presentation.macroenabled.12"),
     ),
     "ppt": Format("a PowerPoint file of 1997 to 2003", "legacy", "kreuzberg", (".ppt", ".pps"), (f"{_MACRO}-powerpoint",)),
     "xlsx": Format(
-        "an Excel file", "legacy", "kreuzberg", (".xlsx", ".xlsm", ".xltx"),
-        (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12"),
+        "an Excel file", "openxml.sheets", "lxml", (".xlsx", ".xlsm", ".xltx", ".xltm", ".xlsb"),
+        (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12",
+         f"{_MACRO}-excel.sheet.binary.macroenabled.12"),
     ),
     "xls": Format("an Excel file of 1997 to 2003", "legacy", "kreuzberg", (".xls",), (f"{_MACRO}-excel",)),
     "odt": Format("an OpenDocument text", "odf", "lxml", (".odt", ".ott"), (f"{_OASIS}.text", f"{_OASIS}.text-template")),
@@ -72,14 +73,17 @@ FORMATS = {
         "an OpenDocument spreadsheet", "odf", "lxml", (".ods", ".ots"),
         (f"{_OASIS}.spreadsheet", f"{_OASIS}.spreadsheet-template"),
     ),
-    "rtf": Format("an RTF file", "legacy", "kreuzberg", (".rtf",), ("application/rtf", "text/rtf")),
+    "rtf": Format("an RTF file", "rtf", "inscriptis", (".rtf",), ("application/rtf", "text/rtf")),
     "epub": Format("an EPUB file", "epub", "inscriptis", (".epub",), ("application/epub+zip",)),
     "html": Format(
         "an HTML file", "html", "inscriptis", (".html", ".htm", ".xhtml"), ("text/html", "application/xhtml+xml")
     ),
     "mhtml": Format("a saved web page", "mail", "inscriptis", (".mhtml", ".mht"), ("multipart/related", "application/x-mimearchive")),
     "eml": Format("an e-mail", "mail", "inscriptis", (".eml",), ("message/rfc822",)),
-    "msg": Format("an Outlook message", "legacy", "kreuzberg", (".msg",), ("application/vnd.ms-outlook",)),
+    "msg": Format("an Outlook message", "outlook.msg", "olefile", (".msg",), ("application/vnd.ms-outlook",)),
+    "tnef": Format(
+        "an Outlook message (winmail.dat)", "outlook.tnef", "olefile", (".tnef",), ("application/ms-tnef", "application/vnd.ms-tnef")
+    ),
     "image": Format(
         "a picture", "picture", "rapidocr", (".png", ".jpg", ".jpeg", ".tif", ".tiff"), ("image/png", "image/jpeg", "image/tiff"), "ocr"
     ),
@@ -131,6 +135,7 @@ _BINARY = (
 """Offset and first bytes of binary files, and what they are."""
 _PDF = re.compile(rb"%PDF-\d")
 _OLE = b"\xd0\xcf\x11\xe0"
+_TNEF = b"\x78\x9f\x3e\x22"
 _IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 # Atomic, as each comment could otherwise end at any later one, in 2^n ways.
@@ -157,6 +162,8 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
         return "zip"
     if head.startswith(_OLE):
         return "ole"
+    if head.startswith(_TNEF):
+        return "tnef"
     if start.startswith(b"{\\rtf"):
         return "rtf"
     if head.startswith(_IMAGES):

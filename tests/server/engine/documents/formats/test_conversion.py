@@ -320,6 +320,7 @@ def test_the_server_lists_its_formats(server: Server) -> None:
         "epub": files.epub(["<p>A chapter.</p>"]),
         "html": HTML.encode(),
         "msg": files.outlook("A subject", "A line."),
+        "tnef": files.tnef("A subject", {(0x1000, 0x1E): b"A line."}),
         "eml": b"Subject: a\r\n\r\nA line.",
         "mhtml": b"MIME-Version: 1.0\r\nContent-Type: text/html\r\n\r\n<p>A line.",
         "zip": files.zipped({"a.txt": "A line."}),
