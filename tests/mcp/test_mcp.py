@@ -28,7 +28,7 @@ from tests.tinymodel import STORY, make_model
 
 BOOK = STORY.read_text()[:8_000]
 PAGE = run_by("tests/mcp/test_mcp.py")
-TOOLS = ("list_documents", "read_document", "add_document", "ask")
+TOOLS = ("list_documents", "read_document", "search_documents", "add_document", "ask")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ async def test_a_conversation(connect: Callable[[], Any], server: Server, book: 
         assert client.server_info.name == "everlong"
         tools = (await client.list_tools()).tools
         assert [tool.name for tool in tools] == [*TOOLS]
-        assert [tool.annotations.read_only_hint for tool in tools] == [True, True, False, False]
+        assert [tool.annotations.read_only_hint for tool in tools] == [True, True, True, False, False]
         assert all(tool.description and tool.output_schema for tool in tools)
 
         added = await call(client, "add_document", text="The Queen has eleven roses.", filename="roses.txt")
@@ -154,6 +154,24 @@ async def test_a_text_part_by_part(http_server: str, book: str) -> None:
             part = await call(client, "read_document", document=book, start_byte=start, max_bytes=6000)
             text, start, parts = text + part["text"], part["next_start_byte"], parts + 1
         assert (text, parts) == (BOOK, 2)
+
+
+async def test_a_search(http_server: str, book: str) -> None:
+    async with Client(http_server) as client:
+        found = (await call(client, "search_documents", query="Humpty Dumpty kitten", documents=[book], limit=3))[
+            "passages"
+        ]
+        assert 0 < len(found) <= 3
+        assert [each["score"] for each in found] == sorted((each["score"] for each in found), reverse=True)
+        for each in found:
+            assert BOOK.encode()[each["start_byte"] : each["end_byte"]].decode() == each["text"]
+            assert each["filename"] == "alice.txt"
+        nowhere = {"query": "kitten", "documents": [book], "section": "no such heading"}
+        assert (await call(client, "search_documents", **nowhere))["passages"] == []
+        assert (await call(client, "search_documents", query="kitten", documents=[book], first_page=2))[
+            "passages"
+        ] == []
+        assert "no document" in await refusal(client, "search_documents", query="kitten", documents=["doc_none"])
 
 
 async def test_resources(server: Server, book: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from everlong_models import EverlongModelError
+from everlong_server.api.error_forms import error_form
 from everlong_server.api.schemas import ErrorBody
 from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimited, ServerError, Unavailable
 
@@ -111,8 +112,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:
-    """Return the HTTP response to `error`, and the server error that it reports."""
+def error_response(error: BaseException, path: str) -> tuple[JSONResponse, ServerError]:
+    """Return the HTTP response to `error` of a request for `path`, and the server error that it reports."""
     known = as_server_error(error)
     headers = error_headers(known)
     if isinstance(known, Internal):
@@ -120,7 +121,8 @@ def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:
         headers["Connection"] = "close"
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
-    return JSONResponse(known.body(), known.status, headers), known
+    status, body = error_form(known, path)
+    return JSONResponse(body, status, headers), known
 
 
 def error_headers(known: ServerError) -> dict[str, str]:
@@ -137,7 +139,7 @@ def install_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception with `error_response`."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        response, known = error_response(error)
+        response, known = error_response(error, request.url.path)
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everlong_server.engine.answering.chats import ChatTurns
+from everlong_server.engine.answering.completions import Completions
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.memory_view import MemoryViews
 from everlong_server.engine.answering.prompt import template_of
@@ -45,6 +46,7 @@ class Services:
     session_turns: SessionTurns
     chat_turns: ChatTurns
     response_turns: ResponseTurns
+    completions: Completions
     memory_views: MemoryViews
     search: TextSearch
     store_search: StoreSearch
@@ -100,6 +102,7 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
         response_turns=ResponseTurns(
             chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota
         ),
+        completions=Completions(engine, quota, shared.metrics, shared.tracing),
         memory_views=MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota),
         search=search,
         store_search=StoreSearch(vector_stores, search),

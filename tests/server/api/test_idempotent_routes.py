@@ -28,6 +28,7 @@ POSTS = {path: methods["post"] for path, methods in openapi()["paths"].items() i
 WITHOUT = {
     "/v1/uploads/{upload_id}/cancel": "cancels: a second time changes nothing",
     "/v1/responses/{response_id}/cancel": "cancels: a second time changes nothing",
+    "/v1/messages/count_tokens": "counts: a second time changes nothing",
     "/v1/search": "makes nothing",
     "/v1/vector_stores/{vector_store_id}": "sets fields: a second time changes nothing",
     "/v1/vector_stores/{vector_store_id}/search": "makes nothing",
@@ -48,6 +49,8 @@ CHAT = {
     "n": 2,
     "seed": 1,
 }
+COMPLETION = {"model": MODEL, "prompt": ["Hello", "Hi"], "max_tokens": 4, "logprobs": 1, "echo": True}
+ANTHROPIC = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "seed": 1}
 RESPONSE = {"input": "Hello", "max_output_tokens": 16, "ignore_eos": True, "temperature": 0}
 UPLOAD = {"bytes": 5, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
 
@@ -81,6 +84,10 @@ CASES = {
         {"json": {"content": "Bye", "max_tokens": 2}},
     ),
     "chat": Case("/v1/chat/completions", {"json": CHAT}, {"json": CHAT | {"seed": 2}}),
+    "completion": Case(
+        "/v1/completions", {"json": COMPLETION}, {"json": COMPLETION | {"prompt": "Bye"}}
+    ),
+    "anthropic": Case("/v1/messages", {"json": ANTHROPIC}, {"json": ANTHROPIC | {"seed": 2}}),
     "response": Case("/v1/responses", {"json": RESPONSE}, {"json": RESPONSE | {"input": "Bye"}}, ("response",)),
     "background": Case(
         "/v1/responses", {"json": RESPONSE | {"background": True}}, {"json": RESPONSE | {"stream": True}}, ("response",)
@@ -161,7 +168,9 @@ def test_a_retry_makes_nothing_again(requests: Requests, case: Case) -> None:
     assert {kind: requests.count(kind) for kind in case.makes} == {kind: count + 1 for kind, count in before.items()}
     if case.other != case.request:
         refused = requests.send(case, case.other, key)
-        requests.server.error(refused, 422, "idempotency_key_reused", "Idempotency-Key")
+        assert refused.status_code == (400 if case.path == "/v1/messages" else 422)
+        error = refused.json()["error"]
+        assert (error["code"], error["param"]) == ("idempotency_key_reused", "Idempotency-Key")
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

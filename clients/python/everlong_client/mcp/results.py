@@ -3,10 +3,14 @@ because a model reads them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from pydantic import BaseModel
 
 from everlong_client.types.document import Document, DocumentText
-from everlong_client.types.message import Message
+from everlong_client.types.message import Evidence, Message
+from everlong_client.types.search import FoundPassage
 
 
 class ListedDocument(BaseModel):
@@ -48,6 +52,19 @@ class Source(BaseModel):
     section: str | None
     start_byte: int
     end_byte: int
+
+
+class Found(Source):
+    """A passage that a search found. A higher `score` is a better match, 0 to 1."""
+
+    filename: str | None
+    score: float
+
+
+class SearchResult(BaseModel):
+    """The found passages, best first."""
+
+    passages: list[Found]
 
 
 class CitedSentence(BaseModel):
@@ -96,22 +113,23 @@ def text_part(part: DocumentText) -> TextPart:
     )
 
 
+def found(passages: Iterable[FoundPassage]) -> SearchResult:
+    """Return the passages that a search found as the tools show them."""
+    return SearchResult(
+        passages=[Found(**_source(passage), filename=passage.filename, score=passage.score) for passage in passages]
+    )
+
+
+def _source(passage: Evidence) -> dict[str, Any]:
+    return {name: getattr(passage, name) for name in Source.model_fields}
+
+
 def answer(message: Message, session: str) -> Answer:
     """Return an answer as the tools show it."""
     return Answer(
         answer=message.content,
         session=session,
-        sources=[
-            Source(
-                document=passage.document,
-                text=passage.text,
-                page=passage.page,
-                section=passage.section,
-                start_byte=passage.start_byte,
-                end_byte=passage.end_byte,
-            )
-            for passage in message.evidence
-        ],
+        sources=[Source(**_source(passage)) for passage in message.evidence],
         citations=[
             CitedSentence(sentence=message.content[cited.start : cited.end], source=cited.evidence)
             for cited in message.citations

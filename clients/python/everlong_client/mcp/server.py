@@ -20,6 +20,7 @@ from everlong_client.errors import EverlongError, NotFoundError
 from everlong_client.mcp import results
 from everlong_client.transport.wire import VERSION
 from everlong_client.types.event import TextDelta
+from everlong_client.types.search import SearchFilters
 
 MAX_PART = 64 << 10
 """Bytes of a document's text in one result, which is the server's own limit."""
@@ -32,8 +33,8 @@ _PROGRESS_SECONDS = 1.0
 _URI = "everlong://documents/"
 _INSTRUCTIONS = """\
 everlong stores long documents and answers questions about them. Use `list_documents` to find a document's id. Use `ask` with \
-ids of documents for an answer with its sources, and with the `session` of that answer to ask on. Use `read_document` for the \
-text itself, part by part."""
+ids of documents for an answer with its sources, and with the `session` of that answer to ask on. Use `search_documents` for \
+passages without an answer, and `read_document` for the text itself, part by part."""
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
@@ -56,6 +57,7 @@ class DocumentServer(MCPServer[Any]):
         self._folders = [folder.resolve() for folder in folders]
         self.add_tool(self.list_documents, title="List documents", annotations=_READS)
         self.add_tool(self.read_document, title="Read a document", annotations=_READS)
+        self.add_tool(self.search_documents, title="Search documents", annotations=_READS)
         self.add_tool(self.add_document, title="Add a document", annotations=_ADDS)
         self.add_tool(self.ask, title="Ask about documents", annotations=_ADDS)
         text = self.resource(
@@ -93,6 +95,29 @@ class DocumentServer(MCPServer[Any]):
         """Read a part of a document's text, word for word. Files such as PDF were converted to text."""
         async with self._client(ctx) as client:
             return results.text_part(await client.documents.text(document, start_byte, start_byte + max_bytes))
+
+    async def search_documents(
+        self,
+        ctx: Context[Any, Any],
+        query: Annotated[
+            str, Field(min_length=1, description="a question, or words, in the language of the documents")
+        ],
+        documents: Annotated[list[DocumentId], Field(min_length=1, description="ids of the documents to search")],
+        limit: Annotated[int, Field(ge=1, le=100, description="maximum number of passages")] = 10,
+        section: Annotated[str | None, Field(description="search only below headings that contain this")] = None,
+        first_page: Annotated[int | None, Field(ge=1, description="search only this page and later ones")] = None,
+        last_page: Annotated[int | None, Field(ge=1, description="search only this page and earlier ones")] = None,
+    ) -> results.SearchResult:
+        """Find the passages of documents that fit a query best, by words and by meaning. Returns their text word for word."""
+        filters: SearchFilters = {}
+        if section:
+            filters["section"] = section
+        if first_page:
+            filters["first_page"] = first_page
+        if last_page:
+            filters["last_page"] = last_page
+        async with self._client(ctx) as client:
+            return results.found(await client.search(query, documents, limit=limit, filters=filters or None))
 
     async def add_document(
         self,

@@ -26,6 +26,8 @@ ASKS: dict[str, Callable[[OpenAI], Any]] = {
     "a file's content": lambda client: client.files.content("doc_x"),
     "chat": lambda client: client.chat.completions.create(model=MODEL, messages=[user("Hi.")], max_tokens=1),
     "a streamed chat": lambda client: client.chat.completions.create(model=MODEL, messages=[user("Hi.")], stream=True),
+    "a completion": lambda client: client.completions.create(model=MODEL, prompt="Hi.", max_tokens=1),
+    "a streamed completion": lambda client: client.completions.create(model=MODEL, prompt="Hi.", stream=True),
     "a response": lambda client: respond(client, "Hi."),
     "a background response": lambda client: respond(client, "Hi.", background=True),
     "a response of before": lambda client: client.responses.retrieve("resp_x"),
@@ -42,6 +44,8 @@ ASKS: dict[str, Callable[[OpenAI], Any]] = {
 WRITES = [
     "chat",
     "a streamed chat",
+    "a completion",
+    "a streamed completion",
     "a response",
     "a background response",
     "embeddings",
