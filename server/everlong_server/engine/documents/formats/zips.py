@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Notes
 
+_STEP = 1 << 16
 _LOCAL = b"PK\x03\x04"
 _MAX_BYTES = 256 << 20
 """Unpacked bytes of a damaged file that are read."""
@@ -42,19 +43,26 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
     at = total = 0
     while (at := data.find(_LOCAL, at)) >= 0 and len(data) >= at + 30 and total < _MAX_BYTES:
         flags, method, size, name_size, extra = struct.unpack_from("<2xHH8xI4xHH", data, at + 4)
-        name = data[at + 30 : at + 30 + name_size]
+        name = data[at + 30 : at + 30 + name_size].replace(b"\0", b"")
         start = at + 30 + name_size + extra
         at = start
         content = b""
         if method == zipfile.ZIP_STORED:
             content = data[start : start + size]
         elif method == zipfile.ZIP_DEFLATED:
-            unpacker = zlib.decompressobj(-15)
-            try:
-                content = unpacker.decompress(data[start:], _MAX_BYTES - total)
-            except zlib.error:
-                continue
-            at = max(at, len(data) - len(unpacker.unused_data)) if unpacker.eof else at
+            content, at = _inflated(data, start, _MAX_BYTES - total)
         total += len(content)
-        if content:
+        if content and name:
             yield name.decode("utf-8" if flags & _UTF8 else "cp437", "replace"), content
+
+
+def _inflated(data: bytes, start: int, limit: int) -> tuple[bytes, int]:
+    """Unpack the data at `start`, at most about `limit` bytes. Return them and where the packed data end."""
+    unpacker, out, at = zlib.decompressobj(-15), bytearray(), start
+    try:
+        while at < len(data) and not unpacker.eof and len(out) < limit:
+            out += unpacker.decompress(data[at : at + _STEP], limit - len(out))
+            at += _STEP
+    except zlib.error:  # what was unpacked before the damage is kept
+        return bytes(out), start
+    return bytes(out), min(at, len(data)) - len(unpacker.unused_data)

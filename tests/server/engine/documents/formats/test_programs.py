@@ -155,3 +155,9 @@ def test_an_archive_inside_archives_is_read_to_a_limit() -> None:
     for depth in range(6):
         data = files.zipped({f"{depth}.txt" if depth == 0 else f"{depth}.zip": data})
     assert notes_of(data) == ["1.zip: it is a file inside 4 files and was left out"]
+
+
+@pytest.mark.parametrize("name", [b"X" * 5, b"\0" * 5])
+def test_a_cut_archive_with_an_entry_without_a_name(name: bytes) -> None:
+    packed = files.zipped({"XXXXX": "Nameless.", "b.txt": "Named."}).replace(b"XXXXX", name)[:-60]
+    assert "Named." in text_of(packed)

@@ -25,7 +25,11 @@ def is_of_system(name: str) -> bool:
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the files of the archive in the order of their names."""
     with open_zip(file, notes) as packed:
-        entries = [entry for entry in packed.infolist() if not entry.is_dir() and not is_of_system(entry.filename)]
+        entries = [
+            entry
+            for entry in packed.infolist()
+            if not entry.filename.endswith("/") and not is_of_system(entry.filename)
+        ]
         named = sorted(zip(_names(entries), entries, strict=True), key=lambda pair: pair[0])
         notes.left_out(f"files after the first {MAX_FILES}", max(0, len(named) - MAX_FILES))
         for name, entry in named[:MAX_FILES]:

@@ -26,6 +26,7 @@ class _Book:
     """The files of an EPUB. Names are compared without regard to case, percent-encoding and fragments."""
 
     def __init__(self, file: Path, notes: Notes) -> None:
+        self._notes = notes
         self.packed = open_zip(file, notes)
         self._names = {name.casefold(): name for name in reversed(self.packed.namelist())}
 
@@ -39,14 +40,18 @@ class _Book:
 
     def xml(self, name: str) -> Any:
         """Return the tree of an XML file, even if it is damaged; None if nothing of it can be read."""
-        text = self.packed.read(name)
+        try:
+            text = self.packed.read(name)
+        except DAMAGED_ENTRY as error:
+            self._notes.add(f"it is damaged and was left out ({error})", part=name)
+            return None
         # Names of HTML's characters are often used without a declaration. Others stay as they are and are dropped.
         source = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text.decode("utf-8", "replace"))
         source = re.sub(r"^\s*<\?xml[^>]*\?>", "", source.lstrip("\N{ZERO WIDTH NO-BREAK SPACE}"))
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, recover=True, encoding="utf-8"
         )
-        return etree.fromstring(source.encode(), parser)
+        return etree.fromstring(source.encode(), parser) if source.strip() else None
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
