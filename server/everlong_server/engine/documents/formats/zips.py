@@ -6,16 +6,19 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Notes
+from everlong_server.engine.documents.formats.charset import best_encoding, is_utf8
 
 _STEP = 1 << 16
 _LOCAL = b"PK\x03\x04"
 _MAX_BYTES = 256 << 20
 """Unpacked bytes of a damaged file that are read."""
 _UTF8 = 0x800
+_LETTERS = {*range(0x80, 0x9B), *range(0xA0, 0xA6), 0xE1}
+"""Letters of IBM 437, the encoding of names that declare none. Names with other signs are in another one."""
 
 
 def open_zip(file: Path, notes: Notes | None = None) -> zipfile.ZipFile:
@@ -36,6 +39,25 @@ def open_zip(file: Path, notes: Notes | None = None) -> zipfile.ZipFile:
     if notes is not None:
         notes.add("the end of the file is missing or damaged; what was found before it was read")
     return zipfile.ZipFile(out)
+
+
+def entry_names(entries: Sequence[zipfile.ZipInfo]) -> list[str]:
+    """Return the names of the entries. Old programs write them in the encoding of their computer, without saying so."""
+    undeclared = [
+        entry.filename.encode("cp437")
+        for entry in entries
+        if not entry.flag_bits & _UTF8 and not entry.filename.isascii()
+    ]
+    joined = b"\n".join(undeclared)
+    encoding = "cp437"
+    if not all(byte < 0x80 or byte in _LETTERS for byte in joined):
+        encoding = "utf-8" if is_utf8(joined) else best_encoding(joined) or "cp437"
+    return [
+        entry.filename
+        if entry.flag_bits & _UTF8 or entry.filename.isascii()
+        else entry.filename.encode("cp437").decode(encoding, "replace")
+        for entry in entries
+    ]
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
