@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
-from everlong_server.api.native import document_text, documents, fetch, keys, models, sessions, stream, tickets
+from everlong_server.api.native import document_text, documents, fetch, keys, models, pages, sessions, stream, tickets
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
@@ -56,7 +56,7 @@ def create_app(
     app.state.metrics = metrics
     errors.install_handlers(app)
     for module in (
-        documents, fetch, document_text, sessions, stream, files, uploads, chat, responses_http, responses_socket, tickets,
+        documents, fetch, document_text, pages, sessions, stream, files, uploads, chat, responses_http, responses_socket, tickets,
         keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
