@@ -89,7 +89,7 @@ async def parse_conversation(services: Services, body: CreateAnthropicMessage | 
             if isinstance(block, DocumentBlock):
                 path = f"{name}.content.{place}"
                 document = await _sent_document(services, block, path)
-                parsed.add_file(message.role, document.document.id, path, ".source")
+                parsed.add_file(document.document.id, path)
                 sent.append(document)
                 cites.add(block.citations.enabled)
                 texts += [f"{block.context}\n\n"] if block.context else []
