@@ -19,6 +19,8 @@ from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
 from everlong_server.api.native import document_text, documents, fetch, keys, models, search, sessions, stream, tickets
+from everlong_server.api.ollama import answers as ollama_answers
+from everlong_server.api.ollama import models as ollama_models
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
 from everlong_server.api.openai.retrieval import embeddings
 from everlong_server.errors import Unavailable
@@ -59,7 +61,7 @@ def create_app(
     errors.install_handlers(app)
     for module in (
         documents, fetch, document_text, search, sessions, stream, files, uploads, chat, responses_http, responses_socket, embeddings,
-        messages, tickets, keys, health, models, page,
+        messages, ollama_answers, ollama_models, tickets, keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
