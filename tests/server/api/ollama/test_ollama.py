@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import ollama
 import pytest
 
+from tests.pages import Block, run_by
 from tests.process import Server
 from tests.server.tenants import MODEL, new_key
 from tests.tinymodel import STORY, make_model
@@ -226,3 +229,13 @@ def test_keys(tiny_model: Path, tmp_path: Path) -> None:
         with pytest.raises(ollama.ResponseError, match="API key") as refused:
             ollama.Client(locked.url).generate(MODEL, "Hi")
         assert refused.value.status_code == 401
+
+
+@pytest.mark.parametrize("block", run_by("tests/server/api/ollama/test_ollama.py"), ids=str)
+def test_the_programs_of_the_page(block: Block, server: Server) -> None:
+    code = block.code.replace("http://127.0.0.1:8080", server.url).replace("smollm2-135m-reader", MODEL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    for document in server.http.get("/v1/documents").json()["data"]:
+        server.http.delete(f"/v1/documents/{document['id']}")
