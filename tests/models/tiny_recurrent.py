@@ -36,6 +36,8 @@ _MAMBA_2 = {
 }
 _HYBRID = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 
+_DELTA = {"layer_types": _HYBRID, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
@@ -59,6 +61,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 8, "mamba_dt_rank": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
         "expert_layer_period": 2, "expert_layer_offset": 1,
     },
+    "nemotron_h": _ATTENTION | {
+        "layers_block_type": ["mamba", "attention", "mamba", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2,
+        "ssm_state_size": 8, "chunk_size": 8, "head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_shared_expert_intermediate_size": 16,
+    },
+    "lfm2_moe": _ATTENTION | {
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "num_dense_layers": 1,
+    },
+    "qwen3_5_text": _ATTENTION | _DELTA | {"head_dim": 16, "linear_num_value_heads": 4},
+    "olmo_hybrid": _ATTENTION | _DELTA | {"pad_token_id": 0, "linear_num_value_heads": 4},
     "qwen3_next": _ATTENTION | {
         "layer_types": _HYBRID, "head_dim": 16, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,

@@ -61,6 +61,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         with ThreadPoolExecutor(1) as thread:  # because Playwright's event loop runs in this thread
             key = thread.submit(new_key, server, "page").result()
         server.http.headers["Authorization"] = f"Bearer {key}"
+        server.http.headers["X-Everlong-Client"] = "page"  # the page lists conversations of other programs apart
         yield server
 
 

@@ -115,10 +115,10 @@ def test_an_answer_says_what_it_rests_on(tab: Tab, server: Server, talk: str) ->
     expect(page.locator(".caution")).to_have_text("Small models are often wrong: check the passages.")
     basis = page.locator(".usage").first
     basis.get_by_text(f"Rests on {len(answer['evidence'])} passage").click()
-    expect(basis).to_contain_text(f"It holds 1,056 of the {tokens:,} tokens before the question")
+    expect(basis).to_contain_text(f"It holds about 3 pages of about {round(tokens / 400)} pages before the question")
     expect(basis).to_contain_text("tiny-rmt, 494 million parameters.")
     page.get_by_role("link", name="New conversation").click()
-    expect(page.locator(".drop")).to_contain_text("the model sees only about 1,056 tokens of the text")
+    expect(page.locator(".drop")).to_contain_text("the model sees only about 3 pages of the text")
 
 
 def test_the_memory_of_a_recurrent_model_is_described_in_plain_words(tab: Tab, server: Server, talk: str) -> None:

@@ -37,6 +37,8 @@ export interface components {
              * @default false
              */
             ignore_eos: boolean;
+            /** @description how to answer, such as "Answer in German.": a system message for this answer alone, which is not listed among the session's messages */
+            instructions?: string | null;
             /** @description Constrain the answer to JSON that follows this schema */
             json_schema?: {
                 [key: string]: unknown;
@@ -550,6 +552,8 @@ export interface components {
             description: string;
             fingerprint: string;
             id: string;
+            /** @description maximum of `recall.tokens` in requests: the model's context */
+            max_recall_tokens: number;
             memory: string;
             /** @description false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train */
             memory_trained: boolean | null;
@@ -564,6 +568,8 @@ export interface components {
             parameters: number | null;
             /** @description maximum number of passages that the server searches for a question by default; 0: recall is off */
             recall_passages: number;
+            /** @description maximum number of tokens of all passages by default */
+            recall_tokens: number;
             /** @description tokens of the context that the memory keeps, at most; null: it keeps a compressed form of all */
             remembered_tokens: number | null;
             segment_length: number;
@@ -577,6 +583,8 @@ export interface components {
              * @default false
              */
             answering: boolean;
+            /** @description the program that created it: the value of its X-Everlong-Client header (the page sends `page`); api: a request without the header; null: an older version of the server did not store it */
+            client?: string | null;
             created_at: number;
             documents: string[];
             id: string;

@@ -73,6 +73,22 @@ def restart(output: Output = None, quick: Quick = False) -> None:
 
 
 @bench.command()
+def restore(
+    tokens: Annotated[int, Option(help="Read so many tokens.", min=1000)] = 15_000,
+    width: Annotated[int, Option(help="Use a model of this width, a multiple of 64.", min=64)] = 768,
+    layers: Annotated[int, Option(help="Use a model of so many layers.", min=3)] = 12,
+    output: Output = None,
+    quick: Quick = False,
+) -> None:
+    """Compare the time to an answer after a kill with transformers' and llama.cpp's, for a random hybrid model."""
+    from everlong_lab.benchmarks import restore
+
+    if width % 64:
+        raise fail(f"--width {width}: must be a multiple of 64")
+    _report(lambda: restore.run(tokens=tokens, width=width, layers=layers, quick=quick, progress=progress), output)
+
+
+@bench.command()
 def start(
     starts: Annotated[int, Option(help="Count so many starts, after one that is not counted.", min=1)] = 5,
     output: Output = None,

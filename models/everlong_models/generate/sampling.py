@@ -334,7 +334,7 @@ class StopStringFilter:
             self.found, self.matched = True, self._held[at:end]
             shown, self._held = self._held[:at], ""
             return shown
-        keep = max(_overlap(self._held, stop) for stop in self._stop)
+        keep = max(overlap(self._held, stop) for stop in self._stop)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
@@ -344,7 +344,7 @@ class StopStringFilter:
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

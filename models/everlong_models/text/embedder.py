@@ -5,7 +5,6 @@ The packaged one is all-MiniLM-L6-v2 (sentence-transformers, Apache-2.0; Reimers
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.util
 import json
@@ -115,13 +114,6 @@ class Embedder:
                 rows = order[start : start + _ROWS]
                 found[rows] = self._forward([encoded[n] for n in rows])
         return found
-
-    @staticmethod
-    def release_memory() -> None:
-        """Return freed memory to the system. Call it after many texts: the C library would keep 0.3 GB or more of activations."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-        if trim is not None:
-            trim(0)
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         length = max(map(len, rows))

@@ -190,6 +190,11 @@ class Session(Wire):
     state_digest: str | None
     created_at: float
     parent: str | None = Field(None, description="the session that this one was branched off from; null: from none")
+    client: str | None = Field(
+        None,
+        description="the program that created it: the value of its X-Everlong-Client header (the page sends `page`); api: a request "
+        "without the header; null: an older version of the server did not store it",
+    )
     answering: bool = Field(False, description="a message is being answered; another one is refused meanwhile")
 
 
@@ -199,6 +204,13 @@ class CreateMessage(SamplingParams):
     content: str = Field(min_length=1, description="text of the message")
     stream: bool = Field(False, description="return server-sent events")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
+    instructions: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4000,
+        description='how to answer, such as "Answer in German.": a system message for this answer alone, which is not listed among the '
+        "session's messages",
+    )
     on_disconnect: Literal["cancel", "finish"] = Field(
         "cancel",
         description="what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and "
@@ -233,91 +245,6 @@ class Message(Wire):
     )
 
 
-class Quote(Wire):
-    """A part of a document's text, with the same offsets as `Evidence`."""
-
-    document: str
-    start: int
-    end: int
-    start_byte: int
-    end_byte: int
-    start_token: int
-    end_token: int
-    text: str
-
-
-class MemoryPart(Wire):
-    """A part of a memory, in one `layer`, or in all layers if `layer` is null."""
-
-    name: str
-    layer: int | None
-    start: int = Field(description="first token of the context that the part was computed from")
-    end: int = Field(description="token after the last that the part was computed from")
-    slots: int = Field(description="capacity, in tokens, positions, vectors, functions or associations")
-    used: float = Field(
-        description="slots in use; for a part that is not written slot by slot, its effective rank (a fraction)"
-    )
-    age: int = Field(description="tokens since the part was last written")
-    change: float | None = Field(
-        description="relative change (of the norm) that the open segment would cause if it ended now; null if the part "
-        "stores tokens unchanged or there is no open segment"
-    )
-    bytes: int | None = Field(description="size of the part; null for memories whose parts do not differ in it")
-    half_life: float | None = Field(
-        description="tokens after which half of what a token wrote has faded, for the median channel of a recurrent layer; null for "
-        "parts without such a decay"
-    )
-
-
-class MemoryPhrase(Wire):
-    """A run of context tokens that takes much of the memory."""
-
-    start: int
-    end: int
-    space: float = Field(description="share of the memory that the tokens take, 0 to 1")
-    quote: Quote | None = Field(
-        description="text of the tokens; null outside documents, and if the document was deleted"
-    )
-
-
-class MemoryLayer(Wire):
-    """One layer of an ∞-former's memory: a continuous signal, in bins that take equal shares of the memory."""
-
-    layer: int
-    edges: list[float] = Field(
-        description="context positions, in tokens, of the bins' borders, one more than bins; the closer two borders, the "
-        "more memory each token between them takes"
-    )
-    attention: list[float] | None = Field(
-        description="share of the open segment's attention that each bin gets, sums to 1; null without an open segment"
-    )
-    phrases: list[MemoryPhrase] = Field(description="phrases that take the most memory, largest first")
-
-
-class MemoryDocument(Wire):
-    """The tokens of the context that belong to a document."""
-
-    document: str
-    start: int
-    end: int
-
-
-class SessionMemory(Wire):
-    """The content and the use of a session's memory. All positions count tokens of the context: documents and messages."""
-
-    session: str
-    object: Literal["session.memory"] = "session.memory"
-    memory: str
-    tokens: int = Field(description="tokens read into the memory")
-    segments: int = Field(description="full segments read into the memory")
-    segment_length: int
-    open: int = Field(description="tokens of the open segment, which are not in the memory yet")
-    bytes: int = Field(description="size of the memory, which does not depend on the length of the context")
-    documents: list[MemoryDocument]
-    parts: list[MemoryPart]
-    layers: list[MemoryLayer] = Field(description="layers of an ∞-former; empty for other memories")
-
-
 class ServedModel(Wire):
     """The served model."""
 
@@ -339,6 +266,8 @@ class ServedModel(Wire):
     recall_passages: int = Field(
         description="maximum number of passages that the server searches for a question by default; 0: recall is off"
     )
+    recall_tokens: int = Field(description="maximum number of tokens of all passages by default")
+    max_recall_tokens: int = Field(description="maximum of `recall.tokens` in requests: the model's context")
     segment_length: int
     state_bytes: int = Field(description="size of a session's memory in bytes, for documents of any length")
     fingerprint: str

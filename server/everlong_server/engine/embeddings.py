@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from everlong_models.freed_memory import release_memory
 from everlong_models.text.embedder import Embedder, Pieces
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import InvalidRequest, NotFound
@@ -98,7 +99,7 @@ class TextEmbeddings:
                     cost.tokens += tokens
                     self._metrics.tokens_embedded.inc(tokens)
                 if cost.tokens > _MANY_TOKENS:
-                    await _POOL.run(embedder.release_memory)
+                    await _POOL.run(release_memory)
         embedded, first = EmbeddedTexts(), 0
         for each in pieces:
             embedded.rows.append(found[first : first + len(each.rows)])

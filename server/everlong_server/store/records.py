@@ -18,7 +18,7 @@ from everlong_server.store.texts.notes import Note
 Hash = Mapping[bytes, bytes]
 DEFAULT_TENANT = "default"
 """The only tenant of a server that requires no API keys."""
-_ID = re.compile(r"(doc|ses|resp|upload|part)_[0-9a-f]{32}")
+_ID = re.compile(r"(doc|ses|resp|upload|part|vs)_[0-9a-f]{32}")
 
 
 def new_id(prefix: str) -> str:
@@ -193,7 +193,8 @@ class Session:
 
     `snapshot`: its memory. `title`: the first question, or the title that a client gave it. `recall`: the setting for messages
     that have none of their own. `unread`: how many of the last messages its memory has not read: those that it was created with, and
-    those before the documents were read. `version`: counts the commits. `parent`: the session that it branched off from.
+    those before the documents were read. `version`: counts the commits. `parent`: the session that it branched off from. `client`: the
+    program that created it; None if an older version did not store it.
     """
 
     id: str
@@ -208,6 +209,7 @@ class Session:
     recall: RecallChoice = None
     unread: int = 0
     parent: str | None = None
+    client: str | None = None
 
     @property
     def started(self) -> bool:
@@ -227,6 +229,7 @@ class Session:
             **self.snapshot.fields(), **({"title": self.title} if self.title is not None else {}),
             **({"recall": json.dumps(self.recall)} if self.recall is not None else {}),
             **({"parent": self.parent} if self.parent else {}),
+            **({"client": self.client} if self.client else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -245,4 +248,5 @@ class Session:
             recall=json.loads(stored.get(b"recall", b"null")),
             unread=int(stored.get(b"unread", 0)),
             parent=stored[b"parent"].decode() if b"parent" in stored else None,
+            client=stored[b"client"].decode() if b"client" in stored else None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from everlong_lab.tasks.greedy import answer
 from everlong_models.backbone.recurrent.families import FAMILIES as SUPPORTED
@@ -93,20 +94,20 @@ def test_a_saved_and_loaded_session_answers_bit_for_bit_as_if_it_never_stopped(f
             ours, theirs = ((cache, model.step(cache, logits.argmax(-1))) for cache, logits in (ours, theirs))
 
 
-def test_an_answer_continues_in_its_cache_across_a_segment_border():
-    for family in FAMILIES:
-        model = native(family)
-        text = tokens(model, 1, 60)
-        with torch.no_grad():
-            state = model.read(text[:, :24], model.initial_state())
-            cache, _ = model.open(state, text[:, 24:30])
-            for at in range(30, 60):
-                if at % 12 == 0:
-                    state = model.continue_in_cache(cache, text[:, at - 12 : at], state)
-                logits = model.step(cache, text[:, at])
-            reread = model.read(text[:, :48], model.initial_state())
-            assert_same_state(state, reread, close=CLOSE)
-            torch.testing.assert_close(logits, model.forward(text[:, 48:], reread)[:, -1], **CLOSE)
+@pytest.mark.parametrize("family", ["mamba", "recurrent_gemma", "falcon_h1", "qwen3_next"])
+def test_an_answer_continues_in_its_cache_across_a_segment_border(family):
+    model = native(family)
+    text = tokens(model, 1, 60)
+    with torch.no_grad():
+        state = model.read(text[:, :24], model.initial_state())
+        cache, _ = model.open(state, text[:, 24:30])
+        for at in range(30, 60):
+            if at % 12 == 0:
+                state = model.continue_in_cache(cache, text[:, at - 12 : at], state)
+            logits = model.step(cache, text[:, at])
+        reread = model.read(text[:, :48], model.initial_state())
+        assert_same_state(state, reread, close=CLOSE)
+        torch.testing.assert_close(logits, model.forward(text[:, 48:], reread)[:, -1], **CLOSE)
 
 
 def test_layers_with_full_attention_see_the_first_and_the_last_tokens():
@@ -140,6 +141,22 @@ class TestRefusals:
             BackboneError, match=r"LlamaForCausalLM \(llama\): it has no recurrent layer.*supports Mamba, .*LFM2"
         ):
             Recurrent(llama(torch.float32).model)
+
+    @pytest.mark.parametrize(
+        ("family", "reason"),
+        [
+            ("rwkv", r"its layers .* keep their state outside transformers' cache"),
+            ("xlstm", "its layers keep no state in transformers' cache"),
+            ("minimax", "its layers keep no state in transformers' cache"),
+        ],
+    )
+    def test_recurrent_layers_that_keep_their_state_elsewhere(self, family, reason):
+        options = {"xlstm": {"num_heads": 4}, "minimax": {"layer_types": ["linear_attention", "full_attention"]}}.get(
+            family, {}
+        )
+        config = AutoConfig.for_model(family, vocab_size=97, hidden_size=32, num_hidden_layers=2, **options)
+        with pytest.raises(BackboneError, match=rf"\({family}\): {reason}.* supports Mamba, "):
+            Recurrent(AutoModelForCausalLM.from_config(config))
 
     def test_attention_beyond_the_models_positions(self):
         with pytest.raises(ConfigError, match=r"window=1024: .* exceeds the model's 512 positions"):

@@ -5,6 +5,7 @@ The routes come from the app: a new POST fails here until it has a request to tr
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ WITHOUT = {
     "/v1/search": "makes nothing",
     "/api/show": "makes nothing",
     "/api/embed": "makes nothing",
+    "/v1/vector_stores/{vector_store_id}": "sets fields: a second time changes nothing",
+    "/v1/vector_stores/{vector_store_id}/search": "makes nothing",
+    "/v1/vector_stores/{vector_store_id}/files/{file_id}": "sets fields: a second time changes nothing",
     "/v1/embeddings": "makes nothing",
     "/v1/rerank": "makes nothing",
     "/v1/sessions/{session_id}/cancel": "cancels: a second time changes nothing",
@@ -47,6 +51,7 @@ CHAT = {
     "n": 2,
     "seed": 1,
 }
+COMPLETION = {"model": MODEL, "prompt": ["Hello", "Hi"], "max_tokens": 4, "logprobs": 1, "echo": True}
 ANTHROPIC = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "seed": 1}
 OLLAMA = {"model": MODEL, "prompt": "Hello", "stream": False, "options": {"num_predict": 4, "seed": 1}}
 OLLAMA_CHAT = {"messages": ANTHROPIC["messages"], **{name: OLLAMA[name] for name in ("model", "stream", "options")}}
@@ -83,12 +88,22 @@ CASES = {
         {"json": {"content": "Bye", "max_tokens": 2}},
     ),
     "chat": Case("/v1/chat/completions", {"json": CHAT}, {"json": CHAT | {"seed": 2}}),
+    "completion": Case(
+        "/v1/completions", {"json": COMPLETION}, {"json": COMPLETION | {"prompt": "Bye"}}
+    ),
     "anthropic": Case("/v1/messages", {"json": ANTHROPIC}, {"json": ANTHROPIC | {"seed": 2}}),
     "ollama chat": Case("/api/chat", {"json": OLLAMA_CHAT}, {"json": OLLAMA_CHAT | {"options": {"seed": 2}}}),
     "ollama": Case("/api/generate", {"json": OLLAMA}, {"json": OLLAMA | {"options": {"seed": 2}}}),
     "response": Case("/v1/responses", {"json": RESPONSE}, {"json": RESPONSE | {"input": "Bye"}}, ("response",)),
     "background": Case(
         "/v1/responses", {"json": RESPONSE | {"background": True}}, {"json": RESPONSE | {"stream": True}}, ("response",)
+    ),
+    "vector store": Case(
+        "/v1/vector_stores", {"json": {"file_ids": ["FILE"]}}, {"json": {"name": "b"}}, ("vector_store", "vector_store_file"),
+    ),
+    "file of a store": Case(
+        "/v1/vector_stores/{vector_store_id}/files", {"json": {"file_id": "FILE"}},
+        {"json": {"file_id": "FILE", "attributes": {"a": "b"}}},
     ),
     "upload": Case("/v1/uploads", {"json": UPLOAD}, {"json": UPLOAD | {"bytes": 6}}, ("upload",)),
     "part": Case("/v1/uploads/{upload_id}/parts", {"files": {"data": b"words"}}, {"files": {"data": b"other"}}),
@@ -114,17 +129,16 @@ class Requests:
         self.ids = {"session_id": server.session()["id"]} | {
             name: post("/v1/uploads", json=UPLOAD).json()["id"] for name in ("upload_id", "whole_upload")
         }
+        self.file = server.upload("words")["id"]
+        self.ids["vector_store_id"] = post("/v1/vector_stores", json={}).json()["id"]
         part = post(f"/v1/uploads/{self.ids['whole_upload']}/parts", files={"data": b"words"})
         self.part = part.json()["id"]
 
     def send(self, case: Case, request: dict[str, Any], key: str) -> httpx.Response:
         sent = dict(request)
         if "json" in sent:
-            sent["json"] = {
-                name: [self.part] if value == ["PART"] else value.replace("WEB", f"http://{self.web}")
-                if isinstance(value, str) else value
-                for name, value in sent["json"].items()
-            }  # fmt: skip
+            text = json.dumps(sent["json"]).replace("WEB", f"http://{self.web}")
+            sent["json"] = json.loads(text.replace("PART", self.part).replace("FILE", self.file))
         sent["headers"] = sent.get("headers", {}) | {"Idempotency-Key": key}
         return self.server.http.post(case.path.format(**self.ids), **sent)
 

@@ -289,6 +289,10 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
     upload = http.post("/v1/uploads", json=facts).json()["id"]
     assert http.post(f"/v1/uploads/{upload}/parts", files={"data": TEXT.encode()}).status_code == 200
 
+    store = http.post("/v1/vector_stores", json={"name": MARKER, "metadata": {MARKER: MARKER}}).json()["id"]
+    attributes = {"file_id": document, "attributes": {MARKER: MARKER}}
+    assert http.post(f"/v1/vector_stores/{store}/files", json=attributes).status_code == 200
+
     def again(server: Server) -> list[Any]:
         http = server.http
         search = {"content": f"the {MARKER}", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
@@ -299,6 +303,8 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
         return [
             http.get(f"/v1/documents/{document}/text", params={"start_byte": 0, "end_byte": 100}).json(),
             http.get(f"/v1/files/{file}").json()["filename"],
+            http.get(f"/v1/vector_stores/{store}").json(),
+            http.get(f"/v1/vector_stores/{store}/files/{document}").json(),
             http.get(f"/v1/sessions/{session}/messages").json(),
             http.get(f"/v1/responses/{response}").json(),
             http.post(f"/v1/sessions/{session}/messages", json=said, headers={"Idempotency-Key": "once"}).json(),

@@ -4,7 +4,7 @@ import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
 import { UserError, addSession, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, titleOf } from "./library.js";
 import { navigate, route } from "./route.js";
-import { client, retryWhileOffline } from "./server.js";
+import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
 
 export const query = signal("");
@@ -33,14 +33,22 @@ export interface Group {
 }
 
 export const groups = computed((): Group[] => {
-  const name = grouping.value === "date" ? dateName : documentsOf;
+  const name = (each: Session) => (isForeign(each) ? OTHERS : grouping.value === "date" ? dateName(each) : documentsOf(each));
   const named = new Map<string, Session[]>();
   for (const each of found.value) {
     const group = name(each);
     named.set(group, [...(named.get(group) ?? []), each]);
   }
-  return [...named].map(([name, sessions]) => ({ name, sessions }));
+  return [...named].map(([name, sessions]) => ({ name, sessions })).sort((a, b) => Number(a.name === OTHERS) - Number(b.name === OTHERS));
 });
+
+/** The group of conversations that other programs have created, such as the command line. */
+export const OTHERS = "Of other programs";
+
+/** Whether another program has created it. Older versions of the server did not store which. */
+function isForeign({ client }: Session): boolean {
+  return client != null && client !== PAGE;
+}
 
 function fold(text: string): string {
   return text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();

@@ -43,8 +43,8 @@ function setTurn(session: string, turn: Turn | null): void {
 /** Whether a session takes questions. Until its documents are read, it takes those for which the server searches passages. */
 export function takesQuestions({ status, recall }: Session): boolean {
   if (status !== "reading") return status === "ready";
-  const passages = answerSettings.value.passages ?? (recall === false ? 0 : recall?.passages);
-  return passages !== 0 && model.value?.recall_passages !== 0;
+  if (model.value?.recall_passages === 0) return false;
+  return (answerSettings.value.words ?? (recall === false ? 0 : recall?.passages)) !== 0;
 }
 
 /** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
@@ -74,7 +74,7 @@ export async function ask(session: string, question: string): Promise<void> {
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question, { ...sampling(), ...(finish ? { on_disconnect: "finish" } : {}) })) {
+        for await (const event of conversation.send(question, { ...sampling(model.value), ...(finish ? { on_disconnect: "finish" } : {}) })) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";

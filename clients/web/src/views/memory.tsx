@@ -2,7 +2,7 @@
 import type { Evidence, MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
-import { count, percent, plural, size, threeDigits } from "../lib/format.js";
+import { count, pages, percent, plural, size, threeDigits } from "../lib/format.js";
 import { errorText, nameOf, sessions } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
@@ -53,13 +53,13 @@ function summary(memory: SessionMemory, total: number): string {
   const unchanged = kinds.filter(({ name }) => name === "sinks" || name === "window");
   const kept = unchanged.reduce((sum, part) => sum + part.end - part.start, memory.open);
   if (unchanged.length === 0 && memory.memory !== "native")
-    return `The memory is a compressed form of all ${plural(total, "token")} so far. It loses details: for those, the answer rests on the passages that the search finds.`;
+    return `The memory is a compressed form of the whole text so far, ${pages(total)}. It loses details: for those, the answer rests on the passages that the search finds.`;
   if (memory.memory === "native") {
-    const carried = `The model carries all ${plural(total, "token")} so far in its own recurrent state. The older a token is, the less of it is left: for details, the answer rests on the passages that the search finds.`;
-    return unchanged.length > 0 ? `${carried} Its layers with attention see ${count(Math.min(kept, total))} tokens word for word.` : carried;
+    const carried = `The model carries the whole text so far, ${pages(total)}, in its own recurrent state. The older a token is, the less of it is left: for details, the answer rests on the passages that the search finds.`;
+    return unchanged.length > 0 ? `${carried} Its layers with attention see ${pages(Math.min(kept, total))} word for word.` : carried;
   }
-  if (kept >= total) return `The model sees all ${plural(total, "token")} so far, word for word.`;
-  return `The model sees ${count(kept)} of ${plural(total, "token")} word for word, at the beginning and at the end (${percent(kept / total)}). The rest has faded: for that, the answer rests on the passages that the search finds.`;
+  if (kept >= total) return `The model sees the whole text so far, ${pages(total)}, word for word.`;
+  return `The model sees ${pages(kept)} of ${pages(total)} word for word, at the beginning and at the end (${percent(kept / total)}). The rest has faded: for that, the answer rests on the passages that the search finds.`;
 }
 
 function MemoryOverview({ memory, used }: { memory: SessionMemory; used: readonly Evidence[] }) {
@@ -111,12 +111,12 @@ function ContextBar({ memory, total, used }: { memory: SessionMemory; total: num
         {memory.documents.map((extent, n) => (
           <li key={extent.document}>
             <i class={n % 2 ? "document odd" : "document"} aria-hidden="true" />
-            {nameOf(extent.document)} <span class="note">{plural(extent.end - extent.start, "token")}</span>
+            {nameOf(extent.document)} <span class="note">{pages(extent.end - extent.start)}</span>
           </li>
         ))}
         <li>
           <i class="message-tokens" aria-hidden="true" />
-          messages <span class="note">{plural(total - end, "token")}</span>
+          messages <span class="note">{pages(total - end)}</span>
         </li>
         {marks.length > 0 && (
           <li>
@@ -130,7 +130,7 @@ function ContextBar({ memory, total, used }: { memory: SessionMemory; total: num
 }
 
 function contextLabel(memory: SessionMemory, total: number): string {
-  return `${plural(memory.documents.length, "document")} and the messages, in ${plural(total, "token")} of context`;
+  return `${plural(memory.documents.length, "document")} and the messages, ${pages(total)} in all`;
 }
 
 const MEANING: Record<string, string> = {

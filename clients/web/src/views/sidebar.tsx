@@ -7,7 +7,7 @@ import { LoadMore } from "../components/load-more.js";
 import { Menu } from "../components/menu.js";
 import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
-import { chooseImport, exportJson, grouping, groups, query, removeSelected, search, selection, toggleSelected } from "../state/conversations.js";
+import { OTHERS, chooseImport, exportJson, grouping, groups, query, removeSelected, search, selection, toggleSelected } from "../state/conversations.js";
 import { documentsOf, loadMore, loaded, model, nextPages, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
@@ -38,16 +38,32 @@ export function Sidebar() {
         </a>
         <Finder />
         <div class="conversations">
-          {groups.value.map(({ name, sessions }) => (
-            <section key={name} aria-label={name}>
-              <h2 class="note">{name}</h2>
+          {groups.value.map(({ name, sessions }) => {
+            const entries = (
               <ul>
                 {sessions.map((each) => (
                   <Entry key={each.id} session={each} here={each.id === session} onOpen={close} />
                 ))}
               </ul>
-            </section>
-          ))}
+            );
+            return (
+              <section key={name} aria-label={name}>
+                {name === OTHERS ? (
+                  <details open={Boolean(query.value) || sessions.some(({ id }) => id === session)}>
+                    <summary class="note">
+                      {name} ({sessions.length})
+                    </summary>
+                    {entries}
+                  </details>
+                ) : (
+                  <>
+                    <h2 class="note">{name}</h2>
+                    {entries}
+                  </>
+                )}
+              </section>
+            );
+          })}
           {loaded.value && groups.value.length === 0 && <p class="note none">{query.value ? "No conversation matches." : "No conversations yet."}</p>}
           {nextPages.value.sessions && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(() => loadMore("sessions"))} />}
         </div>

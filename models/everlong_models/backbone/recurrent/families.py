@@ -32,12 +32,16 @@ FAMILIES: dict[str, Family] = {
     "falcon_mamba": Family("Falcon-Mamba", "selective state spaces", scan_from_state),
     "recurrent_gemma": Family("RecurrentGemma", "real-gated linear recurrent units", rg_lru_from_cache),
     "lfm2": Family("LFM2", "short gated convolutions"),
+    "lfm2_moe": Family("LFM2 MoE", "short gated convolutions"),
     "granitemoehybrid": Family("Granite 4 H", "state space duality"),
     "falcon_h1": Family("Falcon-H1", "state space duality"),
     "bamba": Family("Bamba", "state space duality"),
     "zamba2": Family("Zamba 2", "state space duality"),
     "jamba": Family("Jamba", "selective state spaces", scan_from_state),
+    "nemotron_h": Family("Nemotron-H", "state space duality"),
     "qwen3_next": Family("Qwen3-Next", "gated delta rule"),
+    "qwen3_5_text": Family("Qwen3.5", "gated delta rule"),
+    "olmo_hybrid": Family("OLMo Hybrid", "gated delta rule"),
 }
 
 

@@ -106,17 +106,14 @@ class Recurrent(nn.Module):
         if not self.has_attention:
             return [None] * len(self.layers)
         base = self.model.base_model
-        shared = getattr(base, "rotary_emb", None)
         found: list[Tensor | None] = []
         near, far = (self._keys_at(position) for position in (_NEAR, _FAR))
         for index, (start, end) in enumerate(zip(near, far, strict=True)):
             if start is None or end is None or torch.equal(start, end):
                 found.append(None)
                 continue
-            rotary = shared or next(
-                (m.rotary_emb for m in base.layers[index].modules() if hasattr(m, "rotary_emb")), None
-            )
-            frequencies = getattr(rotary, "inv_freq", None)
+            modules = (*base.children(), *base.layers[index].modules())
+            frequencies: Any = next((module.inv_freq for module in modules if hasattr(module, "inv_freq")), None)
             rope = getattr(self.model.config, "rope_parameters", None) or {}
             if frequencies is None or rope.get("rope_type", "default") not in ROPE:
                 raise self.unfit(f"its layer {index} has positions that cannot be moved")

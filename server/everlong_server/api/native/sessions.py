@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from everlong_server.api import schemas
+from everlong_server.api import memory_schemas, schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
-from everlong_server.api.new_session import CreateSession, past_messages
+from everlong_server.api.native.new_session import ClientName, CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
@@ -29,16 +29,18 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RES
 
 
 @router.post("", status_code=201)
-async def create(body: CreateSession, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
+async def create(
+    body: CreateSession, services: CallerServices, key: IdempotencyKey = None, client: ClientName = "api"
+) -> schemas.Session:
     """Creates a session over documents, which may still be being read. Messages can be sent once `status` is "ready"."""
 
     async def make(id: str) -> schemas.Session:
-        return await _created(services, body, f"ses_{id}")
+        return await _created(services, body, f"ses_{id}", client)
 
     return await run_once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
 
 
-async def _created(services: Services, body: CreateSession, session_id: str) -> schemas.Session:
+async def _created(services: Services, body: CreateSession, session_id: str, client: str) -> schemas.Session:
     model, limit = services.shared.model, services.shared.settings.max_session_documents
     if body.model not in (None, model.name):
         raise NotFound(
@@ -56,7 +58,7 @@ async def _created(services: Services, body: CreateSession, session_id: str) -> 
     session = await services.sessions.create(
         model.fingerprint, model.name, body.documents, recall=stored_recall(body.recall), messages=messages,
         title=body.title or next((title_of(message["content"]) for message in messages), None), parent=body.parent,
-        id=session_id,
+        id=session_id, client=client,
     )  # fmt: skip
     return await session_view(services, session)
 
@@ -91,17 +93,19 @@ async def delete(session_id: str, services: CallerServices) -> schemas.Deleted:
 
 
 @router.post("/{session_id}/fork", status_code=201)
-async def fork(session_id: str, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
+async def fork(
+    session_id: str, services: CallerServices, key: IdempotencyKey = None, client: ClientName = "api"
+) -> schemas.Session:
     """Creates an independent copy of a session as of its last complete answer."""
 
     async def make(id: str) -> schemas.Session:
-        return await session_view(services, await services.sessions.fork(session_id, id=f"ses_{id}"))
+        return await session_view(services, await services.sessions.fork(session_id, id=f"ses_{id}", client=client))
 
     return await run_once(services, key, ("fork", session_id), schemas.Session, make)
 
 
 @router.get("/{session_id}/memory")
-async def memory(session_id: str, services: CallerServices) -> schemas.SessionMemory:
+async def memory(session_id: str, services: CallerServices) -> memory_schemas.SessionMemory:
     """Returns the content and the use of a session's memory, as of the last committed turn. Does not wait for a running turn."""
     return memory_view(services, await services.memory_views.view(session_id))
 
@@ -177,6 +181,7 @@ async def _events(
                 session_id,
                 *turn_arguments(services, body, session),
                 id=message_id,
+                instructions=body.instructions,
                 detached=body.on_disconnect == "finish",
             )
             return record_when_complete(record, turn.events)

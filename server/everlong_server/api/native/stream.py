@@ -94,6 +94,7 @@ class _SessionSocket(JsonSocket):
         turn = await self._services.session_turns.send(
             self._session_id,
             *turn_arguments(self._services, body, session),
+            instructions=body.instructions,
             detached=body.on_disconnect == "finish",
         )
         self._turn = turn

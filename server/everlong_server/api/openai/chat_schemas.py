@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
+from everlong_server.api.openai.tools.schemas import MAX_TOOLS, CallId, ChatTool, ChatToolCall, ChatToolChoice
 from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
 
 MAX_MESSAGES = 2048
@@ -62,8 +63,13 @@ Content = Annotated[
 class ChatMessage(Nullable, Wire):
     """A message of a chat. Answers can be sent back unchanged: their `evidence` and `citations` are ignored."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = Field(None, description="null or left out: only in an answer with `tool_calls`")
+    name: str | None = Field(None, max_length=256, description="ignored")
+    tool_calls: list[ChatToolCall] | None = Field(
+        None, max_length=MAX_TOOLS, description="the calls of an answer (role assistant)"
+    )
+    tool_call_id: CallId | None = Field(None, description="the call whose result this is (role tool)")
     evidence: Any = Field(None, description="ignored")
     citations: Any = Field(None, description="ignored")
 
@@ -110,6 +116,9 @@ class CreateChatCompletion(Nullable, SamplingParams):
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     response_format: ResponseFormat | None = None
+    tools: list[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: ChatToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
+    parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
     store: Literal[False] = Field(False, description="chats are not stored")
     user: str | None = Field(None, max_length=512, description="ignored")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
@@ -119,7 +128,8 @@ class ChatAnswer(Wire):
     """An answer and its evidence."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[ChatToolCall] | None = Field(None, description="left out without calls")
     refusal: None = None
     evidence: list[Evidence]
     citations: list[Citation]
@@ -138,7 +148,7 @@ class ChatChoice(Wire):
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: Literal["repetition"] | None = Field(
         description="repetition: the answer began to repeat itself over and over, and was cut there; `finish_reason` is then "
         "length, a value that OpenAI's SDKs know"

@@ -12,6 +12,7 @@ from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
 from everlong_server.engine.answering.events import AnswerEvent
 from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
@@ -79,6 +80,7 @@ class ResponseTurns:
         recall: Recall,
         *,
         background: bool,
+        tool_use: ToolUse | None = None,
         **more: Any,
     ) -> Response:
         """Return a new response without an answer, which is not stored yet. `more`: JSON that the API shows in the response.
@@ -93,6 +95,9 @@ class ResponseTurns:
             else:
                 messages = [Message("system", instructions), *messages]
         known = previous.documents if previous is not None else ()
+        format = self._engine.model.tools
+        words = [format.question_of(m.content) if format else m.content for m in messages if m.role == "user"]
+        asked = next((text for text in reversed(words) if text), previous.question if previous is not None else "")
         return Response(
             id=new_id("resp"),
             model=self._engine.model.fingerprint,
@@ -104,7 +109,8 @@ class ResponseTurns:
             instructions=before if instructions is None else instructions,
             request={
                 "params": params.model_dump(), "recall": [recall.passages, recall.tokens],
-                "instructions": instructions, **more,
+                "instructions": instructions, **({} if tool_use is None else {"tool_use": tool_use.json()}),
+                **({"asked": asked} if asked != messages[-1].content else {}), **more,
             },
             status="queued" if background else "in_progress",
             tenant=self._store.tenant,
@@ -135,8 +141,9 @@ class ResponseTurns:
         if checkpoint is None and previous is not None:
             messages = (*await self._messages_until(previous), *messages)
         turn = await self._chat_turns.answer(
-            response.documents, messages, params, recall, checkpoint=checkpoint, on_complete=on_complete
-        )
+            response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
+            checkpoint=checkpoint, on_complete=on_complete,
+        )  # fmt: skip
         response_turn = ResponseTurn(response, turn)
         return response_turn
 
@@ -173,7 +180,10 @@ class ResponseTurns:
                     code="response_deleted",
                 ) from None
             assert response.message is not None
-            turns.append([*response.said, Message("assistant", response.message.content)])
+            text, format = response.message.content, self._engine.model.tools
+            if format is not None:
+                text = format.answer_text(text, response.message.tool_calls)
+            turns.append([*response.said, Message("assistant", text)])
             id = response.previous
         return [message for turn in reversed(turns) for message in turn]
 

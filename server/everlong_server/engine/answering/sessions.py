@@ -83,22 +83,23 @@ class SessionTurns:
         recall: Recall,
         *,
         id: str | None = None,
+        instructions: str | None = None,
         detached: bool = False,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `id`: the answer's id. `detached`: a disconnect of the client does not end the turn, so other clients can see and cancel it.
+        `id`: the answer's id. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so other clients can see and cancel it.
         """
         return await self._turns.begin(
             lambda turn: self._context(
-                turn, session_id, content, searching=recall.passages > 0, detached=detached
+                turn, session_id, content, instructions, searching=recall.passages > 0, detached=detached
             ),
             content, params, recall, id=id,
         )  # fmt: skip
 
     @asynccontextmanager
     async def _context(
-        self, turn: Turn, session_id: str, content: str, *, searching: bool, detached: bool
+        self, turn: Turn, session_id: str, content: str, instructions: str | None, *, searching: bool, detached: bool
     ) -> AsyncIterator[TurnContext]:
         """Lock the session for the turn, and yield its context.
 
@@ -124,7 +125,8 @@ class SessionTurns:
                 await self._sessions.commit(session, lease, snapshot if progress is None else None, content, answer)
 
             read = replace(session, messages=session.messages - session.unread)
-            yield TurnContext(read, state, unread, last[-2]["content"] if last else None, commit, progress)
+            previous_question = last[-2]["content"] if last else None
+            yield TurnContext(read, state, unread, previous_question, commit, progress, instructions)
 
     async def _progress(self, session: Session) -> float | None:
         """Return the share of the documents' bytes that was read, 0 to 1; None if the session has a memory or needs none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from everlong_models import Model, Tool, ToolFormat
@@ -17,35 +17,40 @@ class ToolUse:
     """The tools that an answer may call.
 
     `choice`: "auto": text, calls or both; "required": at least one call; "none": text alone. `parallel`: whether an answer may have
-    several calls.
+    several calls. `named`: the only tool that it may call; None: any of them.
     """
 
     tools: tuple[Tool, ...]
     choice: ToolChoice = "auto"
     parallel: bool = True
+    named: str | None = None
 
     @property
     def shown(self) -> tuple[Tool, ...]:
         """The tools that the model is told of: none if it must not call any."""
         return () if self.choice == "none" else self.tools
 
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call."""
+        return tuple(tool for tool in self.shown if self.named in (None, tool.name))
+
     def only(self, name: str) -> ToolUse:
         """Return the use in which exactly the tool `name` must be called, once. Raises `KeyError` for an unknown name."""
-        named = tuple(tool for tool in self.tools if tool.name == name)
-        if not named:
+        if name not in {tool.name for tool in self.tools}:
             raise KeyError(name)
-        return ToolUse(named, "required", parallel=False)
+        return replace(self, choice="required", parallel=False, named=name)
 
     def json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {"tools": [asdict(tool) for tool in self.tools], "choice": self.choice, "parallel": self.parallel}
+        return asdict(self)
 
     @staticmethod
     def of(stored: dict[str, Any] | None) -> ToolUse | None:
         """Decode `json`."""
-        if stored is None:
-            return None
-        return ToolUse(tuple(Tool(**tool) for tool in stored["tools"]), stored["choice"], stored["parallel"])
+        return (
+            None if stored is None else ToolUse(**stored | {"tools": tuple(Tool(**tool) for tool in stored["tools"])})
+        )
 
 
 def require_tool_format(model: Model, name: str) -> ToolFormat:

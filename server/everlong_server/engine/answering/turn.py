@@ -22,9 +22,13 @@ from everlong_server.engine.answering.events import (
     ResponseCreated,
     ResponseEvidence,
     TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStarted,
 )
 from everlong_server.engine.answering.grounding import Recall, Template
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.tool_calls import CallParser
+from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
@@ -77,12 +81,15 @@ class _Answer:
 
     finished: AnswerFinished | None = None
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    parser: CallParser | None = None
+    """Separates calls from text, if the answer may call tools."""
 
     def complete(self, message: AnswerMessage, request: AnswerRequest) -> AnswerMessage:
         """Return the message as it is at the end of the answer."""
         return replace(
             message,
-            content=self.finished.text if self.finished else "",
+            content=self.parser.content if self.parser else self.finished.text if self.finished else "",
+            tool_calls=self.parser.calls if self.parser else (),
             finish_reason=self.finished.reason if self.finished else "cancelled",
             stop_sequence=self.finished.stop if self.finished else None,
             usage=replace(message.usage, completion_tokens=self.finished.tokens if self.finished else 0),
@@ -127,13 +134,14 @@ class TurnRunner:
         recall: Recall,
         *,
         id: str | None = None,
+        tools: ToolUse | None = None,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
         `enter`: returns a context manager of the message's context, such as a locked session. The turn holds it to its end.
         """
         turn = Turn(id=id or new_id("msg"))
-        following = self._turn(turn, enter(turn), content, params, recall)
+        following = self._turn(turn, enter(turn), content, params, recall, tools)
         first = await anext(following)
 
         async def events() -> AsyncGenerator[AnswerEvent, None]:
@@ -163,6 +171,7 @@ class TurnRunner:
         content: str,
         params: SamplingParams,
         recall: Recall,
+        tools: ToolUse | None,
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the turn's events."""
         pace = self._metrics.answer_timer()
@@ -171,9 +180,9 @@ class TurnRunner:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
             usage = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
-            grammar = await self._grammar(params)
+            grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
-            prompt = await self._prompts.prompt(context, content, recall)
+            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
             turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
@@ -183,7 +192,8 @@ class TurnRunner:
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
-            answer = _Answer()
+            format = self._engine.model.tools
+            answer = _Answer(parser=CallParser(format, turn.id) if tools and tools.shown and format else None)
             try:
                 async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
                     async for delta in deltas:
@@ -192,7 +202,7 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message = await self._cited(content, answer.complete(message, request))
+            message = await self._cited(prompt.question, answer.complete(message, request))
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
@@ -235,7 +245,7 @@ class TurnRunner:
 
     async def _deltas(
         self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: AnswerTimer
-    ) -> AsyncGenerator[TextDelta, None]:
+    ) -> AsyncGenerator[TextDelta | ToolCallStarted | ToolArgumentsDelta, None]:
         """Generate the answer and yield its deltas. `answer` collects its log-probabilities and its end."""
         try:
             async with contextlib.aclosing(self._engine.answer(request)) as events:
@@ -245,9 +255,15 @@ class TurnRunner:
                         break
                     pace.token()
                     answer.logprobs += event.logprobs
-                    turn.text += event.text
-                    if event.text or event.logprobs:
+                    if answer.parser is not None:
+                        for delta in answer.parser.feed(event.text, event.logprobs):
+                            turn.text += delta.text if isinstance(delta, TextDelta) else ""
+                            yield delta
+                    elif event.text or event.logprobs:
+                        turn.text += event.text
                         yield TextDelta(turn.id, event.text, event.logprobs)
+            if answer.parser is not None and (rest := answer.parser.finish()):
+                yield TextDelta(turn.id, rest, [])
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
         except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
@@ -280,8 +296,14 @@ class TurnRunner:
                         f"{name}: token id {token} is not below the vocabulary's {vocabulary}", param=name
                     )
 
-    async def _grammar(self, params: SamplingParams) -> Grammar | None:
+    async def _grammar(self, params: SamplingParams, tools: ToolUse | None) -> Grammar | None:
+        format = self._engine.model.tools
         try:
+            if tools is not None and format is not None:
+                return await self._engine.tool_grammar(
+                    format, tools.callable, tools.choice, parallel=tools.parallel, schema=params.json_schema
+                )
             return None if params.json_schema is None else await self._engine.grammar(params.json_schema)
         except GrammarError as error:
-            raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
+            name = "json_schema" if tools is None else "tools"
+            raise InvalidRequest(f"{name}: {error}", param=name) from error

@@ -20,6 +20,7 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
+from everlong_models.freed_memory import release_memory
 from everlong_models.text.embedder import Embedder
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import LOW_PRIORITY, Pool
@@ -140,7 +141,7 @@ class Vectors:
                 # 1 only once they can be searched.
                 self._builds.progress[document.id] = batch[0].start_byte / document.bytes
                 to.write(self._embedder.embed(texts).astype(np.float16).tobytes())
-        self._embedder.release_memory()
+        release_memory()
 
 
 def _with_context(piece: Piece, title: str, headings: Headings) -> str:

@@ -42,6 +42,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
     "POST /v1/keys": lambda ids: {"json": {}},
     "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
+    "POST /v1/completions": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "max_tokens": 2}},
     "POST /v1/messages": lambda ids: {"json": _about(ids["file_id"]) | {"max_tokens": 4}},
     "POST /v1/messages/count_tokens": lambda ids: {"json": _about(ids["file_id"])},
     "POST /api/chat": lambda ids: {
@@ -54,6 +55,11 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
     "POST /v1/search": lambda ids: {"json": {"query": "secret", "documents": [ids["document_id"]]}},
+    "POST /v1/vector_stores": lambda ids: {"json": {"file_ids": [ids["file_id"]]}},
+    "POST /v1/vector_stores/{vector_store_id}": lambda ids: {"json": {"name": "b"}},
+    "POST /v1/vector_stores/{vector_store_id}/search": lambda ids: {"json": {"query": "secret"}},
+    "POST /v1/vector_stores/{vector_store_id}/files": lambda ids: {"json": {"file_id": ids["file_id"]}},
+    "POST /v1/vector_stores/{vector_store_id}/files/{file_id}": lambda ids: {"json": {"attributes": {"a": "b"}}},
     "POST /v1/embeddings": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "words"}},
     "POST /v1/rerank": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "query": "words", "documents": ["words"]}},
     "POST /v1/uploads": lambda ids: {

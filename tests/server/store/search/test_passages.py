@@ -22,6 +22,7 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.engine.answering.grounding import search_query, select_passages
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id
+from everlong_server.store.search import word_index
 from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.splitting import Piece, split
@@ -296,16 +297,16 @@ def test_whoever_searches_a_damaged_index_with_others_misses_no_document(tmp_pat
 def test_a_short_text_does_not_wait_for_the_index_of_a_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf, build, let = Shelf(f"file://{tmp_path}"), Passages._build, threading.Event()
+    shelf, build, let = Shelf(f"file://{tmp_path}"), word_index.build, threading.Event()
     long = [shelf.add(ALICE * 12) for _ in range(2 * (os.cpu_count() or 1))]
     short = shelf.add(ALICE[:1000])
 
-    def slow(self: Passages, document: Document, *args: Any) -> None:
+    def slow(blobs: Blobs, document: Document, *args: Any) -> None:
         if document.id in long:
             assert let.wait(60)
-        build(self, document, *args)
+        build(blobs, document, *args)
 
-    monkeypatch.setattr(Passages, "_build", slow)
+    monkeypatch.setattr(word_index, "build", slow)
 
     async def all_of_them() -> None:
         waiting = [asyncio.create_task(shelf.passages.ensure(shelf.documents[id])) for id in long]
@@ -342,13 +343,13 @@ def test_a_passage_stands_on_the_page_that_it_begins_on(tmp_path: Path) -> None:
 
 def test_an_index_is_made_once_for_all_who_find_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, made = Shelf(f"file://{tmp_path}"), []
-    document, build = shelf.add(ALICE), Passages._build
+    document, build = shelf.add(ALICE), word_index.build
 
-    def counted(self: Passages, *args: Any) -> None:
+    def counted(*args: Any) -> None:
         made.append(args)
-        build(self, *args)
+        build(*args)
 
-    monkeypatch.setattr(Passages, "_build", counted)
+    monkeypatch.setattr(word_index, "build", counted)
 
     async def several() -> list[list[Passage]]:
         each = (Passages(shelf.blobs, shelf) for _ in range(4))  # as each request has its own

@@ -121,7 +121,7 @@ def _of_file(file: Path) -> tuple[str, bool]:
         sample = stream.read(_SAMPLE)
     if 2 * damaged <= others:
         return "utf-8", False
-    best = _best(sample)
+    best = best_encoding(sample)
     if best is None:
         raise Unreadable("it is not UTF-8, and no other encoding fits: save it as UTF-8")
     return best, True
@@ -186,10 +186,10 @@ def _known(name: str | None) -> str | None:
 def _guess(page: bytes) -> str:
     """Return the likeliest legacy encoding of a page. As in browsers, it is Windows-1252 unless another one fits better."""
     words = _TAG.sub(b" ", page)
-    return _best(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
+    return best_encoding(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
 
 
-def _best(sample: bytes) -> str | None:
+def best_encoding(sample: bytes) -> str | None:
     """Return the legacy encoding that fits best, Windows-1252 before others that fit as well; None if none fits."""
     from charset_normalizer import from_bytes  # noqa: PLC0415 - optional, and only the conversion process needs it
 

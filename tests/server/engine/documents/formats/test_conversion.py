@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import lzma
 import os
@@ -60,6 +61,13 @@ def test_a_pdfs_pages(converted: Callable) -> None:
     assert made_of == "pdf"
     assert text == "The first page.\n\nThe third page (last)."
     assert list(under(text, marks)) == [(1, "The first page."), (3, "The third page (last).")]
+
+
+def test_the_printed_numbers_of_pages(converted: Callable) -> None:
+    labels = "/PageLabels << /Nums [0 << /S /r >> 2 << /S /D >>] >>"
+    data = files.pdf(["Preface.", "More.", "Chapter."]).replace(b"/Type /Catalog", f"/Type /Catalog {labels}".encode())
+    _, _, marks = converted(data)
+    assert [(mark.page, mark.section) for mark in marks] == [(1, "page i"), (2, "page ii"), (3, "page 1")]
 
 
 def test_a_word_files_headings_and_tables(converted: Callable) -> None:
@@ -324,6 +332,7 @@ def test_the_server_lists_its_formats(server: Server) -> None:
         "eml": b"Subject: a\r\n\r\nA line.",
         "mhtml": b"MIME-Version: 1.0\r\nContent-Type: text/html\r\n\r\n<p>A line.",
         "zip": files.zipped({"a.txt": "A line."}),
+        "tar": gzip.compress(b"A line."),
         "image": scanned("A line."),
         "ppt": lzma.decompress((MADE / "libreoffice.ppt.xz").read_bytes()),
     } | {

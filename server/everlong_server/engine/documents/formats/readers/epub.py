@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import posixpath
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from lxml import etree
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
+from everlong_server.engine.documents.formats.zips import open_zip
 
 _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)(\w+);")
 _PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
@@ -25,8 +25,8 @@ _PAGE_NAMES = (".xhtml", ".html", ".htm")
 class _Book:
     """The files of an EPUB. Names are compared without regard to case, percent-encoding and fragments."""
 
-    def __init__(self, file: Path) -> None:
-        self.packed = zipfile.ZipFile(file)
+    def __init__(self, file: Path, notes: Notes) -> None:
+        self.packed = open_zip(file, notes)
         self._names = {name.casefold(): name for name in reversed(self.packed.namelist())}
 
     def find(self, reference: str, folder: str = "") -> str | None:
@@ -51,7 +51,7 @@ class _Book:
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the pages of the book, a block for each section."""
-    book = _Book(file)
+    book = _Book(file, notes)
     package = _package(book)
     folder = posixpath.dirname(package)
     encrypted = _encrypted(book)

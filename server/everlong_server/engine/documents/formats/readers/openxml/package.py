@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 import zipfile
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,13 @@ from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
+from everlong_server.engine.documents.formats.zips import open_zip
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 R = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+_WORD_2003 = b"http://schemas.microsoft.com/office/word/2003/wordml"
 # The namespaces of "strict" files differ from those of the others.
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(officeDocument/relationships|\w+/main|officeDocument/math)")
 _TRANSITIONAL = {
@@ -41,7 +45,7 @@ class Package:
     """The parts of one file. Part names are compared without regard to case; missing ones become notes."""
 
     def __init__(self, file: Path, notes: Notes) -> None:
-        self._packed = zipfile.ZipFile(file)
+        self._packed = zipfile.ZipFile(packed(file.read_bytes())) if is_xml(file) else open_zip(file, notes)
         self._names = {name.lstrip("/").replace("\\", "/").casefold(): name for name in self._packed.namelist()}
         self._notes = notes
 
@@ -117,6 +121,30 @@ class Package:
                 target = posixpath.normpath(posixpath.join("/", folder, unquote(target))).lstrip("/")
             found[rel.get("Id", "")] = Relation(rel.get("Type", "").rpartition("/")[2], target, external)
         return found
+
+
+def is_xml(file: Path) -> bool:
+    """Whether a file is one XML file, and not a ZIP file."""
+    with file.open("rb") as stream:
+        return stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
+
+
+def packed(data: bytes) -> io.BytesIO:
+    """Return the parts of a file that is one XML file: a "flat" package, or a Word file of 2003. Raises `Unreadable`."""
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True)
+    tree = etree.fromstring(data.replace(_WORD_2003, W[1:-1].encode()), parser)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as made:
+        if tree is None or tree.tag == f"{W}wordDocument":
+            made.writestr("word/document.xml", b"" if tree is None else etree.tostring(tree))
+        for part in () if tree is None else tree.iterchildren("{*}part"):
+            name = next((value for key, value in part.attrib.items() if str(key).endswith("}name")), "").lstrip("/")
+            for content in part.iterchildren("{*}xmlData", "{*}binaryData"):
+                is_xml = len(content) > 0
+                made.writestr(
+                    name, etree.tostring(content[0]) if is_xml else b64decode(content.text or "", validate=False)
+                )
+    return out
 
 
 def _transitional(match: re.Match[bytes]) -> bytes:

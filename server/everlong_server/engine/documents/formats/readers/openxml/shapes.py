@@ -27,35 +27,44 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
             if not isinstance(element.tag, str) or element.tag == f"{MC}Fallback":
                 continue
             name = element.tag.rpartition("}")[2]
-            placeholder = element.find("{*}nvSpPr/{*}nvPr/{*}ph")
-            if placeholder is not None and placeholder.get("type") in _NOT_ON_THE_SLIDE:
-                continue
             match name:
+                case "sp" if _is_furniture(element):
+                    pass
                 case "pic":
-                    descriptions = [p.get("descr", "").strip() for p in element.iter("{*}cNvPr")]
-                    notes.left_out("pictures without a description", not any(descriptions))
-                    yield from (f"[{' '.join(text.split())}]" for text in descriptions if text)
+                    yield from _descriptions(element, notes)
+                case "cNvPr" if element.get("descr", "").strip():
+                    yield f"[{' '.join(element.get('descr').split())}]"
                 case "tbl":
                     rows = (
                         [_paragraphs(cell) for cell in row.iterchildren(f"{A}tc")] for row in element.iter(f"{A}tr")
                     )
                     yield "\n".join("\t".join(row) for row in rows)
                 case "txBody" | "t":
-                    if text := _paragraphs(element):
-                        yield text
-                case "chart" if element.get(f"{R}id"):
-                    chart = related(element.get(f"{R}id"))
-                    if chart is not None and (text := chart_text(chart)):
-                        yield text
+                    yield _paragraphs(element)
+                case "chart":
+                    chart = related(element.get(f"{R}id", ""))
+                    yield "" if chart is None else chart_text(chart)
                 case "relIds":
                     diagram = related(element.get(f"{R}dm", ""))
-                    yield from () if diagram is None else walk(diagram)
+                    yield from walk(() if diagram is None else diagram)
                 case "oleObj":
                     yield from package.embedded(relations.get(element.get(f"{R}id", "")))
                 case _:
                     yield from walk(element)
 
-    yield from walk(tree)
+    yield from filter(None, walk(tree))
+
+
+def _descriptions(picture: Any, notes: Notes) -> list[str]:
+    """Return the description of a picture, in brackets."""
+    found = [" ".join(properties.get("descr", "").split()) for properties in picture.iter("{*}cNvPr")]
+    notes.left_out("pictures without a description", not any(found))
+    return [f"[{text}]" for text in found if text]
+
+
+def _is_furniture(shape: Any) -> bool:
+    placeholder = shape.find("{*}nvSpPr/{*}nvPr/{*}ph")
+    return placeholder is not None and placeholder.get("type") in _NOT_ON_THE_SLIDE
 
 
 def _paragraphs(body: Any) -> str:

@@ -12,19 +12,23 @@ from lxml import etree
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
-from everlong_server.engine.documents.formats.readers.openxml.package import Package, R
+from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
 
 _ESCAPED = re.compile(r"_x([0-9a-fA-F]{4})_")
 _LETTERS = re.compile(r"[A-Z]{1,3}")
 _LAYOUT = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|\d+|[A-Za-z]|(&))')
 """Codes in headers and footers: fonts, sizes, page numbers; && is a character."""
+_EXCEL_2003 = "{urn:schemas-microsoft-com:office:spreadsheet}"
 _MAX_COLUMN = 16384
 _ROWS_TOGETHER = 1000
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the sheets in their order, also hidden ones."""
+    if is_xml(file):
+        yield from _sheets_of_2003(file)
+        return
     package = Package(file, notes)
     if package.has("xl/workbook.bin"):  # xlsb
         yield from legacy.read(file, notes, "xlsx")
@@ -48,6 +52,27 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
             notes.add("the sheet is hidden", part=name)
         yield Block(name, section=name or None)
         yield from _Sheet(package, relation.target, strings, styles, notes).blocks()
+
+
+def _sheets_of_2003(file: Path) -> Iterator[Block]:
+    """Yield the sheets of a file that is one XML file, as Excel 2002 and 2003 write it."""
+    tree = etree.parse(file, etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True))
+    for sheet in tree.iter(f"{_EXCEL_2003}Worksheet"):
+        name = sheet.get(f"{_EXCEL_2003}Name", "")
+        yield Block(name, section=name or None)
+        lines = []
+        for row in sheet.iter(f"{_EXCEL_2003}Row"):
+            cells: list[str] = []
+            for cell in row.iterchildren(f"{_EXCEL_2003}Cell"):
+                place = cell.get(f"{_EXCEL_2003}Index", "")
+                if place.isdecimal() and len(cells) < int(place) <= _MAX_COLUMN:
+                    cells += [""] * (int(place) - 1 - len(cells))
+                data = cell.find(f"{_EXCEL_2003}Data")
+                cells.append("" if data is None else _unescaped("".join(data.itertext())).removesuffix("T00:00:00.000"))
+            lines.append("\t".join(cells).rstrip())
+        yield Block("\n".join(filter(None, lines)))
+        for comment in sheet.iter(f"{_EXCEL_2003}Comment"):
+            yield Block(f"[Comment] {' '.join(''.join(comment.itertext()).split())}")
 
 
 def _strings(package: Package, part: str, notes: Notes) -> Iterator[str]:

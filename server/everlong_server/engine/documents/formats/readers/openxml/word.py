@@ -6,12 +6,15 @@ all are marked, such as "[Footnote 1] …".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.readers.equations import M, linear
+from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
+from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, W
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
@@ -19,6 +22,7 @@ _PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK = (W + name for name in ("p", "tbl", "tr
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 # Copies of text for old programs, pronunciation guides, and properties.
 _NO_TEXT = {W + name for name in ("pPr", "rPr", "rt", "instrText", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
+_HEX = re.compile("[0-9a-fA-F]{1,4}")
 _MOVED = {f"{W}del", f"{W}moveFrom"}
 _ANNOTATIONS = {"footnoteReference": "Footnote", "endnoteReference": "Endnote", "commentReference": "Comment"}
 
@@ -35,13 +39,17 @@ class _Document:
         self._notes = notes
         self._relations = package.relations(part)
         self._body = package.xml(part)
-        self._headings = self._heading_styles()
+        styles = self._part("styles")
+        self._headings = _heading_styles(styles)
+        self._numbering = Numbering(self._part("numbering"), styles)
         self._annotations = {
             kind: self._annotations_in(f"{kind.lower()}s", kind) for kind in ("Footnote", "Endnote", "Comment")
         }
         self._numbers: dict[tuple[str, str], int] = {}
         self._pending: list[tuple[str, str]] = []
         """Kind and id of the annotations that the current paragraph refers to."""
+        self._objects: list[str] = []
+        """Relationships of the files that are embedded in the current paragraph."""
         self._shown = set[str]()
         """Headers and footers that were written; most sections repeat them."""
 
@@ -74,17 +82,6 @@ class _Document:
         part = next((r.target for r in self._relations.values() if r.kind == kind and not r.external), None)
         return None if part is None else self._package.xml(part)
 
-    def _heading_styles(self) -> set[str]:
-        styles = self._part("styles")
-        named = {} if styles is None else {
-            style.get(f"{W}styleId", ""): style.find(f"{W}name") for style in styles.iter(f"{W}style")
-        }  # fmt: skip
-        return {
-            id
-            for id, name in named.items()
-            if name is not None and name.get(f"{W}val", "").lower().startswith(("heading", "title"))
-        }
-
     def _is_heading(self, block: Any) -> bool:
         style = block.find(f"{W}pPr/{W}pStyle")
         return block.tag == _PARAGRAPH and style is not None and style.get(f"{W}val") in self._headings
@@ -96,7 +93,7 @@ class _Document:
         return {note.get(f"{W}id", ""): note for note in found if note.get(f"{W}type", "normal") == "normal"}
 
     def _annotation_blocks(self) -> Iterator[Block]:
-        """Yield the annotations that the last block refers to, and those that they refer to."""
+        """Yield the annotations that the last block refers to, those that they refer to, and embedded files."""
         while self._pending:
             kind, id = self._pending.pop(0)
             note = self._annotations[kind].get(id)
@@ -110,6 +107,9 @@ class _Document:
             if text:
                 self._notes.add(f"{kind.lower()}s follow the paragraphs that refer to them")
                 yield Block(f"[{label}] {text}")
+        objects, self._objects = self._objects, []
+        for id in objects:
+            yield from map(Block, self._package.embedded(self._relations.get(id)))
 
     def _next_number(self, kind: str) -> int:
         return 1 + sum(other == kind for other, _ in self._numbers)
@@ -142,9 +142,8 @@ class _Document:
             return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
         if block.tag == _CELL:
             return "\n".join(self._block(inner) for inner in _outermost(block, _PARAGRAPH, _TABLE)).strip()
-        if block.find(f"{W}pPr/{W}numPr") is not None:
-            self._notes.left_out("numbers and bullets of lists")
-        return "".join(self._inline(part) for part in block)
+        number, text = self._numbering.of(block), "".join(self._inline(part) for part in block)
+        return f"{number} {text}" if number and text.strip() else text
 
     def _inline(self, part: Any) -> str:
         """Return the text of an element inside a paragraph."""
@@ -162,13 +161,17 @@ class _Document:
             case "t":
                 return self._letters(part)
             case "sym":
-                return self._symbol(part.get(f"{W}font", ""), int(part.get(f"{W}char", "0"), 16))
+                code = part.get(f"{W}char", "")
+                return self._symbol(part.get(f"{W}font", ""), int(code, 16)) if _HEX.fullmatch(code) else ""
             case "footnoteReference" | "endnoteReference" | "commentReference" as name:
                 return self._reference(_ANNOTATIONS[name], part)
             case "ffData":
                 return _legacy_control(part)
+            case "r" if part.find(f"{W}rPr/{W}vanish") is not None and _is_on(part.find(f"{W}rPr/{W}vanish")):
+                self._notes.left_out("passages that the file hides")
+                return ""
             case "object":
-                self._notes.left_out("embedded objects")
+                self._objects += [each.get(f"{R}id", "") for each in part.iter("{*}OLEObject")] or [""]
             case "drawing" | "pict":
                 return self._drawing(part)
             case name if name in _CHARACTERS:
@@ -198,14 +201,18 @@ class _Document:
 
     def _drawing(self, drawing: Any) -> str:
         """Return the description of a picture, the words of a diagram and of text boxes."""
-        words = [
+        words = [text for art in drawing.iter("{*}textpath") if (text := art.get("string", "").strip())]
+        words += [
             f"[{' '.join(description.split())}]"
             for shape in drawing.iter("{*}docPr", "{urn:schemas-microsoft-com:vml}shape")
             if (description := shape.get("descr") or shape.get("alt", "")).strip()
         ]
         pictures = sum(1 for _ in drawing.iter("{*}blip", "{*}imagedata"))
         self._notes.left_out("pictures without a description", max(0, pictures - len(words)))
-        self._notes.left_out("charts", sum(1 for _ in drawing.iter("{*}chart")))
+        for chart in drawing.iter("{*}chart"):
+            relation = self._relations.get(chart.get(f"{R}id", ""))
+            tree = None if relation is None or relation.external else self._package.xml(relation.target)
+            words.append("" if tree is None else chart_text(tree))
         for diagram in drawing.iter("{*}relIds"):
             relation = self._relations.get(diagram.get(f"{R}dm", ""))
             tree = None if relation is None else self._package.xml(relation.target)
@@ -214,17 +221,33 @@ class _Document:
         return "\n".join(filter(None, words)) + boxes
 
 
+def _heading_styles(styles: Any) -> set[str]:
+    """Return the ids of the styles of headings and titles. `styles`: the tree of the part, or None."""
+    named = {} if styles is None else {
+        style.get(f"{W}styleId", ""): style.find(f"{W}name") for style in styles.iter(f"{W}style")
+    }  # fmt: skip
+    return {
+        id
+        for id, name in named.items()
+        if name is not None and name.get(f"{W}val", "").lower().startswith(("heading", "title"))
+    }
+
+
 def _legacy_control(data: Any) -> str:
     """Return the state of a check box or a list of the forms of Word 97 to 2003. The text of their fields is in the paragraph."""
     box = data.find(f"{W}checkBox")
     if box is not None:
         state = box.find(f"{W}checked")
         state = box.find(f"{W}default") if state is None else state
-        return "[x]" if state is not None and state.get(f"{W}val", "1") not in ("0", "false") else "[ ]"
+        return "[x]" if state is not None and _is_on(state) else "[ ]"
     options = data.findall(f"{W}ddList/{W}listEntry")
     chosen = data.find(f"{W}ddList/{W}result")
-    index = int(chosen.get(f"{W}val", "0")) if chosen is not None else 0
-    return options[index].get(f"{W}val", "") if index < len(options) else ""
+    index = chosen.get(f"{W}val", "0") if chosen is not None else "0"
+    return options[int(index)].get(f"{W}val", "") if index.isdecimal() and int(index) < len(options) else ""
+
+
+def _is_on(switch: Any) -> bool:
+    return switch.get(f"{W}val", "1") not in ("0", "false", "off")
 
 
 def _outermost(parent: Any, *tags: str) -> Iterator[Any]:

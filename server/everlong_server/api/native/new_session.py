@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from fastapi import Header
 from pydantic import ConfigDict, Field
 
 from everlong_server.api.schemas import RECALL_DEFAULT, Citation, Evidence, Recall, Usage, Wire
 from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.store.records import new_id, now
+
+ClientName = Annotated[
+    str,
+    Header(
+        alias="X-Everlong-Client",
+        pattern=r"^[\w.-]{1,40}$",
+        description="name of the program, which the new session has as its `client`",
+    ),
+]
 
 
 class PastMessage(Wire):

@@ -38,10 +38,12 @@ class ChatFunctionTool(Nullable, Wire):
 ChatTool = ChatFunctionTool
 
 
-class FunctionTool(FunctionDefinition):
-    """A function tool of a response."""
-
+class _Function(Wire):
     type: Literal["function"]
+
+
+class FunctionTool(FunctionDefinition, _Function):  # in this order, errors name `type` first
+    """A function tool of a response."""
 
 
 ResponseTool = FunctionTool
@@ -60,10 +62,8 @@ class ChatNamedTool(Nullable, Wire):
     function: FunctionName
 
 
-class NamedTool(FunctionName):
+class NamedTool(FunctionName, _Function):
     """The function that a response must call."""
-
-    type: Literal["function"]
 
 
 def _choice(value: object) -> str | None:
