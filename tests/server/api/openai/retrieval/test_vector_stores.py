@@ -166,6 +166,16 @@ def test_what_is_refused(
     assert words in answer.json()["error"]["message"]
 
 
+def test_lists_go_forward_only(client: OpenAI, files: list[str]) -> None:
+    store = client.vector_stores.create(file_ids=files[:1]).id
+    for ask in (client.vector_stores.list, lambda **more: client.vector_stores.files.list(store, **more)):
+        for field, value in (("before", "vs_x"), ("order", "asc")):
+            with pytest.raises(openai.UnprocessableEntityError) as error:
+                ask(**{field: value})
+            assert of(error)[1] == field
+    client.vector_stores.delete(store)
+
+
 def test_files_that_do_not_exist(client: OpenAI, files: list[str]) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.vector_stores.create(file_ids=[files[0], "doc_x"])
