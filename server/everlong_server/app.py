@@ -21,7 +21,7 @@ from everlong_server.api.anthropic import messages
 from everlong_server.api.native import document_text, documents, fetch, keys, models, search, sessions, stream, tickets
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
 from everlong_server.api.openai.completions import http as completions
-from everlong_server.api.openai.retrieval import embeddings, vector_store_files, vector_stores
+from everlong_server.api.openai.retrieval import embeddings, file_batches, vector_store_files, vector_stores
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
@@ -60,7 +60,7 @@ def create_app(
     errors.install_handlers(app)
     for module in (
         documents, fetch, document_text, search, sessions, stream, files, uploads, chat, completions, responses_http, responses_socket,
-        embeddings, vector_stores, vector_store_files, messages, tickets, keys, health, models, page,
+        embeddings, vector_stores, vector_store_files, file_batches, messages, tickets, keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
