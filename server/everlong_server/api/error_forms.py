@@ -21,7 +21,14 @@ def error_form(known: ServerError, path: str) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of an error of a request for `path`."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return 400 if known.status in (415, 422) else known.status, anthropic_error(known)
+    if path.startswith("/api/"):
+        return known.status, ollama_error(known)
     return known.status, known.body()
+
+
+def ollama_error(known: ServerError) -> dict[str, Any]:
+    """Return an error in Ollama's form: the message alone."""
+    return {"error": known.message}
 
 
 def anthropic_error(known: ServerError) -> dict[str, Any]:

@@ -97,7 +97,8 @@ async def _content(message: AnswerMessage, conversation: Conversation) -> list[A
         location = await conversation.location(citation, message.evidence[citation.evidence])
         if location is not None:
             cited.setdefault((citation.start, citation.end), []).append(location)
-    text, at, blocks = message.content, 0, list[AnswerText]()
+    text, at = message.content, 0
+    blocks: list[AnswerText] = []
     for (start, end), locations in sorted(cited.items(), key=lambda item: item[0]):
         if start > at:
             blocks.append(AnswerText(text=text[at:start], citations=None))
@@ -113,7 +114,7 @@ def _message_start(view: dict[str, Any]) -> Event:
 
 
 def _block_start(index: int, cites: bool) -> Event:
-    block: Event = {"type": "text", "text": "", "citations": [] if cites else None}
+    block: dict[str, Any] = {"type": "text", "text": "", "citations": [] if cites else None}
     return {"type": "content_block_start", "index": index, "content_block": block}
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from everlong_models import ToolCall
+from everlong_server.api.openai.inline_files import file_of_data, file_of_url
 from everlong_server.api.openai.messages import ParsedMessages, require_length, require_model
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
@@ -99,24 +100,40 @@ async def _input(
             case FileSearchCallInput():
                 pass  # its passages were shown to the model then, and are not shown again
             case InputMessage():
-                items.append(_message(parsed, entry, name))
+                items.append(await _message(services, parsed, entry, name))
     documents, conversation = await parsed.finish("input")
     return documents, conversation, items
 
 
-def _message(parsed: ParsedMessages, message: InputMessage, name: str) -> dict[str, Any]:
+async def _message(services: Services, parsed: ParsedMessages, message: InputMessage, name: str) -> dict[str, Any]:
     """Add a message to `parsed`, and return it as `input_items` lists it. `name`: the field of the request."""
     content, texts = message.content, list[str]()
     if isinstance(content, str):
         kind = OutputText if message.role == "assistant" else InputText
         content = [kind.model_validate({"type": _TYPES[kind], "text": content})]
+    parts = []
     for place, part in enumerate(content):
+        where = f"{name}.content.{place}"
         if isinstance(part, InputFile):
-            parsed.add_file(message.role, part.file_id, f"{name}.content.{place}", ".file_id")
+            parsed.require_user(message.role, where)
+            if part.file_data is not None:
+                file, field = (
+                    await file_of_data(services, part.file_data, part.filename, f"{where}.file_data"),
+                    ".file_data",
+                )
+            elif part.file_url is not None:
+                file, field = (
+                    await file_of_url(services, part.file_url, part.filename, f"{where}.file_url"),
+                    ".file_url",
+                )
+            else:
+                file, field = part.file_id or "", ".file_id"
+            parsed.add_file(file, where + field)
+            parts.append({"type": part.type, "file_id": file})
         else:
             texts.append(part.text)
+            parts.append(part.model_dump(include={"type", "text"}))
     parsed.add_message(message.role, "".join(texts), name)
-    parts = [part.model_dump(include={"type", "text", "file_id"}) for part in content]
     return {"id": new_id("msg"), "role": message.role, "content": parts}
 
 

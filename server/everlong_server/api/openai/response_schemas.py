@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind
+from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind, require_one
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import (
@@ -39,10 +39,19 @@ class OutputText(Nullable, Wire):
 
 
 class InputFile(Nullable, Wire):
-    """A document that the response is about: a file that was uploaded to `/v1/files`."""
+    """A document that the response is about: a file that was uploaded to `/v1/files`, its content, or its URL."""
 
     type: Literal["input_file"]
-    file_id: str = Field(min_length=1, max_length=128)
+    file_id: str | None = Field(None, min_length=1, max_length=128)
+    file_data: str | None = Field(None, min_length=1, description="the content as base64, or as a data URL with base64")
+    file_url: str | None = Field(
+        None, max_length=2048, description="http:// or https:// URL on a host in EVERLONG_FETCH_HOSTS"
+    )
+    filename: str | None = Field(None, max_length=255, description="name of the content")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        return require_one(self, "file_id", "file_data", "file_url")
 
 
 def _input_part(value: object) -> str | None:
@@ -58,7 +67,7 @@ InputPart = Annotated[
     Discriminator(
         _input_part,
         custom_error_type="part",
-        custom_error_message="type must be 'input_text', 'output_text' or 'input_file'",
+        custom_error_message="type must be 'input_text', 'output_text' or 'input_file': images and audio are not supported",
     ),
 ]
 InputContent = Annotated[

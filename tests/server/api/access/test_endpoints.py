@@ -45,6 +45,12 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/completions": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "max_tokens": 2}},
     "POST /v1/messages": lambda ids: {"json": _about(ids["file_id"]) | {"max_tokens": 4}},
     "POST /v1/messages/count_tokens": lambda ids: {"json": _about(ids["file_id"])},
+    "POST /api/chat": lambda ids: {
+        "json": {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "documents": [ids["document_id"]]}
+    },
+    "POST /api/generate": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "documents": [ids["document_id"]]}},
+    "POST /api/show": lambda ids: {"json": {"model": MODEL}},
+    "POST /api/embed": lambda ids: {"json": {"model": MODEL, "input": "Hi"}},
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },

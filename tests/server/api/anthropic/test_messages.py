@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from typing import Any
 
@@ -10,6 +12,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
+from tests.pages import Block, run_by
 from tests.process import Server
 from tests.server.api.anthropic.conftest import sdk
 from tests.server.tenants import MODEL, new_key
@@ -265,3 +268,13 @@ def test_keys(locked: Server) -> None:
     assert refused.value.body["error"]["type"] == "authentication_error"
     with sdk(locked, api_key=new_key(locked, "bob", "read")) as client, pytest.raises(anthropic.PermissionDeniedError):
         ask(client, user("Hi"))
+
+
+@pytest.mark.parametrize("block", run_by("tests/server/api/anthropic/test_messages.py"), ids=str)
+def test_the_programs_of_the_page(block: Block, server: Server) -> None:
+    code = block.code.replace("http://127.0.0.1:8080", server.url).replace("smollm2-135m-reader", MODEL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    for document in server.http.get("/v1/documents").json()["data"]:
+        server.http.delete(f"/v1/documents/{document['id']}")
