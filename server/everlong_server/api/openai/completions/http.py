@@ -118,6 +118,9 @@ class _Work:
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
         )
+        if body.echo and params.logprobs and body.max_tokens == 1:
+            # Harnesses request one token only to get the prompt's scores, and drop the last entry of the lists: there must be one.
+            params = params.model_copy(update={"ignore_eos": True})
         if params.seed is not None:
             params = params.model_copy(update={"seed": (params.seed + text.index % body.n) % 2**63})
         score = body.logprobs if body.echo else None
