@@ -177,6 +177,16 @@ def test_invalid_requests_name_the_field(client: OpenAI, fields: dict[str, Any],
     assert of(error) == (code, param), error.value.message
 
 
+@pytest.mark.parametrize(
+    ("prompt", "param"), [("x" * 20_001, "prompt"), (["x", "y" * 20_001], "prompt.1"), ([1] * 20_001, "prompt")]
+)
+def test_a_prompt_that_is_too_long(client: OpenAI, prompt: Any, param: str) -> None:
+    """The server of these tests takes messages of 20,000 characters."""
+    with pytest.raises(openai.APIStatusError) as error:
+        complete(client, prompt)
+    assert (error.value.status_code, of(error)[1]) == (413, param)
+
+
 def test_an_unknown_model(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         complete(client, "x", model="gpt-3.5-turbo-instruct")
