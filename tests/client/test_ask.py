@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from everlong_client.cli.main import app
 from everlong_client.cli.originals import Originals
 from everlong_client.types.document import Document
 from tests.client.fake_server import ANSWER, Fake, FakeServer
+from tests.process import wait_for
 
 Run = Callable[..., Result]
 TEXT = "Loomings.\n\nCall me Ishmael.\n"
@@ -102,8 +106,27 @@ def test_a_file_that_cannot_be_read_ends_it(run: Run, fake: Fake, book: Path):
     result = run("ask", book, bad, "Who?")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error: broken: doc_2 could not be read" in result.stderr
-    assert not fake.sessions
-    assert "doc_1" not in fake.documents
+    assert (fake.sessions, fake.documents) == ({}, {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("name", "question"), [("stuck", "Who?"), ("book.txt", "hang")])
+def test_an_interruption_leaves_nothing_behind(
+    server: FakeServer, fake: Fake, tmp_path: Path, name: str, question: str, number: int
+):
+    """It is interrupted while the server reads the second file, or answers."""
+    files = [tmp_path / "first.txt", tmp_path / name]
+    for file in files:
+        file.write_text("Words.")
+    command = [sys.executable, "-m", "everlong_client", "ask", *map(str, files), question, "--url", server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+        wait_for(lambda: len(fake.documents) == 2 if name == "stuck" else fake.questions, 60)
+        wait_for(lambda: name != "stuck" or fake.documents["doc_1"]["status"] == "ready", 60)
+        asking.send_signal(number)
+        _, errors = asking.communicate(timeout=60)
+    assert asking.returncode != 0
+    assert "Traceback" not in errors
+    assert (fake.documents, fake.sessions) == ({}, {})
 
 
 def test_chat_without_a_file_and_without_a_question_makes_no_session(run: Run, fake: Fake):

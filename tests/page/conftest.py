@@ -29,7 +29,7 @@ FIXED_LENGTH = """{
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
-    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true, logit_bias: %s});
+    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true, stop_repetition: false, logit_bias: %s});
     send.call(this, JSON.stringify(message));
   };
 }"""
@@ -61,6 +61,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         with ThreadPoolExecutor(1) as thread:  # because Playwright's event loop runs in this thread
             key = thread.submit(new_key, server, "page").result()
         server.http.headers["Authorization"] = f"Bearer {key}"
+        server.http.headers["X-Everlong-Client"] = "page"  # the page lists conversations of other programs apart
         yield server
 
 

@@ -153,13 +153,13 @@ def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Serve
     page.get_by_role("button", name="Regenerate").click()
     expect(page).not_to_have_url(re.compile(session))
     expect(page.locator(".usage")).to_have_count(1)
-    for passages, placeholder in (("0", waiting), ("", searching)):
+    for words, placeholder in (("0", waiting), ("", searching)):
         page.get_by_role("button", name="Settings").click()
-        page.get_by_label("Passages").fill(passages)
+        page.get_by_label("Text to read").select_option(words)
         page.get_by_role("button", name="Close").click()
         expect(placeholder).to_be_visible()
         page.locator("#question").fill("Who?")
-        expect(page.get_by_role("button", name="Ask", exact=True)).to_be_enabled(enabled=passages == "")
+        expect(page.get_by_role("button", name="Ask", exact=True)).to_be_enabled(enabled=words == "")
     branch = session_of(page)
     for id in before:
         server.http.delete(f"/v1/documents/{id}")

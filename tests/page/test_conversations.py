@@ -85,3 +85,27 @@ def test_a_conversation_is_exported_and_imported(tab: Tab, server: Server, talk:
     tab.choose(other, press=choose)
     expect(page.get_by_role("alert")).to_contain_text("other.json is not a file of exported conversations")
     server.http.delete(f"/v1/sessions/{session}")
+
+
+def test_conversations_of_other_programs_are_apart(tab: Tab, server: Server) -> None:
+    ids = []
+    for client, title in (("page", "Asked here"), ("everlong-cli", "Asked elsewhere")):
+        body = {"messages": ASKED, "title": f"{title} alone"}
+        made = server.http.post("/v1/sessions", json=body, headers={"X-Everlong-Client": client})
+        ids.append(made.json()["id"])
+    page = tab.open()
+    others = page.get_by_role("region", name="Of other programs")
+    expect(page.get_by_role("region", name="Today").get_by_text("Asked here")).to_be_visible()
+    expect(others.get_by_text("Asked elsewhere")).not_to_be_visible()
+    others.get_by_text("Of other programs").click()
+    others.get_by_text("Asked elsewhere").click()
+    expect(page.locator("h1")).to_have_text("Asked elsewhere alone")
+    assert page.locator(".conversations section").last.get_attribute("aria-label") == "Of other programs"
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("button", name="Fork").click()
+    expect(page).not_to_have_url(ids[1])
+    expect(page.get_by_role("region", name="Today").get_by_text("Asked elsewhere")).to_be_visible()
+    copy = session_of(page)
+    page.goto("about:blank")
+    for id in (*ids, copy):
+        server.http.delete(f"/v1/sessions/{id}")

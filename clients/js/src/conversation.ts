@@ -8,12 +8,13 @@ import type { CallOptions, Message, ResponseEvent, Sampling, Session } from "./t
 export interface SessionReader {
   get(id: string, options: CallOptions): Promise<Session>;
   messages(id: string, options: CallOptions): Promise<Message[]>;
+  cancel(id: string, options: CallOptions): Promise<Session>;
 }
 
 /**
  * Carries one answer at a time. If the connection is lost during an answer, the conversation reconnects for up to
- * `outageTimeout` seconds. If the answer was completed meanwhile, it is fetched; else the message is sent again, because an
- * incomplete answer leaves the session unchanged. The new answer starts with another `response.created`: discard the events
+ * `outageTimeout` seconds. If the answer was completed meanwhile, or with `on_disconnect` "finish" once it is complete, it is fetched;
+ * else the message is sent again, because an incomplete answer leaves the session unchanged. The new answer starts with another `response.created`: discard the events
  * before it.
  */
 export class Conversation {
@@ -39,7 +40,7 @@ export class Conversation {
 
   /**
    * Sends a message and yields the answer's events; the last is `response.completed`. Leaving the loop early, or aborting,
-   * discards the message and the answer. `cancel` ends the answer and keeps the text generated so far.
+   * discards the message and the answer, unless `on_disconnect` is "finish". `cancel` ends the answer and keeps the text generated so far.
    */
   async *send(content: string, sampling: Sampling = {}, { signal }: CallOptions = {}): AsyncGenerator<ResponseEvent> {
     if (this.#answering) throw new StreamError("this conversation is already receiving an answer; wait for its end or cancel it", { code: "session_busy" });
@@ -47,10 +48,18 @@ export class Conversation {
     let messagesBefore: number | null = null;
     let lostSince: number | null = null;
     let reportedLost = false;
+    const finishes = sampling.on_disconnect === "finish";
     try {
       for (let attempt = 0; ; attempt++) {
         try {
-          messagesBefore ??= (await this.#sessions.get(this.session, { signal })).messages;
+          if (messagesBefore === null || attempt) {
+            const session = await this.#sessions.get(this.session, { signal });
+            messagesBefore ??= session.messages;
+            if (attempt && session.answering) {
+              if (this.#cancelled && finishes) await this.#sessions.cancel(this.session, { signal });
+              throw new StreamError("the session is still being answered", { code: "session_busy", type: "conflict_error" });
+            }
+          }
           const answer = attempt ? await this.#findAnswer(messagesBefore, content, signal) : null;
           if (answer) {
             this.onlost?.(null);
@@ -78,8 +87,9 @@ export class Conversation {
           if (!reportedLost && lost) this.onlost?.(error as Error);
           reportedLost ||= lost;
           lostSince ??= Date.now();
-          const seconds = busy ? 0.1 : retryDelay(attempt, error);
-          if (seconds === null || Date.now() - lostSince >= this.#transport.outageTimeout * 1000) throw error;
+          const seconds = busy ? (finishes ? 0.5 : 0.1) : retryDelay(attempt, error);
+          const waited = busy && finishes ? 0 : Date.now() - lostSince; // the server needs any time to finish an answer
+          if (seconds === null || waited >= this.#transport.outageTimeout * 1000) throw error;
           await sleep(seconds, signal);
         }
       }
@@ -100,7 +110,7 @@ export class Conversation {
     if (this.#sent) this.#connection?.send({ type: "response.cancel" });
   }
 
-  /** Closes the connection. A running answer and its message are discarded. */
+  /** Closes the connection. A running answer and its message are discarded, unless `on_disconnect` is "finish". */
   close(): void {
     this.#drop();
   }

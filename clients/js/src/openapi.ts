@@ -37,6 +37,8 @@ export interface components {
              * @default false
              */
             ignore_eos: boolean;
+            /** @description how to answer, such as "Answer in German.": a system message for this answer alone, which is not listed among the session's messages */
+            instructions?: string | null;
             /** @description Constrain the answer to JSON that follows this schema */
             json_schema?: {
                 [key: string]: unknown;
@@ -59,6 +61,12 @@ export interface components {
              * @default 0
              */
             min_p: number;
+            /**
+             * @description what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far
+             * @default cancel
+             * @enum {string}
+             */
+            on_disconnect: "cancel" | "finish";
             /**
              * @description Subtracted from the logit of a token that was already generated
              * @default 0
@@ -168,6 +176,11 @@ export interface components {
              * @constant
              */
             object: "document";
+            /**
+             * @description whether GET /v1/documents/{id}/pages/{page}.png draws its pages, as for a PDF
+             * @default false
+             */
+            pages: boolean;
             /** @description share of the text that has been read, 0 to 1; null before reading starts */
             progress: number | null;
             /** @description full segments read into the memory */
@@ -223,6 +236,27 @@ export interface components {
         DocumentVectors: {
             /** @description share of the text that has vectors, 0 to 1, as this server knows */
             progress: number;
+        };
+        /** @description The model of `/v1/embeddings`, `/v1/rerank` and the search by meaning. It answers no questions. */
+        EmbeddingModel: {
+            /** @description Unix time in seconds at which the server started */
+            created: number;
+            description: string;
+            /** @description length of its vectors */
+            dimensions: number;
+            fingerprint: string;
+            id: string;
+            /** @description languages that it was trained on (ISO 639-1); null: not known */
+            languages: string[] | null;
+            /** @description tokens that one vector is computed from; a longer text is embedded in parts */
+            max_tokens: number;
+            /**
+             * @default model
+             * @constant
+             */
+            object: "model";
+            /** @default everlong */
+            owned_by: string;
         };
         /** @description The body of every error response. */
         ErrorBody: {
@@ -314,6 +348,30 @@ export interface components {
              */
             object: "list";
         };
+        /** @description A passage that a search found, with the same offsets as `Evidence`. */
+        FoundPassage: {
+            document: string;
+            end: number;
+            end_byte: number;
+            /** @description missing in answers of older versions, and if the document was deleted in the meantime */
+            end_token?: number | null;
+            filename: string | null;
+            /** @description page of a PDF on which the passage begins */
+            page?: number | null;
+            /** @description 1 for a passage that is first by words and by meaning, less for later places; 0 to 1. By words alone, if no document has vectors yet */
+            score: number;
+            /** @description heading above the passage, for Word, EPUB and HTML */
+            section?: string | null;
+            /** @description cosine of the vectors of passage and query; null: the document has no vectors (yet) */
+            similarity: number | null;
+            start: number;
+            start_byte: number;
+            /** @description missing in answers of older versions, and if the document was deleted in the meantime */
+            start_token?: number | null;
+            text: string;
+            /** @description share of the query's words that the passage has, weighted by their rarity, 0 to 1 */
+            words: number;
+        };
         /** @description The tokens of the context that belong to a document. */
         MemoryDocument: {
             document: string;
@@ -334,10 +392,14 @@ export interface components {
         MemoryPart: {
             /** @description tokens since the part was last written */
             age: number;
+            /** @description size of the part; null for memories whose parts do not differ in it */
+            bytes: number | null;
             /** @description relative change (of the norm) that the open segment would cause if it ended now; null if the part stores tokens unchanged or there is no open segment */
             change: number | null;
             /** @description token after the last that the part was computed from */
             end: number;
+            /** @description tokens after which half of what a token wrote has faded, for the median channel of a recurrent layer; null for parts without such a decay */
+            half_life: number | null;
             layer: number | null;
             name: string;
             /** @description capacity, in tokens, positions, vectors, functions or associations */
@@ -396,10 +458,12 @@ export interface components {
              * @constant
              */
             object: "list";
+            /** @description the message that is being answered, if its `on_disconnect` is finish */
+            running?: components["schemas"]["RunningTurn"] | null;
         };
-        /** @description The served model. */
+        /** @description The served model, and the embedding model if the server has one. */
         ModelList: {
-            data: components["schemas"]["ServedModel"][];
+            data: (components["schemas"]["ServedModel"] | components["schemas"]["EmbeddingModel"])[];
             /**
              * @default list
              * @constant
@@ -440,6 +504,50 @@ export interface components {
             /** @description maximum number of tokens of all passages; at most the model's context */
             tokens?: number | null;
         };
+        /** @description A message that is being answered, sent with `on_disconnect` "finish". It is not among the session's messages yet. */
+        RunningTurn: {
+            created_at: number;
+            /** @description missing before the search has ended */
+            evidence: components["schemas"]["Evidence"][] | null;
+            /** @description id of the answer */
+            id: string;
+            question: string;
+            /** @description text of the answer so far, up to a second old */
+            text: string;
+        };
+        /** @description A search in documents: in `documents`, or in those of `session`. */
+        SearchDocuments: {
+            /** @description ids of documents */
+            documents?: string[] | null;
+            filters?: components["schemas"]["SearchFilters"] | null;
+            /**
+             * @description maximum number of passages
+             * @default 10
+             */
+            limit: number;
+            /** @description a question, or words */
+            query: string;
+            /** @description id of a session */
+            session?: string | null;
+        };
+        /** @description Which passages are considered. A document without pages or headings has none that a filter for these accepts. */
+        SearchFilters: {
+            /** @description passages that begin on this page or slide, or a later one */
+            first_page?: number | null;
+            /** @description passages that begin on this page or slide, or an earlier one */
+            last_page?: number | null;
+            /** @description passages whose nearest heading contains this, ignoring case */
+            section?: string | null;
+        };
+        /** @description The passages, best first. */
+        SearchResult: {
+            data: components["schemas"]["FoundPassage"][];
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
+        };
         /** @description The served model. */
         ServedModel: {
             /** @description name of the backbone; null for a model trained from scratch */
@@ -449,6 +557,8 @@ export interface components {
             description: string;
             fingerprint: string;
             id: string;
+            /** @description maximum of `recall.tokens` in requests: the model's context */
+            max_recall_tokens: number;
             memory: string;
             /** @description false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train */
             memory_trained: boolean | null;
@@ -463,6 +573,8 @@ export interface components {
             parameters: number | null;
             /** @description maximum number of passages that the server searches for a question by default; 0: recall is off */
             recall_passages: number;
+            /** @description maximum number of tokens of all passages by default */
+            recall_tokens: number;
             /** @description tokens of the context that the memory keeps, at most; null: it keeps a compressed form of all */
             remembered_tokens: number | null;
             segment_length: number;
@@ -471,6 +583,13 @@ export interface components {
         };
         /** @description Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state. */
         Session: {
+            /**
+             * @description a message is being answered; another one is refused meanwhile
+             * @default false
+             */
+            answering: boolean;
+            /** @description the program that created it: the value of its X-Everlong-Client header (the page sends `page`); api: a request without the header; null: an older version of the server did not store it */
+            client?: string | null;
             created_at: number;
             documents: string[];
             id: string;

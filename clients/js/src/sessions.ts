@@ -3,7 +3,7 @@ import { Conversation } from "./conversation.js";
 import { ReadingFailedError, StreamError } from "./errors.js";
 import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, List, Message, NewSession, PostOptions, Recall, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
+import type { CallOptions, List, Message, NewSession, PostOptions, Recall, ResponseEvent, RunningTurn, Sampling, Session, SessionMemory } from "./types.js";
 
 export class Sessions {
   readonly #transport: Transport;
@@ -64,6 +64,17 @@ export class Sessions {
     return (await this.#transport.json<List<Message>>(call)).data;
   }
 
+  /** The message that is being answered, and its answer so far, if it was sent with `on_disconnect` "finish"; else null. */
+  async running(id: string, options: CallOptions = {}): Promise<RunningTurn | null> {
+    const call = { method: "GET", path: path("sessions", id, "messages"), ...options } as const;
+    return (await this.#transport.json<{ running?: RunningTurn }>(call)).running ?? null;
+  }
+
+  /** Ends an answer to a message that was sent with `on_disconnect` "finish". Its text so far is kept. */
+  cancel(id: string, options: CallOptions = {}): Promise<Session> {
+    return this.#transport.json({ method: "POST", path: path("sessions", id, "cancel"), ...options });
+  }
+
   /** Waits until the session has read its documents. Throws `ReadingFailedError` if one cannot be read. */
   async wait(id: string, options: CallOptions & { onProgress?: (session: Session) => void } = {}): Promise<Session> {
     let lost: number | null = null;
@@ -94,7 +105,7 @@ export class Sessions {
 
   /**
    * Sends a message and yields the answer's events; the last is `response.completed`. Leaving the loop early, or aborting,
-   * cancels the answer and leaves the session unchanged.
+   * cancels the answer and leaves the session unchanged, unless `on_disconnect` is "finish".
    */
   async *stream(id: string, content: string, sampling: Sampling = {}, options: PostOptions = {}): AsyncGenerator<ResponseEvent> {
     const call = { ...asked(id, { ...sampling, content, stream: true }), ...options };

@@ -15,6 +15,8 @@ export type MemoryPart = Schemas["MemoryPart"];
 export type MemoryLayer = Schemas["MemoryLayer"];
 export type MemoryPhrase = Schemas["MemoryPhrase"];
 export type Message = Schemas["Message"];
+/** A message that is being answered, sent with `on_disconnect` "finish". */
+export type RunningTurn = Schemas["RunningTurn"];
 /** The options of a new session. */
 export type NewSession = Partial<Omit<Schemas["CreateSession"], "documents">>;
 export type Evidence = Schemas["Evidence"];
@@ -22,6 +24,11 @@ export type Citation = Schemas["Citation"];
 export type Quote = Schemas["Quote"];
 export type Recall = Schemas["Recall"];
 export type Usage = Schemas["Usage"];
+/** A passage that a search found. */
+export type FoundPassage = Schemas["FoundPassage"];
+/** Where to search: in documents with these ids, or in those of a session. */
+export type SearchIn = { documents: string[] } | { session: string };
+export type SearchFilters = Partial<Schemas["SearchFilters"]>;
 export type Model = Schemas["ServedModel"];
 
 /** One page of a list. If `has_more`, request the next page `after` the last id. */

@@ -72,6 +72,18 @@ test("sessions are waited for, listed, forked, looked into and deleted", async (
   expect((await client.models())[0]!.memory).toBe("rmt");
 });
 
+test("passages are found without an answer", async () => {
+  const other = await client.documents.upload("The slithy toves. ".repeat(200) + "\n\nThe Jabberwock whiffled through the wood.");
+  const options = { limit: 1 };
+  const [passage] = await client.search("Jabberwock", { documents: [other.id] }, options);
+  expect(passage).toMatchObject({ document: other.id, score: 1, words: 1, similarity: null });
+  expect(passage!.text).toContain("Jabberwock");
+  const made = await client.sessions.create([other.id]);
+  expect(await client.search("Jabberwock", { session: made.id }, options)).toEqual([passage]);
+  expect(await client.search("Jabberwock", { documents: [other.id] }, { filters: { first_page: 1 } })).toEqual([]);
+  await expect(client.search("Jabberwock", { documents: ["doc_x"] })).rejects.toThrow(NotFoundError);
+});
+
 test("a session's title is its first question, or the one that was set", async () => {
   const id = await session();
   expect((await client.sessions.get(id)).title).toBeNull();
@@ -175,6 +187,31 @@ test("an answer that was complete when the connection was lost is not requested 
   expect((await rest).at(-1)).toMatchObject({ type: "response.completed" });
   expect(await client.sessions.messages(id)).toHaveLength(2);
   expect(proxy.requests("GET /v1/sessions/" + id + "/stream")).toBe(asked);
+  conversation.close();
+});
+
+test("an answer that the server finishes without its client is waited for, and cancelled on demand", async () => {
+  const id = await session();
+  const conversation = distant.sessions.connect(id);
+  for (const sampling of [{ ...GREEDY, max_tokens: 1500 }, ENDLESS]) {
+    const events = conversation.send("Who?", { ...sampling, on_disconnect: "finish" });
+    await speaking(events);
+    const before = (await client.sessions.running(id))?.id;
+    const asked = proxy.requests("message.create");
+    await proxy.plug(await proxy.pull());
+    const rest = all(events);
+    if (sampling === ENDLESS) {
+      await expect.poll(async () => (await client.sessions.running(id))?.text, { timeout: 60_000 }).toBeTruthy();
+      conversation.cancel();
+    }
+    const last = (await rest).at(-1)!;
+    const answer = last.type === "response.completed" ? last.message : null;
+    expect(answer).toMatchObject({ finish_reason: sampling === ENDLESS ? "cancelled" : "length" });
+    if (before) expect(answer!.id).toBe(before);
+    expect(proxy.requests("message.create")).toBe(asked);
+  }
+  expect(await client.sessions.messages(id)).toHaveLength(4);
+  expect(await client.sessions.running(id)).toBeNull();
   conversation.close();
 });
 

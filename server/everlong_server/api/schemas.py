@@ -54,6 +54,9 @@ class Document(Wire):
     notes: list[DocumentNote] = Field(
         description="what the conversion left out of the text, or repaired; at most 100 and a few"
     )
+    pages: bool = Field(
+        False, description="whether GET /v1/documents/{id}/pages/{page}.png draws its pages, as for a PDF"
+    )
     bytes: int = Field(description="size of the text in bytes of UTF-8")
     tokens: int = Field(description="tokens read so far")
     segments: int = Field(description="full segments read into the memory")
@@ -190,6 +193,12 @@ class Session(Wire):
     state_digest: str | None
     created_at: float
     parent: str | None = Field(None, description="the session that this one was branched off from; null: from none")
+    client: str | None = Field(
+        None,
+        description="the program that created it: the value of its X-Everlong-Client header (the page sends `page`); api: a request "
+        "without the header; null: an older version of the server did not store it",
+    )
+    answering: bool = Field(False, description="a message is being answered; another one is refused meanwhile")
 
 
 class CreateMessage(SamplingParams):
@@ -198,6 +207,18 @@ class CreateMessage(SamplingParams):
     content: str = Field(min_length=1, description="text of the message")
     stream: bool = Field(False, description="return server-sent events")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
+    instructions: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4000,
+        description='how to answer, such as "Answer in German.": a system message for this answer alone, which is not listed among the '
+        "session's messages",
+    )
+    on_disconnect: Literal["cancel", "finish"] = Field(
+        "cancel",
+        description="what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and "
+        "leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far",
+    )
 
 
 class Message(Wire):
@@ -227,86 +248,6 @@ class Message(Wire):
     )
 
 
-class Quote(Wire):
-    """A part of a document's text, with the same offsets as `Evidence`."""
-
-    document: str
-    start: int
-    end: int
-    start_byte: int
-    end_byte: int
-    start_token: int
-    end_token: int
-    text: str
-
-
-class MemoryPart(Wire):
-    """A part of a memory, in one `layer`, or in all layers if `layer` is null."""
-
-    name: str
-    layer: int | None
-    start: int = Field(description="first token of the context that the part was computed from")
-    end: int = Field(description="token after the last that the part was computed from")
-    slots: int = Field(description="capacity, in tokens, positions, vectors, functions or associations")
-    used: float = Field(
-        description="slots in use; for a part that is not written slot by slot, its effective rank (a fraction)"
-    )
-    age: int = Field(description="tokens since the part was last written")
-    change: float | None = Field(
-        description="relative change (of the norm) that the open segment would cause if it ended now; null if the part "
-        "stores tokens unchanged or there is no open segment"
-    )
-
-
-class MemoryPhrase(Wire):
-    """A run of context tokens that takes much of the memory."""
-
-    start: int
-    end: int
-    space: float = Field(description="share of the memory that the tokens take, 0 to 1")
-    quote: Quote | None = Field(
-        description="text of the tokens; null outside documents, and if the document was deleted"
-    )
-
-
-class MemoryLayer(Wire):
-    """One layer of an ∞-former's memory: a continuous signal, in bins that take equal shares of the memory."""
-
-    layer: int
-    edges: list[float] = Field(
-        description="context positions, in tokens, of the bins' borders, one more than bins; the closer two borders, the "
-        "more memory each token between them takes"
-    )
-    attention: list[float] | None = Field(
-        description="share of the open segment's attention that each bin gets, sums to 1; null without an open segment"
-    )
-    phrases: list[MemoryPhrase] = Field(description="phrases that take the most memory, largest first")
-
-
-class MemoryDocument(Wire):
-    """The tokens of the context that belong to a document."""
-
-    document: str
-    start: int
-    end: int
-
-
-class SessionMemory(Wire):
-    """The content and the use of a session's memory. All positions count tokens of the context: documents and messages."""
-
-    session: str
-    object: Literal["session.memory"] = "session.memory"
-    memory: str
-    tokens: int = Field(description="tokens read into the memory")
-    segments: int = Field(description="full segments read into the memory")
-    segment_length: int
-    open: int = Field(description="tokens of the open segment, which are not in the memory yet")
-    bytes: int = Field(description="size of the memory, which does not depend on the length of the context")
-    documents: list[MemoryDocument]
-    parts: list[MemoryPart]
-    layers: list[MemoryLayer] = Field(description="layers of an ∞-former; empty for other memories")
-
-
 class ServedModel(Wire):
     """The served model."""
 
@@ -328,8 +269,24 @@ class ServedModel(Wire):
     recall_passages: int = Field(
         description="maximum number of passages that the server searches for a question by default; 0: recall is off"
     )
+    recall_tokens: int = Field(description="maximum number of tokens of all passages by default")
+    max_recall_tokens: int = Field(description="maximum of `recall.tokens` in requests: the model's context")
     segment_length: int
     state_bytes: int = Field(description="size of a session's memory in bytes, for documents of any length")
+    fingerprint: str
+    description: str
+
+
+class EmbeddingModel(Wire):
+    """The model of `/v1/embeddings`, `/v1/rerank` and the search by meaning. It answers no questions."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time in seconds at which the server started")
+    owned_by: str = "everlong"
+    dimensions: int = Field(description="length of its vectors")
+    max_tokens: int = Field(description="tokens that one vector is computed from; a longer text is embedded in parts")
+    languages: list[str] | None = Field(description="languages that it was trained on (ISO 639-1); null: not known")
     fingerprint: str
     description: str
 
@@ -350,19 +307,32 @@ class SessionList(Wire):
     has_more: bool
 
 
+class RunningTurn(Wire):
+    """A message that is being answered, sent with `on_disconnect` "finish". It is not among the session's messages yet."""
+
+    id: str = Field(description="id of the answer")
+    question: str
+    created_at: float
+    evidence: list[Evidence] | None = Field(description="missing before the search has ended")
+    text: str = Field(description="text of the answer so far, up to a second old")
+
+
 class MessageList(Wire):
     """All messages of a session, oldest first."""
 
     object: Literal["list"] = "list"
     data: list[Message]
     has_more: Literal[False] = False
+    running: RunningTurn | None = Field(
+        None, description="the message that is being answered, if its `on_disconnect` is finish"
+    )
 
 
 class ModelList(Wire):
-    """The served model."""
+    """The served model, and the embedding model if the server has one."""
 
     object: Literal["list"] = "list"
-    data: list[ServedModel]
+    data: list[ServedModel | EmbeddingModel]
 
 
 class ErrorDetail(Wire):

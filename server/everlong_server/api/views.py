@@ -11,7 +11,8 @@ from starlette.requests import HTTPConnection
 
 from everlong_models.catalogue.entry import entries
 from everlong_models.memories.view import LayerView
-from everlong_server.api import schemas
+from everlong_models.text.embedder import MAX_TOKENS
+from everlong_server.api import memory_schemas, schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents.formats.catalogue import accepted_formats
 from everlong_server.errors import RateLimited, Unavailable
@@ -59,6 +60,7 @@ def _document(document: Document, reading: Reading | None, model: str, vectors: 
         status=status,
         format=document.format,
         notes=[schemas.DocumentNote(**asdict(note)) for note in document.notes],
+        pages=document.original_bytes > 0,
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,
@@ -87,13 +89,15 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         state_digest=session.snapshot.digest,
         created_at=session.created_at,
         parent=session.parent,
+        client=session.client,
+        answering=await services.sessions.is_answering(session.id),
     )
 
 
-def memory_view(services: Services, inspected: SessionMemory) -> schemas.SessionMemory:
+def memory_view(services: Services, inspected: SessionMemory) -> memory_schemas.SessionMemory:
     """Return a session's memory, with positions rounded to 1/1,000 of a token and shares to 1/1,000,000."""
     view, model = inspected.view, services.shared.model
-    return schemas.SessionMemory(
+    return memory_schemas.SessionMemory(
         session=inspected.session.id,
         memory=model.memory_name,
         tokens=view.tokens,
@@ -101,22 +105,24 @@ def memory_view(services: Services, inspected: SessionMemory) -> schemas.Session
         segment_length=model.segment_length,
         open=view.open,
         bytes=view.bytes,
-        documents=[schemas.MemoryDocument(**asdict(extent)) for extent in inspected.documents],
-        parts=[schemas.MemoryPart(**asdict(part) | {"used": round(part.used, 3)}) for part in view.parts],
+        documents=[memory_schemas.MemoryDocument(**asdict(extent)) for extent in inspected.documents],
+        parts=[memory_schemas.MemoryPart(**asdict(part) | {"used": round(part.used, 3)}) for part in view.parts],
         layers=[_layer(layer, inspected) for layer in view.layers],
     )
 
 
-def _layer(layer: LayerView, inspected: SessionMemory) -> schemas.MemoryLayer:
+def _layer(layer: LayerView, inspected: SessionMemory) -> memory_schemas.MemoryLayer:
     phrases = []
     for phrase in layer.phrases:
         passage = inspected.passages.get((phrase.start, phrase.end))
         quote = (
-            None if passage is None else schemas.Quote(**{f: getattr(passage, f) for f in schemas.Quote.model_fields})
+            None
+            if passage is None
+            else memory_schemas.Quote(**{f: getattr(passage, f) for f in memory_schemas.Quote.model_fields})
         )
         space = round(phrase.space, 6)
-        phrases.append(schemas.MemoryPhrase(start=phrase.start, end=phrase.end, space=space, quote=quote))
-    return schemas.MemoryLayer(
+        phrases.append(memory_schemas.MemoryPhrase(start=phrase.start, end=phrase.end, space=space, quote=quote))
+    return memory_schemas.MemoryLayer(
         layer=layer.layer,
         edges=[round(edge, 3) for edge in layer.edges],
         attention=None if layer.attention is None else [round(share, 6) for share in layer.attention],
@@ -146,8 +152,26 @@ def model_view(services: Services) -> schemas.ServedModel:
         remembered_tokens=model.memory.remembered_tokens,
         parameters=known.parameters if known else None,
         recall_passages=services.recall.passages,
+        recall_tokens=services.recall.tokens,
+        max_recall_tokens=model.memory.visible_tokens,
         segment_length=model.segment_length,
         state_bytes=model.state_bytes,
         fingerprint=model.fingerprint,
         description=model.description,
+    )
+
+
+def embedding_model_view(services: Services) -> schemas.EmbeddingModel | None:
+    """Return the embedding model; None if the server has none."""
+    embedder = services.shared.embedder
+    if embedder is None:
+        return None
+    return schemas.EmbeddingModel(
+        id=embedder.name,
+        created=int(services.shared.started_at),
+        dimensions=embedder.dimension,
+        max_tokens=MAX_TOKENS,
+        languages=None if embedder.languages is None else sorted(embedder.languages),
+        fingerprint=embedder.digest,
+        description="turns texts into vectors, for the search by meaning",
     )

@@ -18,7 +18,7 @@ from everlong_server.store.texts.notes import Note
 Hash = Mapping[bytes, bytes]
 DEFAULT_TENANT = "default"
 """The only tenant of a server that requires no API keys."""
-_ID = re.compile(r"(doc|ses|resp|upload|part)_[0-9a-f]{32}")
+_ID = re.compile(r"(doc|ses|resp|upload|part|vs)_[0-9a-f]{32}")
 
 
 def new_id(prefix: str) -> str:
@@ -54,7 +54,7 @@ class Document:
     """An uploaded text. `bytes`: its length in UTF-8. `text_offset`: the byte at which it starts, after a byte-order mark.
 
     `digest`: SHA-256 of the blob, as hex; None: not checked. `format`: the file format that the text was converted from ("pdf", …); None for
-    plain text. `notes`: what the conversion left out or repaired.
+    plain text. `notes`: what the conversion left out or repaired. `original_bytes`: size of the original, if it is kept; else 0.
     """
 
     id: str
@@ -65,6 +65,12 @@ class Document:
     digest: str | None = None
     format: str | None = None
     notes: tuple[Note, ...] = ()
+    original_bytes: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that it counts for in its tenant's quota."""
+        return self.text_offset + self.bytes + self.original_bytes
 
     def fields(self) -> dict[str, str | int | float]:
         """Return the fields of the hash that stores it."""
@@ -72,6 +78,7 @@ class Document:
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
             "text_offset": self.text_offset, "created_at": self.created_at, "digest": self.digest or "",
             "format": self.format or "", "notes": notes.encode(self.notes),
+            **({"original_bytes": self.original_bytes} if self.original_bytes else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -86,6 +93,7 @@ class Document:
             digest=stored[b"digest"].decode() or None,
             format=stored[b"format"].decode() or None,
             notes=notes.decode(stored.get(b"notes", b"").decode()),
+            original_bytes=int(stored.get(b"original_bytes", 0)),
         )
 
 
@@ -193,7 +201,8 @@ class Session:
 
     `snapshot`: its memory. `title`: the first question, or the title that a client gave it. `recall`: the setting for messages
     that have none of their own. `unread`: how many of the last messages its memory has not read: those that it was created with, and
-    those before the documents were read. `version`: counts the commits. `parent`: the session that it branched off from.
+    those before the documents were read. `version`: counts the commits. `parent`: the session that it branched off from. `client`: the
+    program that created it; None if an older version did not store it.
     """
 
     id: str
@@ -208,6 +217,7 @@ class Session:
     recall: RecallChoice = None
     unread: int = 0
     parent: str | None = None
+    client: str | None = None
 
     @property
     def started(self) -> bool:
@@ -227,6 +237,7 @@ class Session:
             **self.snapshot.fields(), **({"title": self.title} if self.title is not None else {}),
             **({"recall": json.dumps(self.recall)} if self.recall is not None else {}),
             **({"parent": self.parent} if self.parent else {}),
+            **({"client": self.client} if self.client else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -245,4 +256,5 @@ class Session:
             recall=json.loads(stored.get(b"recall", b"null")),
             unread=int(stored.get(b"unread", 0)),
             parent=stored[b"parent"].decode() if b"parent" in stored else None,
+            client=stored[b"client"].decode() if b"client" in stored else None,
         )

@@ -13,7 +13,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.messages import AnswerMessage, question_json
 from everlong_server.store.records import (
     RecallChoice,
@@ -26,9 +25,11 @@ from everlong_server.store.records import (
 )
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.snapshot import COPY_SNAPSHOT, FACTS, Snapshot
 from everlong_server.store.tenants.quota import Quota, limit_argument
+from everlong_server.store.turns import RunningTurns
 from everlong_server.store.vault import MESSAGES, Vault
 
 _START = (
@@ -67,7 +68,7 @@ return 1
 )
 
 # KEYS: session, its messages, new session, its messages, sessions
-# ARGV: new id, creation time, limit of sessions or '', id of the session
+# ARGV: new id, creation time, limit of sessions or '', id of the session, client
 # Returns 1, 0 (there is no such session), -1001 (too many)
 _FORK_SESSION = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
@@ -75,7 +76,7 @@ if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
 if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then return -1001 end
 redis.call('COPY', KEYS[1], KEYS[3])
 redis.call('COPY', KEYS[2], KEYS[4])
-redis.call('HSET', KEYS[3], 'id', ARGV[1], 'created_at', ARGV[2], 'version', 0, 'parent', ARGV[4])
+redis.call('HSET', KEYS[3], 'id', ARGV[1], 'created_at', ARGV[2], 'version', 0, 'parent', ARGV[4], 'client', ARGV[5])
 redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
 return 1
 """
@@ -89,12 +90,12 @@ if #ARGV > 1 + n then redis.call('HSET', KEYS[1], unpack(ARGV, 2 + n)) end
 return 1
 """
 
-# KEYS: session, messages, lease, sessions, deleted. ARGV: session id
+# KEYS: session, messages, lease, running turn, sessions, deleted. ARGV: session id
 _DELETE = (
     REMOVE_FROM_INDEX
     + """
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
-take_out(KEYS[4], ARGV[1], KEYS[5])
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
+take_out(KEYS[5], ARGV[1], KEYS[6])
 """
 )
 
@@ -174,6 +175,7 @@ class Sessions:
         self._replica = replica
         self._lease_seconds = lease_seconds
         self._lease_ms = int(lease_seconds * 1000)
+        self.turns = RunningTurns(redis, self._lease_ms, self._vault)
 
     def of(self, tenant: str) -> Sessions:
         """Return the sessions of another tenant."""
@@ -190,19 +192,20 @@ class Sessions:
         messages: Sequence[dict[str, Any]] = (),
         title: str | None = None,
         parent: str | None = None,
+        client: str | None = None,
         id: str | None = None,
     ) -> Session:
         """Create a session and return it. It gets its documents' state at once if their reading is ready. Raises `RateLimited`.
 
         `id`: the id to use; a session that has it already is returned unchanged. `remember`: False starts with an empty
         memory even if the documents were read, so that they are only searched. `messages`: earlier questions and answers, which
-        the memory reads before the first answer. `parent`: the session that they come from.
+        the memory reads before the first answer. `parent`: the session that they come from. `client`: the program that asked for it.
         """
         # A size marks the session as started.
         snapshot = Snapshot() if remember else Snapshot(size=0)
         session = Session(
             id or new_id("ses"), model, model_name, tuple(documents), snapshot, len(messages), recall=recall,
-            title=title, unread=len(messages), parent=parent,
+            title=title, unread=len(messages), parent=parent, client=client,
         )  # fmt: skip
         sealed = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
         reading = [keys.reading(session.reading)] if session.reading and remember else []
@@ -266,10 +269,10 @@ class Sessions:
         messages = await self.messages(session_id)
         return next((message for message in reversed(messages) if message["id"] == message_id), None)
 
-    async def fork(self, session_id: str, *, id: str | None = None) -> Session:
+    async def fork(self, session_id: str, *, id: str | None = None, client: str = "api") -> Session:
         """Copy the session as it was last committed, and return the copy. Raises `NotFound` and `RateLimited`.
 
-        `id`: the id of the copy; a session that has it already is returned unchanged.
+        `id`: the id of the copy; a session that has it already is returned unchanged. `client`: the program that asked for it.
         """
         await self._stored(session_id, False)  # checks the tenant, which never changes: it need not be in the same step
         fork_id = id or new_id("ses")
@@ -279,7 +282,7 @@ class Sessions:
                 keys.session(session_id), keys.session_messages(session_id),
                 keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
             ],
-            [fork_id, now(), limit_argument(self._quota.limits.sessions), session_id],
+            [fork_id, now(), limit_argument(self._quota.limits.sessions), session_id, client],
         )  # fmt: skip
         if done < 0:
             raise self._quota.too_many_sessions()
@@ -313,6 +316,7 @@ class Sessions:
                 keys.session(session_id),
                 keys.session_messages(session_id),
                 keys.session_lease(session_id),
+                keys.session_turn(session_id),
                 keys.sessions(self._tenant),
                 keys.deleted(keys.sessions(self._tenant), session_id),
             ],
@@ -335,6 +339,11 @@ class Sessions:
         if not value:
             raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
         return Lease(session_id, value.decode())
+
+    async def is_answering(self, session_id: str) -> bool:
+        """Whether a living replica holds the session's lease."""
+        holder = await self._redis.get(keys.session_lease(session_id))
+        return bool(holder and await self._redis.exists(keys.replica(holder.decode().partition("|")[0])))
 
     async def renew(self, lease: Lease) -> bool:
         """Extend the lease to `lease_seconds` from now. Returns False if it was lost."""
@@ -375,7 +384,7 @@ class Sessions:
 
 _FACTS = (
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", *FACTS, b"tenant", b"title",
-    b"recall", b"unread", b"parent",
+    b"recall", b"unread", b"parent", b"client",
 )  # fmt: skip
 
 

@@ -25,7 +25,21 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from everlong_server.errors import Damaged, KeyMissing
 
 FIELDS = frozenset(
-    {"state", "open", "filename", "title", "response", "message", "tool_calls", "error", "answer", "notes"}
+    {
+        "state",
+        "open",
+        "filename",
+        "title",
+        "response",
+        "message",
+        "tool_calls",
+        "error",
+        "answer",
+        "notes",
+        "label",
+        "attributes",
+        "searched",
+    }
 )
 """The hash fields that are sealed, in keys that have sealed fields (`keys.sealed`): all that users wrote or that derives from it."""
 MESSAGES = "messages"

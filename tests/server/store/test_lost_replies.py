@@ -14,14 +14,15 @@ from redis import Redis
 
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
-from everlong_server.store import index, sessions, snapshot
+from everlong_server.store import sessions, snapshot
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import DEFAULT_TENANT
-from everlong_server.store.redis import keys, scripts
+from everlong_server.store.redis import index, keys, scripts
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.tenants.credentials import Caller, Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
+from everlong_server.store.vector_stores import stores
 from tests.lossy_redis_proxy import LossyRedisProxy
 from tests.process import Server, everlong, wait_for
 from tests.server.api.openai.talk import begin_upload, over, respond, sdk
@@ -30,7 +31,7 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
-PARTS = {scripts.CLAIMING, sessions._START, snapshot.COPY_SNAPSHOT, index.REMOVE_FROM_INDEX}
+PARTS = {scripts.CLAIMING, sessions._START, snapshot.COPY_SNAPSHOT, index.REMOVE_FROM_INDEX, stores.DETACH}
 """Lua functions that scripts include; they are no scripts by themselves."""
 SCRIPTS = {
     hashlib.sha1(
@@ -74,12 +75,15 @@ def test_documents_and_sessions(lossy_server: Server, server: Server) -> None:
     for one, document in zip((server, lossy_server), there, strict=True):
         session = one.session(document["id"])["id"]
         answers = [one.say(session, question, **GREEDY)["content"] for question in ("Who?", "And where?")]
+        last = one.say(session, "And then?", on_disconnect="finish", **GREEDY)["content"]
+        assert one.http.post(f"/v1/sessions/{session}/cancel").json()["answering"] is False
+        answers.append(last)
         fork = one.http.post(f"/v1/sessions/{session}/fork")
         assert fork.status_code == 201, fork.text
         answers.append(one.say(fork.json()["id"], "Why?", **GREEDY)["content"])
         titled = one.http.patch(f"/v1/sessions/{session}", json={"title": "Alice"})
         assert titled.json()["title"] == "Alice", titled.text
-        assert titled.json()["messages"] == 4
+        assert titled.json()["messages"] == 6
         said.append(answers)
         for path in (f"sessions/{session}", f"sessions/{fork.json()['id']}", f"documents/{document['id']}"):
             gone = one.http.delete(f"/v1/{path}")
@@ -119,6 +123,28 @@ def test_uploads(lossy_server: Server) -> None:
         cancelled = begin_upload(client, 100)
         client.uploads.parts.create(cancelled.id, data=b"x" * 50)
         assert client.uploads.cancel(cancelled.id).status == "cancelled"
+
+
+def test_vector_stores(lossy_server: Server, proxy: LossyRedisProxy) -> None:
+    redis = Redis(port=proxy.target)
+    before = int(redis.get(keys.stored(DEFAULT_TENANT)) or 0)
+    kept, deleted = (lossy_server.upload(TEXT)["id"] for _ in range(2))
+    with sdk(lossy_server) as client:
+        one = client.vector_stores.create(name="one", file_ids=[kept, deleted])
+        other = client.vector_stores.create()
+        client.vector_stores.files.create(file_id=deleted, vector_store_id=other.id, attributes={"a": 1})
+        assert client.vector_stores.update(one.id, name="two").name == "two"
+        client.files.delete(deleted)
+        assert [client.vector_stores.retrieve(store.id).usage_bytes for store in (one, other)] == [
+            len(TEXT.encode()),
+            0,
+        ]
+        client.vector_stores.files.delete(kept, vector_store_id=one.id)
+        assert client.vector_stores.retrieve(one.id).usage_bytes == 0
+        for store in (one, other):
+            client.vector_stores.delete(store.id)
+        client.files.delete(kept)
+    assert int(redis.get(keys.stored(DEFAULT_TENANT))) == before
 
 
 def test_responses(lossy_server: Server) -> None:

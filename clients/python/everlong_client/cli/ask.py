@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +23,8 @@ from everlong_client.types.message import Message, Sampling
 class Asking:
     """Uploads files, asks one question about them and other documents, and writes the answer to standard output.
 
-    With `keep`, the uploaded documents and the session stay on the server; without it they are deleted in the end.
+    With `keep`, the uploaded documents and the session stay on the server. Without it they are deleted in the end, also after Ctrl-C
+    and SIGTERM.
     """
 
     def __init__(self, client: Everlong, url: str, *, as_json: bool, keep: bool) -> None:
@@ -39,12 +42,9 @@ class Asking:
     ) -> bool:
         """Ask the question about the documents, then the files. Return False if a file could not be uploaded or read."""
         names = {id: self._client.documents.get(id).filename for id in documents}
+        previous = signal.signal(signal.SIGTERM, _exit)
         try:
-            for file, document in zip(files, ingest_files(self._client, files), strict=True):
-                if document is not None:
-                    self._uploaded.append(document)
-                    self._originals.add(document, file)
-            if len(self._uploaded) < len(files):
+            if None in list(ingest_files(self._client, files, on_upload=self._add)):
                 return False
             names |= {document.id: document.filename for document in self._uploaded}
             self._session = self._client.sessions.create(names, model=model).id
@@ -52,8 +52,15 @@ class Asking:
                 self._client.sessions.wait(self._session)
             self._show(self._answer(self._session, question, sampling), names)
         finally:
-            self._end()
+            try:
+                self._end()
+            finally:
+                signal.signal(signal.SIGTERM, previous)
         return True
+
+    def _add(self, document: Document, file: Path) -> None:
+        self._uploaded.append(document)
+        self._originals.add(document, file)
 
     def _answer(self, session: str, question: str, sampling: Sampling) -> Message:
         with self._client.sessions.stream(session, question, **sampling) as events:
@@ -97,3 +104,8 @@ class Asking:
                 self._client.documents.delete(document.id)
             except NotFoundError:  # deleted by somebody else in the meantime
                 continue
+
+
+def _exit(number: int, frame: object) -> None:
+    """End the program with the exit status of one that the signal ended, but run what is to be done at its end."""
+    sys.exit(128 + number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from everlong_client.cli.terminal import ProgressReport, print_error, print_note, progress_report, require_stream
@@ -18,11 +18,18 @@ from everlong_client.errors import (
 from everlong_client.types.document import Document
 
 
-def ingest_files(client: Everlong, files: Sequence[Path], *, wait: bool = True) -> Iterator[Document | None]:
+def ingest_files(
+    client: Everlong,
+    files: Sequence[Path],
+    *,
+    wait: bool = True,
+    on_upload: Callable[[Document, Path], None] | None = None,
+) -> Iterator[Document | None]:
     """Upload the files (`-` is standard input) and yield their documents in the same order.
 
     With `wait`, yields each document once the server has read it. For a file that the server refuses or cannot read,
     prints an error and yields None. Uploads all files before it waits for the first, so that the server is never idle.
+    `on_upload`: called for each document as soon as the server has it. Without it, an interruption prints their ids.
     Raises `OSError` if a local file cannot be opened, before any upload.
     """
     for file in files:
@@ -39,6 +46,8 @@ def ingest_files(client: Everlong, files: Sequence[Path], *, wait: bool = True) 
                 try:
                     uploaded = client.documents.upload(source, progress=progress.upload(name))
                     documents.append((name, uploaded))
+                    if on_upload is not None:
+                        on_upload(uploaded, file)
                     for note in uploaded.notes:
                         print_note(f"{name}: {note}")
                 except (PayloadTooLargeError, UnsupportedMediaTypeError, UnprocessableEntityError) as error:
@@ -50,7 +59,7 @@ def ingest_files(client: Everlong, files: Sequence[Path], *, wait: bool = True) 
         except (KeyboardInterrupt, EverlongError, OSError) as error:
             reads = isinstance(error, KeyboardInterrupt)
             for name, document in documents:  # print the ids that the caller will not get
-                if document is not None:
+                if document is not None and on_upload is None:
                     print_note(
                         f"the server continues to read {name} as {document.id}"
                         if reads

@@ -33,6 +33,8 @@ class Sampling(TypedDict, total=False):
     logprobs: bool | None
     top_logprobs: int | None
     recall: Recall | Literal[False] | None
+    instructions: str | None
+    on_disconnect: Literal["cancel", "finish"] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

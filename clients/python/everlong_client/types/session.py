@@ -15,7 +15,7 @@ class Session:
 
     `title` is the first question or the title that was set; None before either. `documents` are the documents' ids.
     `status` is reading, ready or failed. `position` is the number of tokens in the memory, `messages` the number of
-    messages, `state_bytes` the size of the memory. `recall` is the default for messages that do not set it; None is the
+    messages, `state_bytes` the size of the memory. `answering`: whether a message is being answered. `recall` is the default for messages that do not set it; None is the
     server's default. `created_at` is in Unix seconds.
     """
 
@@ -31,3 +31,4 @@ class Session:
     state_digest: str | None = None
     error: Failure | None = None
     created_at: float = 0
+    answering: bool = False

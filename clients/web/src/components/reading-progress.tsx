@@ -1,6 +1,6 @@
 /** How far the server has read a document. */
 import type { Document } from "everlong-client";
-import { count, duration, percent, plural } from "../lib/format.js";
+import { duration, pages, percent } from "../lib/format.js";
 import { nameOf } from "../state/library.js";
 
 /** Shows how much of a document has been read, the speed, and the estimated time left. */
@@ -17,8 +17,7 @@ export function ReadingProgress({ document }: { document: Document }) {
     <>
       <progress aria-label={`Reading ${nameOf(document.id)}`} max={1} {...(progress === null ? {} : { value: progress })} />
       <p class="note">
-        {progress === null ? "Waiting to be read" : `${percent(progress)} read · ${plural(tokens, "token")}`}
-        {rate !== null && ` · ${count(rate)} tokens/s`}
+        {progress === null ? "Waiting to be read" : `${percent(progress)} read · ${pages(tokens)}`}
         {left !== null && progress !== 1 && ` · about ${duration(left)} left`}
       </p>
     </>

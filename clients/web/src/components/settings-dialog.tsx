@@ -1,14 +1,19 @@
 /** The dialog with the settings, each with a sentence on what it means. */
 import { signal } from "@preact/signals";
-import { model } from "../state/library.js";
+import { count, tokensOf, wordsOf } from "../lib/format.js";
+import { chosenModel, model, models } from "../state/library.js";
 import { type Theme, answerSettings, setAnswers, setTheme, theme } from "../state/settings.js";
 import { Dialog } from "./dialogs.js";
 
 export const settingsOpen = signal(false);
 
+/** The choices of words that the model gets with a question. */
+const AMOUNTS = [0, 75, 150, 400, 750, 1500];
+
 export function SettingsDialog() {
   if (!settingsOpen.value) return null;
-  const { maxTokens, temperature, passages } = answerSettings.value;
+  const { maxTokens, temperature, words, language } = answerSettings.value;
+  const served = model.value;
   const close = () => (settingsOpen.value = false);
   return (
     <Dialog title="Settings" onClose={close}>
@@ -25,13 +30,47 @@ export function SettingsDialog() {
         <NumberField id="temperature" label="Temperature" value={temperature} min={0} max={2} step={0.1} set={(temperature) => setAnswers({ temperature })}>
           0 always takes the likeliest word; with higher values, answers vary and err more.
         </NumberField>
-        <NumberField id="passages" label="Passages" value={passages} min={0} max={32} step={1} set={(passages) => setAnswers({ passages })}>
-          How many passages of the documents the model gets with a question, at most. With 0 it answers from its memory alone.
-        </NumberField>
+        <label for="words">Text to read</label>
+        <select id="words" aria-describedby="words-help" value={String(words ?? "")} disabled={served?.recall_passages === 0} onChange={({ currentTarget: { value } }) => setAnswers({ words: value ? Number(value) : null })}>
+          <option value="">{served ? `as the server: up to ${count(wordsOf(served.recall_tokens))} words` : "as the server"}</option>
+          {AMOUNTS.filter((amount) => tokensOf(amount) <= (served?.max_recall_tokens ?? Infinity)).map((amount) => (
+            <option key={amount} value={amount}>
+              {amount ? `up to ${count(amount)} words` : "none"}
+            </option>
+          ))}
+        </select>
+        <p id="words-help" class="note">
+          {served?.recall_passages === 0
+            ? "This server does not search: the model answers from its memory alone."
+            : "How much of the documents the search gives to the model with a question. More takes longer and can mislead small models. With none, it answers from its memory alone."}
+        </p>
+        <label for="language">Answers in</label>
+        <input
+          id="language"
+          aria-describedby="language-help"
+          placeholder="the language of the question"
+          maxLength={40}
+          defaultValue={language ?? ""}
+          onInput={({ currentTarget: { value } }) => setAnswers({ language: value.trim() || null })}
+        />
+        <p id="language-help" class="note">
+          Such as German. Small models do not always obey, and know few languages.
+        </p>
+        {models.value.length > 1 && (
+          <>
+            <label for="model">Model</label>
+            <select id="model" aria-describedby="model-help" value={chosenModel()?.id} onChange={(event) => setAnswers({ model: event.currentTarget.value })}>
+              {models.value.map(({ id }) => (
+                <option key={id}>{id}</option>
+              ))}
+            </select>
+            <p id="model-help" class="note">
+              Of new conversations. A conversation keeps its model.
+            </p>
+          </>
+        )}
       </div>
-      <p class="note">
-        Empty fields are left to the server. {model.value && `It serves one model, ${model.value.id}, and answers in the language of the question as far as the model knows it.`}
-      </p>
+      <p class="note">Empty fields are left to the server. {served && models.value.length === 1 && `It serves one model, ${served.id}.`}</p>
       <div class="buttons">
         <button class="main" onClick={close}>
           Close

@@ -1,6 +1,8 @@
 /** The running uploads, and those that failed. */
 import { size } from "../lib/format.js";
-import { dismissUpload, uploads } from "../state/uploads.js";
+import { type Upload, dismissUpload, pauseUpload, resumeUpload, uploads } from "../state/uploads.js";
+
+const STATES: Partial<Record<Upload["state"], string>> = { queued: ", waiting for others", paused: ", paused" };
 
 export function Uploads() {
   if (uploads.value.length === 0) return null;
@@ -11,8 +13,9 @@ export function Uploads() {
           <li key={upload.key} class="card">
             <div class="row">
               <span class="title">{upload.name}</span>
-              {upload.error !== null && (
-                <button class="quiet" aria-label={`Dismiss ${upload.name}`} onClick={() => dismissUpload(upload.key)}>
+              {upload.error === null && upload.sent < upload.size && <PauseButton upload={upload} />}
+              {(upload.error !== null || upload.sent < upload.size) && (
+                <button class="quiet" aria-label={`${upload.error === null ? "Cancel" : "Dismiss"} ${upload.name}`} onClick={() => dismissUpload(upload.key)}>
                   ✕
                 </button>
               )}
@@ -21,7 +24,7 @@ export function Uploads() {
               <>
                 <progress aria-label={`Uploading ${upload.name}`} max={upload.size || 1} value={upload.sent} />
                 <p class="note">
-                  {size(upload.sent)} of {size(upload.size)} uploaded
+                  {upload.sent < upload.size ? `${size(upload.sent)} of ${size(upload.size)} uploaded${STATES[upload.state] ?? ""}` : `${size(upload.size)} uploaded. The server takes the text out of it.`}
                 </p>
               </>
             ) : (
@@ -33,5 +36,14 @@ export function Uploads() {
         ))}
       </ul>
     </section>
+  );
+}
+
+function PauseButton({ upload: { key, name, state } }: { upload: Upload }) {
+  const paused = state === "paused";
+  return (
+    <button class="quiet small" aria-label={`${paused ? "Resume" : "Pause"} ${name}`} onClick={() => (paused ? resumeUpload : pauseUpload)(key)}>
+      {paused ? "Resume" : "Pause"}
+    </button>
   );
 }

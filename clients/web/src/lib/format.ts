@@ -21,6 +21,21 @@ export function size(bytes: number): string {
   return plural(bytes, "byte");
 }
 
+/** Tokens of a word, on average. */
+const WORD = 4 / 3;
+const PAGE = 300; // words
+
+export const wordsOf = (tokens: number): number => Math.round(tokens / WORD);
+export const tokensOf = (words: number): number => Math.round(words * WORD);
+
+/** A number of tokens in pages of 300 words: "about 310 pages", "about half a page". */
+export function pages(tokens: number): string {
+  const pages = tokens / WORD / PAGE;
+  if (pages < 0.3) return "a few lines";
+  if (pages < 0.75) return "about half a page";
+  return `about ${plural(pages < 10 ? Math.round(pages) : Number(pages.toPrecision(2)), "page")}`;
+}
+
 export function duration(seconds: number): string {
   if (seconds < 1.5) return "a second";
   if (seconds < 90) return `${Math.round(seconds)} seconds`;

@@ -1,10 +1,10 @@
 /** The conversations that the sidebar lists: search, groups, and what can be done with several at once. */
-import { computed, signal } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
-import { UserError, addSession, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, titleOf } from "./library.js";
+import { UserError, addSession, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
 import { navigate, route } from "./route.js";
-import { client, retryWhileOffline } from "./server.js";
+import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
 
 export const query = signal("");
@@ -14,7 +14,7 @@ export const selection = signal<ReadonlySet<string> | null>(null);
 
 /** Conversations with a question, and those that are open, being read or being answered. */
 export const listed = computed(() =>
-  sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.id === route.value.session || turns.value.has(each.id)),
+  sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === route.value.session || turns.value.has(each.id)),
 );
 
 /** Those of `listed` that match the query, in all their words. */
@@ -33,14 +33,22 @@ export interface Group {
 }
 
 export const groups = computed((): Group[] => {
-  const name = grouping.value === "date" ? dateName : documentsOf;
+  const name = (each: Session) => (isForeign(each) ? OTHERS : grouping.value === "date" ? dateName(each) : documentsOf(each));
   const named = new Map<string, Session[]>();
   for (const each of found.value) {
     const group = name(each);
     named.set(group, [...(named.get(group) ?? []), each]);
   }
-  return [...named].map(([name, sessions]) => ({ name, sessions }));
+  return [...named].map(([name, sessions]) => ({ name, sessions })).sort((a, b) => Number(a.name === OTHERS) - Number(b.name === OTHERS));
 });
+
+/** The group of conversations that other programs have created, such as the command line. */
+export const OTHERS = "Of other programs";
+
+/** Whether another program has created it. Older versions of the server did not store which. */
+function isForeign({ client }: Session): boolean {
+  return client != null && client !== PAGE;
+}
 
 function fold(text: string): string {
   return text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
@@ -57,10 +65,12 @@ function dateName({ created_at }: Session): string {
 
 let searching = false;
 
-/** Searches for conversations. Loads those that are not loaded yet, page by page. */
-export async function search(words: string): Promise<void> {
-  query.value = words;
-  if (searching) return;
+// A search loads the conversations that are not loaded yet, page by page.
+effect(() => {
+  if (!searching && query.value.trim() && nextPages.value.sessions) void showErrors(loadAll);
+});
+
+async function loadAll(): Promise<void> {
   searching = true;
   try {
     while (query.value.trim() && nextPages.value.sessions) await loadMore("sessions");

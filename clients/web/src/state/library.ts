@@ -1,11 +1,15 @@
 /** The documents, uploads, sessions and model that the page shows. */
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
+import { answerSettings } from "./settings.js";
 
-export const model = signal<Model | null>(null);
+/** The models of the server: one, unless a gateway stands before several. */
+export const models = signal<readonly Model[]>([]);
+/** The first of them, whose properties the page describes. */
+export const model = computed(() => models.value[0] ?? null);
 export const documents = signal<ReadonlyMap<string, Document>>(new Map());
 export const sessions = signal<readonly Session[]>([]);
 export const loaded = signal(false);
@@ -20,6 +24,8 @@ export const lastError = signal<string | null>(null);
 const PAGE_SIZE = 100;
 /** The ids of sessions for which `followSession` is running. */
 const followedSessions = new Set<string>();
+/** Milliseconds until a session that is being answered is fetched again. */
+const ANSWER_DELAY = 2000;
 /** The ids of documents that no longer exist. */
 const deletedDocuments = new Set<string>();
 
@@ -43,10 +49,10 @@ export async function showErrors(work: () => Promise<unknown>): Promise<void> {
 
 /** Loads the model, the formats, and the first page of documents and sessions. */
 export async function refresh(): Promise<void> {
-  const [models, formatList, documentPage, sessionPage] = await retryWhileOffline(() =>
+  const [served, formatList, documentPage, sessionPage] = await retryWhileOffline(() =>
     Promise.all([client.models(), client.documents.formats(), client.documents.list({ limit: PAGE_SIZE }), client.sessions.list({ limit: PAGE_SIZE })]),
   );
-  model.value = models[0] ?? null;
+  models.value = served;
   formats.value = formatList;
   const listed = new Map(documentPage.data.map((document) => [document.id, document]));
   const last = documentPage.has_more ? documentPage.data.at(-1) : undefined;
@@ -157,9 +163,9 @@ export async function fetchDocument(id: string): Promise<Document | null> {
   }
 }
 
-/** Updates a session when it has read its documents. */
+/** Updates a session when it has read its documents, and when it has been answered. */
 async function followSession(session: Session): Promise<void> {
-  if (session.status !== "reading" || followedSessions.has(session.id)) return;
+  if ((session.status !== "reading" && !session.answering) || followedSessions.has(session.id)) return;
   followedSessions.add(session.id);
   try {
     await retryWhileOffline(() => client.sessions.wait(session.id));
@@ -169,7 +175,9 @@ async function followSession(session: Session): Promise<void> {
     followedSessions.delete(session.id);
   }
   try {
-    updateSession(await retryWhileOffline(() => client.sessions.get(session.id)));
+    const now = await retryWhileOffline(() => client.sessions.get(session.id));
+    updateSession(now);
+    if (now.answering) setTimeout(() => void followSession(now), ANSWER_DELAY);
   } catch {
     sessions.value = sessions.value.filter(({ id }) => id !== session.id);
   }
@@ -205,11 +213,17 @@ export async function loadSession(id: string): Promise<boolean> {
   }
 }
 
+/** The model of new conversations, if there is a choice; else null. */
+export function chosenModel(): Model | null {
+  const choice = models.value.length > 1 ? models.value : [];
+  return choice.find(({ id }) => id === answerSettings.value.model) ?? choice[0] ?? null;
+}
+
 /** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. */
 export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<void> {
   const empty = sessions.value.find((each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join());
   if (empty) return shouldNavigate() ? navigate({ session: empty.id, panel: null }) : undefined;
-  const options = { idempotencyKey: newIdempotencyKey() };
+  const options = { idempotencyKey: newIdempotencyKey(), model: chosenModel()?.id ?? null };
   const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
   addSession(session);
   if (shouldNavigate()) navigate({ session: session.id, panel: null });

@@ -4,6 +4,8 @@ import { APIConnectionError, APIStatusError, AuthenticationError, Everlong, stat
 import { persistent } from "./storage.js";
 
 const KEY = "everlong.key";
+/** The `client` of sessions that the page created. */
+export const PAGE = "page";
 const RESPONSE_TIMEOUT = 5000; // ms without a response after which the server counts as offline
 
 export type ConnectionState =
@@ -22,8 +24,9 @@ let lastResponse = 0;
 // A key that cannot be sent in a header is not sent, so that the server asks for another one.
 const apiKey = () => (key && /^[\x21-\x7e]+$/.test(key) ? key : null);
 
-async function trackedFetch(...request: Parameters<typeof fetch>): Promise<Response> {
-  const response = await fetch(...request);
+async function trackedFetch(address: RequestInfo | URL, init?: RequestInit): Promise<Response> {
+  // Marks the sessions that it creates, so that the page can list them apart from those of other programs.
+  const response = await fetch(address, { ...init, headers: { ...init?.headers, "X-Everlong-Client": PAGE } });
   markAlive();
   return response;
 }

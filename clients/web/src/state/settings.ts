@@ -1,6 +1,7 @@
 /** The user's settings, stored in this browser. */
 import { signal } from "@preact/signals";
-import type { Sampling } from "everlong-client";
+import type { Model, Sampling } from "everlong-client";
+import { tokensOf } from "../lib/format.js";
 import { persistent } from "./storage.js";
 
 const SINGLE_KEYS = "everlong.keys";
@@ -19,13 +20,19 @@ export function setSingleKeys(on: boolean): void {
 export interface AnswerSettings {
   maxTokens: number | null;
   temperature: number | null;
-  passages: number | null;
+  /** How many words of the documents the model gets with a question; 0: the documents are not searched. */
+  words: number | null;
+  /** The language of answers, as the user calls it. */
+  language: string | null;
+  /** The model of new conversations, if the server has several. */
+  model: string | null;
 }
+
 
 export const answerSettings = signal<AnswerSettings>(storedAnswers());
 
 function storedAnswers(): AnswerSettings {
-  const defaults = { maxTokens: null, temperature: null, passages: null };
+  const defaults = { maxTokens: null, temperature: null, words: null, language: null, model: null };
   try {
     return { ...defaults, ...(JSON.parse(persistent.get(ANSWERS) ?? "{}") as Partial<AnswerSettings>) };
   } catch {
@@ -38,13 +45,17 @@ export function setAnswers(change: Partial<AnswerSettings>): void {
   persistent.set(ANSWERS, JSON.stringify(answerSettings.value));
 }
 
-/** The settings as parameters of a message. */
-export function sampling(): Sampling {
-  const { maxTokens, temperature, passages } = answerSettings.value;
+/** The server's limit of passages for one question. */
+const MOST_PASSAGES = 32;
+
+/** The settings as parameters of a message to a model. */
+export function sampling(model: Model | null): Sampling {
+  const { maxTokens, temperature, words, language } = answerSettings.value;
   return {
     ...(maxTokens === null ? {} : { max_tokens: maxTokens }),
     ...(temperature === null ? {} : { temperature }),
-    ...(passages === null ? {} : { recall: passages === 0 ? (false as const) : { passages } }),
+    ...(words === null ? {} : { recall: words === 0 ? (false as const) : { passages: MOST_PASSAGES, tokens: Math.min(tokensOf(words), model?.max_recall_tokens ?? Infinity) } }),
+    ...(language ? { instructions: `Answer in ${language}.` } : {}),
   };
 }
 

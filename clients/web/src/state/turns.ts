@@ -1,7 +1,8 @@
 /** The messages of each session, and the turns whose answers are being generated. */
 import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message, Session } from "everlong-client";
-import { errorText, model, updateSession } from "./library.js";
+import { NotFoundError, StreamError } from "everlong-client";
+import { errorText, model, showErrors, updateSession } from "./library.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
 import { answerSettings, sampling } from "./settings.js";
 import { perTab } from "./storage.js";
@@ -13,6 +14,8 @@ export interface Turn {
   evidence: Evidence[] | null;
   state: "asked" | "answering" | "stopping" | "failed";
   error: string | null;
+  /** Whether another page has sent the question, such as this one before a reload. */
+  followed?: boolean;
 }
 
 export const sessionMessages = signal<ReadonlyMap<string, readonly Message[]>>(new Map());
@@ -21,6 +24,9 @@ export const turns = signal<ReadonlyMap<string, Turn>>(new Map());
 export const announcement = signal("");
 
 const conversations = new Map<string, Conversation>();
+/** The ids of sessions for which `follow` is running. */
+const following = new Set<string>();
+const FOLLOW_DELAY = 500; // ms
 
 export async function loadMessages(session: string): Promise<void> {
   const messages = await retryWhileOffline(() => client.sessions.messages(session));
@@ -37,8 +43,8 @@ function setTurn(session: string, turn: Turn | null): void {
 /** Whether a session takes questions. Until its documents are read, it takes those for which the server searches passages. */
 export function takesQuestions({ status, recall }: Session): boolean {
   if (status !== "reading") return status === "ready";
-  const passages = answerSettings.value.passages ?? (recall === false ? 0 : recall?.passages);
-  return passages !== 0 && model.value?.recall_passages !== 0;
+  if (model.value?.recall_passages === 0) return false;
+  return (answerSettings.value.words ?? (recall === false ? 0 : recall?.passages)) !== 0;
 }
 
 /** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
@@ -64,10 +70,11 @@ export async function ask(session: string, question: string): Promise<void> {
     pendingText = "";
   };
   let emptyAnswer = false;
+  let finish = true;
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question, sampling())) {
+        for await (const event of conversation.send(question, { ...sampling(model.value), ...(finish ? { on_disconnect: "finish" } : {}) })) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";
@@ -85,8 +92,10 @@ export async function ask(session: string, question: string): Promise<void> {
         }
         break;
       } catch (error) {
-        if (!reportOutage(error)) throw error;
-        await serverOnline();
+        // During an upgrade, the page may reach a server that does not know the field yet.
+        if (finish && error instanceof StreamError && error.param === "on_disconnect") finish = false;
+        else if (!reportOutage(error)) throw error;
+        else await serverOnline();
       }
     }
     if (emptyAnswer) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
@@ -104,11 +113,46 @@ export async function ask(session: string, question: string): Promise<void> {
   }
 }
 
+/**
+ * Shows the answer to a question that this page has not sent, or not since it was loaded, until the answer is complete. A question
+ * of another program is shown only then.
+ */
+export async function follow(session: string): Promise<void> {
+  if (turns.value.has(session) || following.has(session)) return;
+  following.add(session);
+  try {
+    for (;;) {
+      const running = await retryWhileOffline(() => client.sessions.running(session));
+      const turn = turns.value.get(session);
+      if (turn && !turn.followed) return; // the user asked something else here
+      if (running) {
+        const state = turn?.state === "stopping" ? turn.state : running.text ? "answering" : "asked";
+        setTurn(session, { question: running.question, text: running.text, evidence: running.evidence ?? null, state, error: null, followed: true });
+      }
+      const now = await retryWhileOffline(() => client.sessions.get(session));
+      if (!now.answering) {
+        await loadMessages(session);
+        updateSession(now);
+        const answered = !turn || sessionMessages.value.get(session)?.at(-2)?.content === turn.question;
+        if (answered) return setTurn(session, null);
+        return setTurn(session, { ...turn, state: "failed", error: "The server stopped before the answer was complete." });
+      }
+      await new Promise((resume) => setTimeout(resume, FOLLOW_DELAY));
+    }
+  } catch (error) {
+    setTurn(session, null);
+    if (!(error instanceof NotFoundError)) throw error; // the conversation was deleted
+  } finally {
+    following.delete(session);
+  }
+}
+
 /** Cancels the answer and keeps the text generated so far. */
 export function stop(session: string): void {
   const turn = turns.value.get(session);
   if (turn) setTurn(session, { ...turn, state: "stopping" });
-  conversations.get(session)?.cancel();
+  if (turn?.followed) void showErrors(() => retryWhileOffline(() => client.sessions.cancel(session)));
+  else conversations.get(session)?.cancel();
 }
 
 /** Removes a failed turn and returns its question. */

@@ -1,6 +1,7 @@
 /** Uploads of files, several at once. */
 import { signal } from "@preact/signals";
 import { APIConnectionError, type Document, EverlongError, newIdempotencyKey } from "everlong-client";
+import { GivenUp, Pausable } from "../lib/pausable.js";
 import { createSession, errorText, fetchDocument, pollPending, updateDocument } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, markAlive, retryWhileOffline } from "./server.js";
@@ -11,6 +12,8 @@ export interface Upload {
   name: string;
   size: number;
   sent: number;
+  /** queued: it waits for other uploads. */
+  state: "queued" | "sending" | "paused" | "failed";
   error: string | null;
 }
 
@@ -25,9 +28,27 @@ const KNOWN = "everlong.document.";
 
 let uploadCount = 0;
 
-/** Removes an upload from the list. */
+const controls = new Map<number, Pausable>();
+
+function update(key: number, change: Partial<Upload>): void {
+  uploads.value = uploads.value.map((upload) => (upload.key === key ? { ...upload, ...change } : upload));
+}
+
+/** Removes an upload from the list, and ends it if it is not complete. What the server has of it expires. */
 export function dismissUpload(key: number): void {
   uploads.value = uploads.value.filter((upload) => upload.key !== key);
+  controls.get(key)?.giveUp();
+}
+
+export function pauseUpload(key: number): void {
+  update(key, { state: "paused" });
+  controls.get(key)?.pause();
+}
+
+/** Continues a paused upload after the last part that the server has. */
+export function resumeUpload(key: number): void {
+  update(key, { state: "queued" });
+  controls.get(key)?.resume();
 }
 
 let freeUploadSlots = MAX_UPLOADS;
@@ -58,20 +79,21 @@ export async function uploadAll(files: readonly File[]): Promise<string[]> {
   const documentIds = await Promise.all(
     files.map(async (file) => {
       const key = ++uploadCount;
-      const update = (change: Partial<Upload>) => {
-        uploads.value = uploads.value.map((upload) => (upload.key === key ? { ...upload, ...change } : upload));
-      };
+      const control = new Pausable();
+      controls.set(key, control);
       const others = uploads.value.filter((upload) => upload.error === null || upload.name !== file.name);
-      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, error: null }];
+      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, state: "queued", error: null }];
       try {
-        const document = await documentOf(file, (sent) => update({ sent }));
+        const document = await documentOf(file, key, control);
         updateDocument(document);
         void pollPending();
         dismissUpload(key);
         return document.id;
       } catch (error) {
-        update({ error: errorText(error) });
+        if (!(error instanceof GivenUp)) update(key, { state: "failed", error: errorText(error) });
         return null;
+      } finally {
+        controls.delete(key);
       }
     }),
   );
@@ -82,12 +104,12 @@ export async function uploadAll(files: readonly File[]): Promise<string[]> {
 const sending = new Map<string, Promise<Document>>();
 
 /** Returns the document of a file. Sends the file, unless this browser has sent the same bytes before. */
-async function documentOf(file: File, onProgress: (sent: number) => void): Promise<Document> {
+async function documentOf(file: File, key: number, control: Pausable): Promise<Document> {
   const digest = await digestOf(file);
-  if (digest === null) return send(file, onProgress);
+  if (digest === null) return send(file, key, control);
   const found = (await known(digest)) ?? sending.get(digest); // without a pause before the entry is set
   if (found) return found;
-  const sent = send(file, onProgress);
+  const sent = send(file, key, control);
   sending.set(digest, sent);
   try {
     persistent.set(KNOWN + digest, (await sent).id);
@@ -97,7 +119,7 @@ async function documentOf(file: File, onProgress: (sent: number) => void): Promi
   }
 }
 
-function send(file: File, onProgress: (sent: number) => void): Promise<Document> {
+function send(file: File, key: number, control: Pausable): Promise<Document> {
   const options = {
     filename: file.name.slice(-255),
     // Lets the server detect the format: a browser guesses it from the name.
@@ -106,16 +128,22 @@ function send(file: File, onProgress: (sent: number) => void): Promise<Document>
     state: {}, // lets a repeated upload resume
     onProgress: (sent: number) => {
       markAlive();
-      onProgress(sent);
+      update(key, { sent });
     },
   };
-  const upload = () =>
-    client.documents.upload(file, options).catch(async (error: unknown) => {
+  const upload = (signal: AbortSignal) =>
+    client.documents.upload(file, { ...options, signal }).catch(async (error: unknown) => {
       // A browser reports an unreadable file with the same error as an unreachable server.
       if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("The browser cannot read this file. Choose it again.");
       throw error;
     });
-  return withUploadSlot(() => retryWhileOffline(upload));
+  return control.run((signal) =>
+    withUploadSlot(() => {
+      signal.throwIfAborted(); // it was paused while it waited
+      update(key, { state: "sending" });
+      return retryWhileOffline(() => upload(signal));
+    }),
+  );
 }
 
 /** The SHA-256 of a file; null if it is large, and where browsers do not compute it, as on pages without TLS. */

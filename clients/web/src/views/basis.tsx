@@ -1,7 +1,7 @@
 /** What an answer rests on: passages, memory and model, in plain words. */
 import type { Message, Model } from "everlong-client";
-import { count, percent, plural, size } from "../lib/format.js";
-import { model } from "../state/library.js";
+import { pages, percent, plural, size, wordsOf } from "../lib/format.js";
+import { models } from "../state/library.js";
 
 /** Models with fewer parameters are called small. */
 const SMALL = 10e9;
@@ -9,7 +9,7 @@ const SMALL = 10e9;
 /** One line about an answer's passages, and on demand what the memory and the model contributed. */
 export function Basis({ message }: { message: Message }) {
   const { usage, evidence, memory_progress: progress } = message;
-  const served = model.value?.id === message.model ? model.value : null;
+  const served = models.value.find(({ id }) => id === message.model) ?? null;
   const passages = evidence?.length ?? 0;
   return (
     <details class="note usage">
@@ -38,7 +38,7 @@ export function Basis({ message }: { message: Message }) {
           <>
             <dt>Work</dt>
             <dd>
-              The model read {plural(usage.prompt_tokens - usage.reused_tokens, "token")} for this answer and wrote {count(usage.completion_tokens)}.
+              The model read about {plural(wordsOf(usage.prompt_tokens - usage.reused_tokens), "word")} for this answer and wrote {plural(wordsOf(usage.completion_tokens), "word")}.
             </dd>
           </>
         )}
@@ -62,10 +62,10 @@ function unread(progress: number): string {
 function memoryShare(tokens: number, served: Model | null): string {
   if (tokens === 0) return "It was empty: the model read the whole conversation again.";
   const kept = served?.remembered_tokens ?? null;
-  if (kept !== null && kept < tokens) return `It holds ${count(kept)} of the ${count(tokens)} tokens before the question (${percent(kept / tokens)}), and none of the rest.`;
-  if (kept !== null) return `It holds all ${count(tokens)} tokens before the question.`;
-  if (served) return `It holds the ${count(tokens)} tokens before the question in ${size(served.state_bytes)}, without most details.`;
-  return `The model had read ${count(tokens)} tokens before the question.`;
+  if (kept !== null && kept < tokens) return `It holds ${pages(kept)} of ${pages(tokens)} before the question (${percent(kept / tokens)}), and none of the rest.`;
+  if (kept !== null) return `It holds all of the text before the question, ${pages(tokens)}.`;
+  if (served) return `It holds the text before the question, ${pages(tokens)}, in ${size(served.state_bytes)}, without most details.`;
+  return `The model had read ${pages(tokens)} before the question.`;
 }
 
 /** A warning that suits the size of the model. */
@@ -81,7 +81,7 @@ export function promise(served: Model | null): string {
   const memory =
     kept === null
       ? "Besides, the model has a memory of the text, which loses most details."
-      : `Besides them, the model sees only about ${count(kept)} tokens of the text.`;
+      : `Besides them, the model sees only ${pages(kept)} of the text.`;
   return `For each question, the server searches the text, and the answer rests on the passages that it finds. ${memory}`;
 }
 

@@ -1,5 +1,5 @@
 /** The form for the next question. */
-import type { Session } from "everlong-client";
+import type { Message, Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isComposing } from "../lib/shortcuts.js";
 import { model } from "../state/library.js";
@@ -8,12 +8,21 @@ import { type Turn, ask, draft, nextDraft, stop, takesQuestions, withdraw } from
 import { caution } from "./basis.js";
 import { sidebarOpen } from "./sidebar.js";
 
-export function Composer({ session, turn }: { session: Session; turn: Turn | undefined }) {
+export function Composer({ session, turn, messages }: { session: Session; turn: Turn | undefined; messages: readonly Message[] }) {
   const box = useRef<HTMLTextAreaElement>(null);
   const answering = turn !== undefined && turn.state !== "failed";
   const open = takesQuestions(session);
   // After a reload during an answer, the text holds its question, then what was typed meanwhile.
   const [text, setText] = useState(() => (turn ? nextDraft(session.id) : [draft(session.id), nextDraft(session.id)].filter(Boolean).join("\n")));
+  const restored = useRef(text);
+  // A question that was asked before the page was loaded again needs no draft: it is being answered, or has been.
+  const asked = turn?.followed ? turn.question : messages.at(-2)?.content;
+  useEffect(() => {
+    if (!restored.current || restored.current !== asked || text !== asked) return;
+    restored.current = "";
+    draft(session.id, "");
+    setText("");
+  }, [asked]);
   const free = turn === undefined;
   useEffect(() => {
     if (!free) return;

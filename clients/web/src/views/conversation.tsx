@@ -10,7 +10,7 @@ import { addFiles, branchesOf } from "../state/branches.js";
 import { exportJson, exportMarkdown } from "../state/conversations.js";
 import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
-import { loadMessages, sessionMessages, turns } from "../state/turns.js";
+import { follow, loadMessages, sessionMessages, turns } from "../state/turns.js";
 import { Composer } from "./composer.js";
 import { chooseDocuments } from "./home.js";
 import { Messages } from "./messages.js";
@@ -25,6 +25,7 @@ export function ConversationView({ session: id }: { session: string }) {
   useEffect(() => void (unknown && showErrors(async () => setMissing(!(await loadSession(id))))), [unknown]);
   useEffect(() => void (session && showErrors(() => loadMessages(id))), [session?.id, session?.messages]);
   useEffect(() => void session?.documents.forEach(loadDocument), [session?.id]);
+  useEffect(() => void (session?.answering && showErrors(() => follow(id))), [session?.id, session?.answering]);
   if (!session) return <MissingSession confirmed={missing} />;
   return (
     <div class="conversation">
@@ -33,7 +34,7 @@ export function ConversationView({ session: id }: { session: string }) {
         <SessionDocuments session={session} messages={messages ?? []} />
         <Branches session={session} />
       </Messages>
-      <Composer session={session} turn={turn} />
+      <Composer session={session} turn={turn} messages={messages ?? []} />
     </div>
   );
 }

@@ -7,7 +7,7 @@ import { ReadingProgress } from "../components/reading-progress.js";
 import { Uploads } from "../components/uploads.js";
 import { chooseFiles } from "../lib/files.js";
 import { rememberOpener } from "../lib/focus.js";
-import { plural, size } from "../lib/format.js";
+import { pages, plural, size } from "../lib/format.js";
 import { createSession, documents, formats, loadMore, loaded, model, nameOf, nextPages, removeDocument, showErrors } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
 import { uploadFiles } from "../state/uploads.js";
@@ -134,7 +134,7 @@ export function Home() {
                 </div>
                 {document.status === "ready" ? (
                   <p class="note">
-                    {size(document.bytes)} · {plural(document.tokens, "token")}
+                    {size(document.bytes)} · {pages(document.tokens)}
                   </p>
                 ) : (
                   <ReadingProgress document={document} />

@@ -2,7 +2,7 @@
 import type { Evidence, MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
-import { count, percent, plural, size, threeDigits } from "../lib/format.js";
+import { count, pages, percent, plural, size, threeDigits } from "../lib/format.js";
 import { errorText, nameOf, sessions } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
@@ -49,12 +49,17 @@ function lastEvidence(session: string): readonly Evidence[] {
 
 /** What is kept and what has faded, in plain words. */
 function summary(memory: SessionMemory, total: number): string {
-  const unchanged = memory.parts.filter(({ name }) => name === "sinks" || name === "window");
+  const kinds = groups(memory.parts).map((parts) => parts[0]!);
+  const unchanged = kinds.filter(({ name }) => name === "sinks" || name === "window");
   const kept = unchanged.reduce((sum, part) => sum + part.end - part.start, memory.open);
-  if (unchanged.length === 0)
-    return `The memory is a compressed form of all ${plural(total, "token")} so far. It loses details: for those, the answer rests on the passages that the search finds.`;
-  if (kept >= total) return `The model sees all ${plural(total, "token")} so far, word for word.`;
-  return `The model sees ${count(kept)} of ${plural(total, "token")} word for word, at the beginning and at the end (${percent(kept / total)}). The rest has faded: for that, the answer rests on the passages that the search finds.`;
+  if (unchanged.length === 0 && memory.memory !== "native")
+    return `The memory is a compressed form of the whole text so far, ${pages(total)}. It loses details: for those, the answer rests on the passages that the search finds.`;
+  if (memory.memory === "native") {
+    const carried = `The model carries the whole text so far, ${pages(total)}, in its own recurrent state. The older a token is, the less of it is left: for details, the answer rests on the passages that the search finds.`;
+    return unchanged.length > 0 ? `${carried} Its layers with attention see ${pages(Math.min(kept, total))} word for word.` : carried;
+  }
+  if (kept >= total) return `The model sees the whole text so far, ${pages(total)}, word for word.`;
+  return `The model sees ${pages(kept)} of ${pages(total)} word for word, at the beginning and at the end (${percent(kept / total)}). The rest has faded: for that, the answer rests on the passages that the search finds.`;
 }
 
 function MemoryOverview({ memory, used }: { memory: SessionMemory; used: readonly Evidence[] }) {
@@ -106,12 +111,12 @@ function ContextBar({ memory, total, used }: { memory: SessionMemory; total: num
         {memory.documents.map((extent, n) => (
           <li key={extent.document}>
             <i class={n % 2 ? "document odd" : "document"} aria-hidden="true" />
-            {nameOf(extent.document)} <span class="note">{plural(extent.end - extent.start, "token")}</span>
+            {nameOf(extent.document)} <span class="note">{pages(extent.end - extent.start)}</span>
           </li>
         ))}
         <li>
           <i class="message-tokens" aria-hidden="true" />
-          messages <span class="note">{plural(total - end, "token")}</span>
+          messages <span class="note">{pages(total - end)}</span>
         </li>
         {marks.length > 0 && (
           <li>
@@ -125,7 +130,7 @@ function ContextBar({ memory, total, used }: { memory: SessionMemory; total: num
 }
 
 function contextLabel(memory: SessionMemory, total: number): string {
-  return `${plural(memory.documents.length, "document")} and the messages, in ${plural(total, "token")} of context`;
+  return `${plural(memory.documents.length, "document")} and the messages, ${pages(total)} in all`;
 }
 
 const MEANING: Record<string, string> = {
@@ -136,6 +141,8 @@ const MEANING: Record<string, string> = {
   associations: "Associations that every segment extends",
   signal: "One signal over the whole context",
   compressed: "Older tokens, several compressed into one",
+  convolution: "The last few tokens, for short convolutions",
+  recurrence: "All tokens so far, mixed into one state; older ones fade",
 };
 
 /** The parts of one kind, over all their layers: their tokens, how full and how old they are. */
@@ -144,6 +151,8 @@ function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]
   const used = mean(parts.map((each) => each.used));
   const change = parts.every((each) => each.change !== null) ? mean(parts.map((each) => each.change as number)) : null;
   const meaning = (memory === "rmt" || memory === "armt" || part.name !== "memory") && MEANING[part.name];
+  const bytes = parts.every((each) => each.bytes != null) ? parts.reduce((sum, each) => sum + (each.bytes as number), 0) : null;
+  const decays = parts.flatMap(({ half_life }) => half_life ?? []);
   const facts = `${Number.isInteger(used) ? count(used) : threeDigits(used)} of ${count(part.slots)} used`;
   return (
     <div class="lane">
@@ -176,6 +185,8 @@ function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]
       <p class="note">
         {part.age === 0 ? "Written with the last token" : `Last written ${plural(part.age, "token")} ago`}
         {change !== null && `; the open segment would change it by ${percent(change)}`}
+        {bytes !== null && `. It takes ${size(bytes)}${parts.length > 1 ? " in all layers" : ""}`}
+        {decays.length > 0 && `. Half of a token has faded after ${threeDigits(Math.min(...decays))}${decays.length > 1 ? ` to ${threeDigits(Math.max(...decays))}` : ""} tokens`}
       </p>
     </div>
   );

@@ -7,7 +7,7 @@ import { LoadMore } from "../components/load-more.js";
 import { Menu } from "../components/menu.js";
 import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
-import { chooseImport, exportJson, grouping, groups, query, removeSelected, search, selection, toggleSelected } from "../state/conversations.js";
+import { OTHERS, chooseImport, exportJson, grouping, groups, query, removeSelected, selection, toggleSelected } from "../state/conversations.js";
 import { documentsOf, loadMore, loaded, model, nextPages, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
@@ -38,16 +38,32 @@ export function Sidebar() {
         </a>
         <Finder />
         <div class="conversations">
-          {groups.value.map(({ name, sessions }) => (
-            <section key={name} aria-label={name}>
-              <h2 class="note">{name}</h2>
+          {groups.value.map(({ name, sessions }) => {
+            const entries = (
               <ul>
                 {sessions.map((each) => (
                   <Entry key={each.id} session={each} here={each.id === session} onOpen={close} />
                 ))}
               </ul>
-            </section>
-          ))}
+            );
+            return (
+              <section key={name} aria-label={name}>
+                {name === OTHERS ? (
+                  <details open={Boolean(query.value) || sessions.some(({ id }) => id === session)}>
+                    <summary class="note">
+                      {name} ({sessions.length})
+                    </summary>
+                    {entries}
+                  </details>
+                ) : (
+                  <>
+                    <h2 class="note">{name}</h2>
+                    {entries}
+                  </>
+                )}
+              </section>
+            );
+          })}
           {loaded.value && groups.value.length === 0 && <p class="note none">{query.value ? "No conversation matches." : "No conversations yet."}</p>}
           {nextPages.value.sessions && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(() => loadMore("sessions"))} />}
         </div>
@@ -83,7 +99,7 @@ function Finder() {
   if (chosen === null)
     return (
       <div class="finder" role="search">
-        <input type="search" aria-label="Search conversations" placeholder="Search" value={query.value} onInput={(event) => void showErrors(() => search(event.currentTarget.value))} />
+        <input type="search" aria-label="Search conversations" placeholder="Search" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
         <Menu label="Conversations: more" sign="⋯">
           <button onClick={() => (grouping.value = grouping.value === "date" ? "document" : "date")}>
             {grouping.value === "date" ? "Group by document" : "Group by date"}
@@ -126,7 +142,7 @@ function Entry({ session: each, here, onOpen }: { session: Session; here: boolea
       <a href={hrefTo({ session: each.id, panel: null })} onClick={onOpen} aria-current={here ? "page" : undefined} title={titleOf(each)}>
         <span class="title">{titleOf(each)}</span>
         <span class="note">
-          <span class="title">{each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
+          <span class="title">{each.status === "reading" ? "being read" : each.answering ? "being answered" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
         </span>
       </a>
     </li>

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from everlong_server.api import schemas
+from everlong_server.api import memory_schemas, schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
-from everlong_server.api.new_session import CreateSession, past_messages
+from everlong_server.api.native.new_session import ClientName, CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
@@ -28,16 +29,18 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RES
 
 
 @router.post("", status_code=201)
-async def create(body: CreateSession, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
+async def create(
+    body: CreateSession, services: CallerServices, key: IdempotencyKey = None, client: ClientName = "api"
+) -> schemas.Session:
     """Creates a session over documents, which may still be being read. Messages can be sent once `status` is "ready"."""
 
     async def make(id: str) -> schemas.Session:
-        return await _created(services, body, f"ses_{id}")
+        return await _created(services, body, f"ses_{id}", client)
 
     return await run_once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
 
 
-async def _created(services: Services, body: CreateSession, session_id: str) -> schemas.Session:
+async def _created(services: Services, body: CreateSession, session_id: str, client: str) -> schemas.Session:
     model, limit = services.shared.model, services.shared.settings.max_session_documents
     if body.model not in (None, model.name):
         raise NotFound(
@@ -55,7 +58,7 @@ async def _created(services: Services, body: CreateSession, session_id: str) -> 
     session = await services.sessions.create(
         model.fingerprint, model.name, body.documents, recall=stored_recall(body.recall), messages=messages,
         title=body.title or next((title_of(message["content"]) for message in messages), None), parent=body.parent,
-        id=session_id,
+        id=session_id, client=client,
     )  # fmt: skip
     return await session_view(services, session)
 
@@ -90,27 +93,49 @@ async def delete(session_id: str, services: CallerServices) -> schemas.Deleted:
 
 
 @router.post("/{session_id}/fork", status_code=201)
-async def fork(session_id: str, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
+async def fork(
+    session_id: str, services: CallerServices, key: IdempotencyKey = None, client: ClientName = "api"
+) -> schemas.Session:
     """Creates an independent copy of a session as of its last complete answer."""
 
     async def make(id: str) -> schemas.Session:
-        return await session_view(services, await services.sessions.fork(session_id, id=f"ses_{id}"))
+        return await session_view(services, await services.sessions.fork(session_id, id=f"ses_{id}", client=client))
 
     return await run_once(services, key, ("fork", session_id), schemas.Session, make)
 
 
 @router.get("/{session_id}/memory")
-async def memory(session_id: str, services: CallerServices) -> schemas.SessionMemory:
+async def memory(session_id: str, services: CallerServices) -> memory_schemas.SessionMemory:
     """Returns the content and the use of a session's memory, as of the last committed turn. Does not wait for a running turn."""
     return memory_view(services, await services.memory_views.view(session_id))
 
 
 @router.get("/{session_id}/messages", response_model_exclude_none=True)
 async def messages(session_id: str, services: CallerServices) -> schemas.MessageList:
-    """Lists all messages of a session, oldest first."""
+    """Lists all messages of a session, oldest first, and the one that is being answered."""
     await services.sessions.get(session_id)
+    # In this order, so that a turn that is committed in between is in one of them.
+    running = (
+        await services.sessions.turns.get(session_id) if await services.sessions.is_answering(session_id) else None
+    )
     stored = await services.sessions.messages(session_id)
-    return schemas.MessageList(data=[schemas.Message(**message) for message in stored])
+    if running is not None and any(message["id"] == running.id for message in stored[-1:]):
+        running = None
+    return schemas.MessageList(
+        data=[schemas.Message(**message) for message in stored],
+        running=None if running is None else schemas.RunningTurn(**asdict(running)),
+    )
+
+
+@router.post("/{session_id}/cancel")
+async def cancel(session_id: str, services: CallerServices) -> schemas.Session:
+    """Ends the answer to a message that was sent with `on_disconnect` "finish", within about a second, and keeps its text so far.
+
+    Changes nothing if there is none.
+    """
+    session = await services.sessions.get(session_id)
+    await services.sessions.turns.cancel(session_id)
+    return await session_view(services, session)
 
 
 @router.post(
@@ -123,10 +148,13 @@ async def send(
 ) -> Response:
     """Sends a message and returns its answer, as JSON or, with `stream`, as server-sent events.
 
-    If the caller disconnects before the answer is complete, the session stays unchanged. A retry with the same
-    Idempotency-Key returns the first answer at once and does not change the session again.
+    If the caller disconnects before the answer is complete, the session stays unchanged, unless `on_disconnect` is "finish". A retry
+    with the same Idempotency-Key returns the first answer at once and does not change the session again.
     """
-    events = await run_unless_disconnected(request, _events(services, session_id, body, key))
+    begin = _events(services, session_id, body, key)
+    if body.on_disconnect == "finish":
+        begin = services.shared.detached_answers.start(begin)
+    events = await run_unless_disconnected(request, begin)
     if events is None:
         return Response(status_code=CLIENT_CLOSED)
     if body.stream:
@@ -143,13 +171,18 @@ async def _events(
     try:
         # Also checked for a recorded answer, as the session may have been deleted or belong to another tenant.
         session = await services.sessions.get(session_id)
-        await record.check_same_request("message", session_id, body.model_dump_json())
+        asked = body.model_dump_json(exclude={"on_disconnect"})  # it changes nothing about the answer
+        await record.check_same_request("message", session_id, asked)
         message, message_id = record.answer, f"msg_{record.id}"
         if message is None and not record.first:  # the first server died, perhaps after it committed the turn
             message = await services.sessions.message(session_id, message_id)
         if message is None:
             turn = await services.session_turns.send(
-                session_id, *turn_arguments(services, body, session), id=message_id
+                session_id,
+                *turn_arguments(services, body, session),
+                id=message_id,
+                instructions=body.instructions,
+                detached=body.on_disconnect == "finish",
             )
             return record_when_complete(record, turn.events)
         message = {"session": session_id, **message}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -22,7 +23,7 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.api.socket import JsonSocket, refuse
 from everlong_server.api.turn_parameters import turn_arguments
 from everlong_server.api.views import get_services
-from everlong_server.engine.answering.events import ResponseCompleted
+from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
 from everlong_server.services import Services
@@ -87,19 +88,29 @@ class _SessionSocket(JsonSocket):
         self._turn, self._busy, self._cancel_asked = None, True, False
         self.answer_task = asyncio.create_task(self._answer(body))
 
+    async def _begin(self, body: schemas.CreateMessage) -> AsyncGenerator[AnswerEvent, None]:
+        """Start the turn and return its events."""
+        session = await self._services.sessions.get(self._session_id)
+        turn = await self._services.session_turns.send(
+            self._session_id,
+            *turn_arguments(self._services, body, session),
+            instructions=body.instructions,
+            detached=body.on_disconnect == "finish",
+        )
+        self._turn = turn
+        if self._cancel_asked:
+            turn.cancel()
+        return turn.events
+
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
             # The key may have been revoked since the socket was opened.
             await self._services.shared.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
-            session = await self._services.sessions.get(self._session_id)
-            turn = await self._services.session_turns.send(
-                self._session_id, *turn_arguments(self._services, body, session)
-            )
-            self._turn = turn
-            if self._cancel_asked:
-                turn.cancel()
-            async with contextlib.aclosing(turn.events) as events:
+            begin = self._begin(body)
+            if body.on_disconnect == "finish":
+                begin = self._services.shared.detached_answers.start(begin)
+            async with contextlib.aclosing(await begin) as events:
                 async for event in events:
                     # Set before the event is sent, because the client may send its next message at once.
                     self._busy = not isinstance(event, ResponseCompleted)

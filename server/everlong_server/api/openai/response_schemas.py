@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind, require_one
+from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import (
     MAX_TOOLS,
@@ -92,18 +93,22 @@ class InputMessage(Nullable, Wire):
 
 def _input_item(value: object) -> str | None:
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
-    kinds = {"message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput"}
+    kinds = {
+        "message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput",
+        "file_search_call": "FileSearchCall",
+    }  # fmt: skip
     return kinds.get(kind) if isinstance(kind, str) else None
 
 
 InputEntry = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[FunctionCall, Tag("FunctionCall")]
-    | Annotated[FunctionCallOutput, Tag("FunctionCallOutput")],
+    | Annotated[FunctionCallOutput, Tag("FunctionCallOutput")]
+    | Annotated[FileSearchCallInput, Tag("FileSearchCall")],
     Discriminator(
         _input_item,
         custom_error_type="item",
-        custom_error_message="type must be 'message', 'function_call' or 'function_call_output'",
+        custom_error_message="type must be 'message', 'function_call', 'function_call_output' or 'file_search_call'",
     ),
 ]
 Input = Annotated[
@@ -159,7 +164,9 @@ class CreateResponse(Nullable, SamplingParams):
     stream: bool = False
     stream_options: ResponseStreamOptions = Field(default_factory=ResponseStreamOptions)
     max_output_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list, max_length=16)
+    include: list[Literal["message.output_text.logprobs", "file_search_call.results"]] = Field(
+        default_factory=list, max_length=16
+    )
     text: TextConfig = Field(default_factory=TextConfig)
     metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], MetadataValue] = Field(
         default_factory=dict, max_length=MAX_METADATA
@@ -268,7 +275,7 @@ class Response(Wire):
     max_output_tokens: int
     metadata: dict[str, str]
     model: str
-    output: list[ResponseMessage | ResponseCall]
+    output: list[ResponseMessage | ResponseCall | FileSearchCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool

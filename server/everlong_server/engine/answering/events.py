@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.texts.passages import Passage
+from everlong_server.store.search.passages import Passage
 
 
 @dataclass(frozen=True, slots=True)

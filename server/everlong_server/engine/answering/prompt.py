@@ -22,7 +22,8 @@ from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
-from everlong_server.store.texts.passages import Passage, Passages
+from everlong_server.store.search.overview import Overview
+from everlong_server.store.search.passages import Found, Passage, Passages
 
 INSTRUCT = Template(
     "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "
@@ -42,6 +43,20 @@ WITH_TOOLS = Template("Passages of the text:\n\n", "\n\n", "\n\n", nothing="", g
 def template_of(model: Model) -> Template:
     """Return `INSTRUCT` for an instruct model as its authors made it, else `TEMPLATE`."""
     return INSTRUCT if not model.tuned and model.tokenizer.chat_template else TEMPLATE
+
+
+def whole_template(overview: Overview) -> Template:
+    """Return the template for a question about whole texts: their titles and most frequent names frame passages of all their parts."""
+    title = " and ".join(f"“{title}”" for title in overview.titles)
+    names = f"The names mentioned most often: {', '.join(overview.names)}.\n\n" if overview.names else ""
+    return Template(
+        f"These passages are from all parts of the text {title}".rstrip() + ".\n\n",
+        "\n\n",
+        f"\n\n{names}Answer the question about the whole text {title}".rstrip()
+        + " in one to three sentences.\n\nQuestion: ",
+        tokens=INSTRUCT.tokens,
+        in_order=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +83,29 @@ class PromptBuilder:
         self._template = template or template_of(engine.model)
 
     async def prompt(self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = ()) -> Prompt:
-        """Return the prompt for the message `content`, with passages of the session's documents, and `tools`.
+        """Return the prompt for the message `content`, with passages of the session's documents and of `recall.also_in`, and
+        `tools`.
 
         Raises `TooLarge` for tools that do not fit into the model's context.
         """
-        documents, format = context.session.documents, self._engine.model.tools
+        documents = tuple(dict.fromkeys((*context.session.documents, *(recall.also_in or ()))))
+        format = self._engine.model.tools
         question, previous = content if format is None else format.question_of(content), context.previous_question
         if not question:  # the results of calls, for an earlier question
             question, previous = previous or "", None
         build = partial(self.build, question=question, tools=tools)
-        if not recall.passages or not documents:
+        if not recall.passages or (not documents and recall.also_in is None):
             return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
         query = await asyncio.to_thread(search_query, question, previous)
-        found: list[Passage] | None = (
-            await self._passages.search(documents, query, recall.passages, by_sentences=self._template.gap is not None)
+        by_sentences = self._template.gap is not None
+        result = (
+            await self._passages.find(documents, query, recall.passages, by_sentences=by_sentences)
             if query
-            else []
+            else Found([])
         )
+        found: list[Passage] | None = result.passages
+        template = whole_template(result.overview) if result.overview and by_sentences else None
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
@@ -93,33 +113,30 @@ class PromptBuilder:
             # A document was deleted. The memory still has it.
             found, lacks_answer = found or None, False
         # On a thread: this takes time in proportion to the message.
-        return await asyncio.to_thread(build, context, content, found, recall, lacks_answer=lacks_answer)
+        return await asyncio.to_thread(
+            build, context, content, found, recall, lacks_answer=lacks_answer, template=template
+        )
 
     def build(
-        self,
-        context: TurnContext,
-        content: str,
-        found: list[Passage] | None,
-        recall: Recall,
-        *,
-        lacks_answer: bool,
-        question: str | None = None,
-        tools: Sequence[Tool] = (),
-    ) -> Prompt:
+        self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
+        question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,
+    ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
-        documents do not hold the answer. `question`: see `Prompt`; None: it is the message.
+        documents do not hold the answer. `question`: see `Prompt`; None: it is the message. `template`: None takes that of the model.
+        With tools, it is `WITH_TOOLS`.
         """
         question = content if question is None else question
-        model, template = self._engine.model, WITH_TOOLS if tools or question != content else self._template
+        template = WITH_TOOLS if tools or question != content else template or self._template
+        model = self._engine.model
         tokenizer, memory = model.tokenizer, model.memory
         # What nothing was found for is small talk: the end of the text, which the memory keeps, would only be quoted.
         searched, found = found is not None, found or []
         # Not without kept tokens: a text that fits into the open segment is seen whole.
         prompt_only = bool(memory.kept_tokens(context.state)) and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
-        lead = self._lead(context, context.unread, from_start=prompt_only)
+        lead = self._lead(context, _unread(context), from_start=prompt_only)
         budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
         if tools:
             room = (window or memory.segment_length) - len(message)
@@ -172,7 +189,7 @@ class PromptBuilder:
         tokens: list[int] = []
         for message in unread:
             end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
-            if message.role == "system" and begins and chat.system is not None:
+            if message.role == "system" and begins and not tokens and chat.system is not None:
                 lead, end = chat.system
             tokens += [*lead, *encode(message.content)]
             lead, begins = end, False
@@ -196,7 +213,7 @@ class PromptBuilder:
         model = self._engine.model
         format, kept = model.tools, model.memory.kept_tokens(context.state)
         assert format is not None, "a request with tools needs a tool format"
-        definitions, unread = format.definitions(tools), list(context.unread)
+        definitions, unread = format.definitions(tools), _unread(context)
         if not context.session.messages and (from_start or not context.session.snapshot.position) and model.chat.system:
             system = unread.pop(0).content if unread and unread[0].role == "system" else None
             first = Message("system", format.system_text(system, tools))
@@ -207,7 +224,7 @@ class PromptBuilder:
             recent = [*(kept[-RECENT_TOKENS:] if searched else kept), *context.session.snapshot.open][-seen:]
             if self._unseen_part(context, definitions, len(kept)) in model.tokenizer.decode(recent):
                 return lead
-        with_tools = self._lead(context, [*context.unread, Message("system", definitions)], from_start=from_start)
+        with_tools = self._lead(context, [*_unread(context), Message("system", definitions)], from_start=from_start)
         needed = len(model.tokenizer.encode(definitions))
         if needed > room:
             raise TooLarge(
@@ -223,3 +240,8 @@ class PromptBuilder:
         if read > (model.memory.remembered_tokens or 0):
             return text
         return model.tokenizer.decode(model.tokenizer.encode(text)[read - kept :]) or text
+
+
+def _unread(context: TurnContext) -> list[Message]:
+    """Return the messages before the question that the memory has not read, after the instructions of the message."""
+    return [*([Message("system", context.instructions)] if context.instructions else []), *context.unread]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from redis.exceptions import RedisError
@@ -19,10 +19,14 @@ from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.documents import Documents
-from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.records import Message, Reading, Session, reading_id
+from everlong_server.store.messages import AnswerMessage, evidence_json
+from everlong_server.store.records import Message, Reading, Session, now, reading_id
 from everlong_server.store.sessions import Lease, Sessions, unchanged
 from everlong_server.store.snapshot import Snapshot
+from everlong_server.store.turns import RunningTurn
+
+_PUBLISH_SECONDS = 0.5
+"""Interval at which the text of a detached answer is stored, and at which it is checked whether a client has cancelled it."""
 
 
 class SessionTurns:
@@ -72,20 +76,30 @@ class SessionTurns:
             raise not_ready_error(reading, f"session {session.id!r}", "session_id")
 
     async def send(
-        self, session_id: str, content: str, params: SamplingParams, recall: Recall, *, id: str | None = None
+        self,
+        session_id: str,
+        content: str,
+        params: SamplingParams,
+        recall: Recall,
+        *,
+        id: str | None = None,
+        instructions: str | None = None,
+        detached: bool = False,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `id`: the answer's id.
+        `id`: the answer's id. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so other clients can see and cancel it.
         """
         return await self._turns.begin(
-            lambda turn: self._context(turn, session_id, content, searching=recall.passages > 0),
+            lambda turn: self._context(
+                turn, session_id, content, instructions, searching=recall.passages > 0, detached=detached
+            ),
             content, params, recall, id=id,
         )  # fmt: skip
 
     @asynccontextmanager
     async def _context(
-        self, turn: Turn, session_id: str, content: str, *, searching: bool
+        self, turn: Turn, session_id: str, content: str, instructions: str | None, *, searching: bool, detached: bool
     ) -> AsyncIterator[TurnContext]:
         """Lock the session for the turn, and yield its context.
 
@@ -94,7 +108,10 @@ class SessionTurns:
         """
         # Raise why the session cannot take messages before the error that it is busy.
         await self.require_ready(await self._sessions.get(session_id), searching=searching)
-        async with self._lease(turn, session_id) as lease:
+        async with AsyncExitStack() as stack:
+            lease = await stack.enter_async_context(self._lease(turn, session_id))
+            if detached:
+                await stack.enter_async_context(self._published(turn, session_id, content))
             session = await self._sessions.get(session_id, with_state=True)
             await self.require_ready(session, searching=searching)
             progress = await self._progress(session)
@@ -108,7 +125,8 @@ class SessionTurns:
                 await self._sessions.commit(session, lease, snapshot if progress is None else None, content, answer)
 
             read = replace(session, messages=session.messages - session.unread)
-            yield TurnContext(read, state, unread, last[-2]["content"] if last else None, commit, progress)
+            previous_question = last[-2]["content"] if last else None
+            yield TurnContext(read, state, unread, previous_question, commit, progress, instructions)
 
     async def _progress(self, session: Session) -> float | None:
         """Return the share of the documents' bytes that was read, 0 to 1; None if the session has a memory or needs none."""
@@ -124,6 +142,33 @@ class SessionTurns:
                     document.bytes if reading.status == "ready" else max(0, reading.cursor.bytes - document.text_offset)
                 )
         return read / total if total else 1.0
+
+    @asynccontextmanager
+    async def _published(self, turn: Turn, session_id: str, question: str) -> AsyncIterator[None]:
+        """Store the turn and its text so far until it ends. Cancels it if a client has asked for that or deleted the session."""
+        running, started = self._sessions.turns, now()
+
+        async def publish() -> None:
+            evidence = None if turn.evidence is None else [evidence_json(passage) for passage in turn.evidence]
+            with contextlib.suppress(RedisError):  # Redis is unavailable, so nobody can have cancelled it
+                stored = RunningTurn(turn.id, question, started, evidence, turn.text)
+                if await running.write(session_id, stored) != "running":
+                    turn.cancel()
+
+        async def keep_publishing() -> None:
+            while True:
+                await asyncio.sleep(_PUBLISH_SECONDS)
+                await publish()
+
+        await publish()
+        publishing = asyncio.create_task(keep_publishing())
+        try:
+            yield
+        finally:
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+            with contextlib.suppress(RedisError):  # it expires by itself
+                await asyncio.shield(running.remove(session_id, turn.id))
 
     @asynccontextmanager
     async def _lease(self, turn: Turn, session_id: str) -> AsyncIterator[Lease]:

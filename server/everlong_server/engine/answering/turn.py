@@ -39,9 +39,9 @@ from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import new_id, now
+from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passage, Passages
 
 
 @dataclass(slots=True)
@@ -50,6 +50,10 @@ class Turn:
 
     id: str
     events: AsyncGenerator[AnswerEvent, None] = field(init=False)
+    evidence: Sequence[Passage] | None = None
+    """What the search found; None before that."""
+    text: str = ""
+    """The answer so far."""
     _answer: AnswerRequest | None = None
     _engine: Engine | None = None
     _error: Exception | None = None
@@ -80,20 +84,22 @@ class _Answer:
     parser: CallParser | None = None
     """Separates calls from text, if the answer may call tools."""
 
-    def complete(self, message: AnswerMessage, before: Snapshot, request: AnswerRequest) -> AnswerMessage:
-        """Return the message as it is at the end of the answer. `before`: the snapshot that the prompt follows."""
+    def complete(self, message: AnswerMessage, request: AnswerRequest) -> AnswerMessage:
+        """Return the message as it is at the end of the answer."""
         return replace(
             message,
             content=self.parser.content if self.parser else self.finished.text if self.finished else "",
             tool_calls=self.parser.calls if self.parser else (),
             finish_reason=self.finished.reason if self.finished else "cancelled",
-            usage=Usage(
-                prompt_tokens=before.position + len(request.prompt),
-                completion_tokens=self.finished.tokens if self.finished else 0,
-                reused_tokens=before.position - len(before.open),
-            ),
+            stop_sequence=self.finished.stop if self.finished else None,
+            usage=replace(message.usage, completion_tokens=self.finished.tokens if self.finished else 0),
             logprobs=self.logprobs if request.params.logprobs else None,
         )
+
+
+def _prompt_usage(before: Snapshot, prompt: Prompt) -> Usage:
+    """Return the counts of a prompt. `before`: the snapshot that it follows."""
+    return Usage(before.position + len(prompt.tokens), 0, before.position - len(before.open))
 
 
 class TurnRunner:
@@ -147,6 +153,17 @@ class TurnRunner:
         turn.events = events()
         return turn
 
+    async def count_tokens(
+        self, entering: AbstractAsyncContextManager[TurnContext], content: str, recall: Recall
+    ) -> int:
+        """Return the number of tokens that a turn's prompt would have, with all that its session has read. Answers nothing."""
+        self._check(content, SamplingParams())
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._engine.admit())
+            context = await stack.enter_async_context(entering)
+            prompt = await self._prompts.prompt(context, content, recall)
+            return _prompt_usage(context.session.snapshot, prompt).prompt_tokens
+
     async def _turn(
         self,
         turn: Turn,
@@ -166,12 +183,12 @@ class TurnRunner:
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
             prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
-            evidence = await self._located(prompt.evidence)
+            turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
             message = AnswerMessage(
                 turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
-                memory_progress=context.memory_progress,
+                usage=_prompt_usage(context.session.snapshot, prompt), memory_progress=context.memory_progress,
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
@@ -187,7 +204,7 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message = await self._cited(prompt.question, answer.complete(message, context.session.snapshot, request))
+            message = await self._cited(prompt.question, answer.complete(message, request))
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
@@ -242,8 +259,10 @@ class TurnRunner:
                     answer.logprobs += event.logprobs
                     if answer.parser is not None:
                         for delta in answer.parser.feed(event.text, event.logprobs):
+                            turn.text += delta.text if isinstance(delta, TextDelta) else ""
                             yield delta
                     elif event.text or event.logprobs:
+                        turn.text += event.text
                         yield TextDelta(turn.id, event.text, event.logprobs)
             if answer.parser is not None and (rest := answer.parser.finish()):
                 yield TextDelta(turn.id, rest, [])

@@ -18,7 +18,7 @@ class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
     `previous_question`: the user message before it. `commit`: stores the message, its answer and the snapshot after it.
-    `memory_progress`: see `AnswerMessage`.
+    `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone.
     """
 
     session: Session
@@ -27,6 +27,7 @@ class TurnContext:
     previous_question: str | None
     commit: Callable[[AnswerMessage, Snapshot], Awaitable[None]]
     memory_progress: float | None = None
+    instructions: str | None = None
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

@@ -21,6 +21,7 @@ class AnswerFinished:
 
     `tokens`: number of the answer's tokens, without the end-of-text token and a loop that was cut. `state`, `open`: memory
     and open segment after these tokens. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
+    `stop`: the stop string that ended it.
     """
 
     reason: str
@@ -30,6 +31,7 @@ class AnswerFinished:
     tokens: int
     prompt: int
     seconds: float
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class AnswerRequest:
         assert self.text is not None
         return AnswerFinished(
             reason, self.text.text, self.state.to("cpu"), list(self.open), self.generated - self.dropped, len(self.prompt),
-            time.perf_counter() - (self.started or 0.0),
+            time.perf_counter() - (self.started or 0.0), self.text.stop_string,
         )  # fmt: skip
 
 

@@ -337,3 +337,44 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
 def test_earlier_messages_that_are_no_conversation(server: Server, messages: list[dict], says: str) -> None:
     answer = server.http.post("/v1/sessions", json={"messages": messages})
     assert says in server.error(answer, 422, "invalid_value", "messages")["message"]
+
+
+def test_instructions_are_a_system_message_for_one_answer(server: Server, document: str) -> None:
+    asked = {"instructions": "Be brief.", **GREEDY}
+    session = server.session()["id"]
+    answer = server.say(session, "Who?", **asked)
+    system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    chat = server.http.post(
+        "/v1/chat/completions", json={"model": answer["model"], "messages": system, **GREEDY}
+    ).json()
+    assert answer["usage"]["prompt_tokens"] == chat["usage"]["prompt_tokens"]
+    assert answer["content"] == chat["choices"][0]["message"]["content"]
+    roles = [message["role"] for message in server.http.get(f"/v1/sessions/{session}/messages").json()["data"]]
+    assert roles == ["user", "assistant"]
+    # Later in a conversation, and after a document, it is text before the question.
+    for there in (session, server.session(document)["id"]):
+        forks = [server.http.post(f"/v1/sessions/{there}/fork").json()["id"] for _ in range(3)]
+        plain, told, before = (
+            server.say(fork, content, **fields)["usage"]["prompt_tokens"]
+            for fork, content, fields in zip(
+                forks, ("And?", "And?", "Be brief.\n\nAnd?"), (GREEDY, asked, GREEDY), strict=True
+            )
+        )
+        assert plain < told == before
+    refused = server.http.post(f"/v1/sessions/{session}/messages", json={"content": "?", "instructions": "x" * 4001})
+    server.error(refused, 422, "invalid_value", "instructions")
+
+
+def test_a_session_knows_the_program_that_created_it(server: Server) -> None:
+    page = {"X-Everlong-Client": "page"}
+    session = server.http.post("/v1/sessions", json={}, headers=page).json()
+    assert session["client"] == server.get_session(session["id"])["client"] == "page"
+    path = f"/v1/sessions/{session['id']}/fork"
+    assert server.http.post(path).json()["client"] == "api"
+    assert server.http.post(path, headers=page).json()["client"] == "page"
+    assert server.session()["client"] == "api"
+    refused = server.http.post("/v1/sessions", json={}, headers={"X-Everlong-Client": "a b"})
+    server.error(refused, 422, "invalid_value", "header.X-Everlong-Client")
+    # 0.1.0 did not store it.
+    server.redis.hdel(keys.session(session["id"]), "client")
+    assert server.get_session(session["id"])["client"] is None

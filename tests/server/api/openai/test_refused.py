@@ -31,6 +31,10 @@ ASKS: dict[str, Callable[[OpenAI], Any]] = {
     "a response": lambda client: respond(client, "Hi."),
     "a background response": lambda client: respond(client, "Hi.", background=True),
     "a response of before": lambda client: client.responses.retrieve("resp_x"),
+    "embeddings": lambda client: client.embeddings.create(model="all-MiniLM-L6-v2", input="Hi."),
+    "vector stores": lambda client: client.vector_stores.list(),
+    "a vector store": lambda client: client.vector_stores.create(),
+    "a search": lambda client: client.vector_stores.search("vs_x", query="Hi."),
     "a file": lambda client: client.files.create(file=("a.txt", b"Once."), purpose="user_data"),
     "an upload": lambda client: client.uploads.create(
         bytes=1, filename="a.txt", mime_type="text/plain", purpose="user_data"
@@ -44,6 +48,7 @@ WRITES = [
     "a streamed completion",
     "a response",
     "a background response",
+    "embeddings",
     "a file",
     "an upload",
     "a part",

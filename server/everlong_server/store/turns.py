@@ -1,0 +1,83 @@
+"""`RunningTurns`: the questions that are being answered, with the text of their answers so far.
+
+Only turns that their client's disconnect does not cancel are stored, so that a client that comes back can show and cancel them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import Scripts
+from everlong_server.store.vault import Vault
+
+# KEYS: turn, its session. ARGV: id of the answer, the turn, milliseconds to live
+# Returns 1 if a client has cancelled the turn, 0 if not, -1 if the session was deleted
+_WRITE = """
+if redis.call('EXISTS', KEYS[2]) == 0 then return -1 end
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], 'id', ARGV[1], 'message', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return redis.call('HEXISTS', KEYS[1], 'cancelled')
+"""
+
+# KEYS: turn. ARGV: id of the answer
+_REMOVE = """
+if redis.call('HGET', KEYS[1], 'id') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+
+# KEYS: turn
+_CANCEL = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'cancelled', 1) end
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTurn:
+    """A question that is being answered. `id`: of its answer; `evidence`: None before the search; `text`: the answer so far."""
+
+    id: str
+    question: str
+    created_at: float
+    evidence: list[dict[str, Any]] | None
+    text: str
+
+
+class RunningTurns:
+    """The running turns of sessions. `lease_ms`: how long a turn is stored after it was last written.
+
+    Callers have checked that the session belongs to their tenant.
+    """
+
+    def __init__(self, redis: Client, lease_ms: int, vault: Vault) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._lease_ms = lease_ms
+        self._vault = vault
+
+    async def write(self, session_id: str, turn: RunningTurn) -> Literal["running", "cancelled", "deleted"]:
+        """Store the turn, and return whether it shall go on: not after a client cancelled it or deleted its session."""
+        sealed = self._vault.sealed({"message": json.dumps(asdict(turn))})["message"]
+        both = [keys.session_turn(session_id), keys.session(session_id)]
+        found = await self._scripts.run(_WRITE, both, [turn.id, sealed, self._lease_ms])
+        return "running" if found == 0 else "cancelled" if found == 1 else "deleted"
+
+    async def remove(self, session_id: str, turn_id: str) -> None:
+        """Remove a turn that has ended."""
+        await self._scripts.run(_REMOVE, [keys.session_turn(session_id)], [turn_id])
+
+    async def get(self, session_id: str) -> RunningTurn | None:
+        """Return the session's running turn, or None."""
+        stored = await self._redis.hget(keys.session_turn(session_id), "message")
+        if stored is None:
+            return None
+        return RunningTurn(**json.loads(self._vault.opened({b"message": stored})[b"message"]))
+
+    async def cancel(self, session_id: str) -> None:
+        """Ask the server that runs the session's turn to end it."""
+        await self._scripts.run(_CANCEL, [keys.session_turn(session_id)], [])

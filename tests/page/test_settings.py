@@ -1,0 +1,71 @@
+"""The settings of the page: what they say, and what they change in requests."""
+
+from __future__ import annotations
+
+import json
+
+from playwright.sync_api import Page, Route, expect
+
+from tests.page.conftest import QUESTION, Tab
+from tests.process import Server
+
+
+def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, server: Server, talk: str) -> None:
+    fork = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
+    (model,) = server.http.get("/v1/models").json()["data"]
+    page = tab.page
+    sent: list[dict] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(json.loads(frame))))
+    tab.open(fork)
+    page.get_by_role("button", name="Settings").click()
+    dialog = page.get_by_role("dialog", name="Settings")
+    expect(dialog.get_by_label("Text to read").locator("option")).to_have_text(
+        [f"as the server: up to {round(model['recall_tokens'] * 0.75)} words", "none", "up to 75 words"]
+    )
+    assert model["max_recall_tokens"] == 128
+    expect(dialog.get_by_label("Model")).to_have_count(0)  # there is one
+    dialog.get_by_label("Text to read").select_option(label="up to 75 words")
+    dialog.get_by_label("Answers in").fill("German")
+    dialog.get_by_role("button", name="Close").click()
+    tab.ask(QUESTION)
+    page.reload()  # the browser stores them
+    page.get_by_role("button", name="Settings").click()
+    expect(dialog.get_by_label("Answers in")).to_have_value("German")
+    dialog.get_by_label("Text to read").select_option(label="none")
+    dialog.get_by_label("Answers in").fill("")
+    dialog.get_by_role("button", name="Close").click()
+    tab.ask(QUESTION)
+    first, second = (frame for frame in sent if frame["type"] == "message.create")
+    assert first["recall"] == {"passages": 32, "tokens": 100}
+    assert first["instructions"] == "Answer in German."
+    assert second["recall"] is False
+    assert "instructions" not in second
+
+
+def serve_models(page: Page, *names: str) -> None:
+    """Make the page see several models, as behind a gateway."""
+
+    def change(route: Route) -> None:
+        answer = route.fetch().json()
+        route.fulfill(json=answer | {"data": [answer["data"][0] | {"id": name} for name in names]})
+
+    page.route("**/v1/models", change)
+
+
+def test_a_new_conversation_has_the_chosen_model(tab: Tab, server: Server) -> None:
+    document = server.wait_read(server.upload("A note.", filename="choice.txt")["id"])["id"]
+    page = tab.page
+    (model,) = server.http.get("/v1/models").json()["data"]
+    serve_models(page, "another", model["id"])
+    tab.open()
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("Model")).to_have_value("another")
+    page.get_by_label("Model").select_option(model["id"])
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("checkbox", name="choice.txt").check()
+    with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/sessions")) as made:
+        page.get_by_role("button", name="Talk about it").click()
+    assert made.value.post_data_json["model"] == model["id"]
+    expect(page.locator("h1")).to_have_text("choice.txt")
+    page.goto("about:blank")
+    server.http.delete(f"/v1/documents/{document}")
