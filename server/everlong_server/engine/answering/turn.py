@@ -193,7 +193,9 @@ class TurnRunner:
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
             format = self._engine.model.tools
-            answer = _Answer(parser=CallParser(format, turn.id) if tools and tools.shown and format else None)
+            answer = _Answer(
+                parser=CallParser(format, tools.callable, turn.id) if tools and tools.shown and format else None
+            )
             try:
                 async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
                     async for delta in deltas:
