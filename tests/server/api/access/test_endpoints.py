@@ -87,7 +87,7 @@ class Endpoint(NamedTuple):
 
     def request(self, ids: dict[str, str]) -> tuple[str, str, dict[str, Any]]:
         """Method, path and arguments, naming `ids`."""
-        ids = {"model_id": MODEL, **ids}
+        ids = {"model_id": MODEL, "page": "1", **ids}
         missing = [parameter for parameter in self.parameters if parameter not in ids]
         assert not missing, f"{self.name} is new: say whose {missing} are, in tests/server/tenants.py"
         body = {}
