@@ -18,7 +18,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
-from everlong_server.api.native import document_text, documents, fetch, keys, models, search, sessions, stream, tickets
+from everlong_server.api.native import (
+    document_text,
+    documents,
+    fetch,
+    keys,
+    models,
+    pages,
+    search,
+    sessions,
+    stream,
+    tickets,
+)
 from everlong_server.api.ollama import answers as ollama_answers
 from everlong_server.api.ollama import models as ollama_models
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
@@ -61,8 +72,8 @@ def create_app(
     app.state.metrics = metrics
     errors.install_handlers(app)
     for module in (
-        documents, fetch, document_text, search, sessions, stream, files, uploads, chat, completions, responses_http, responses_socket,
-        embeddings, vector_stores, vector_store_files, messages, ollama_answers, ollama_models,
+        documents, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
+        responses_socket, embeddings, vector_stores, vector_store_files, messages, ollama_answers, ollama_models,
         tickets, keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)

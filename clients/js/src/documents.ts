@@ -46,6 +46,16 @@ export class Documents {
   }
 
   /**
+   * A picture of a page, as PNG, for a document with `pages`. `width`: in pixels, default 1000. `startByte`, `endByte`: a passage of
+   * the text to mark on the page, such as that of an evidence.
+   */
+  page(id: string, page: number, options: CallOptions & { width?: number; startByte?: number; endByte?: number } = {}): Promise<Blob> {
+    const { width, startByte, endByte, signal } = options;
+    const query = { width, start_byte: startByte, end_byte: endByte };
+    return this.#transport.blob({ method: "GET", path: path("documents", id, "pages", `${page}.png`), query, signal });
+  }
+
+  /**
    * Yields the document each time that it changes, until it is `ready` or `failed`. Tolerates outages of the server of up
    * to `outageTimeout` seconds, but the first request must succeed.
    */

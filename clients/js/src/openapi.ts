@@ -176,6 +176,11 @@ export interface components {
              * @constant
              */
             object: "document";
+            /**
+             * @description whether GET /v1/documents/{id}/pages/{page}.png draws its pages, as for a PDF
+             * @default false
+             */
+            pages: boolean;
             /** @description share of the text that has been read, 0 to 1; null before reading starts */
             progress: number | null;
             /** @description full segments read into the memory */

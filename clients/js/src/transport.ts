@@ -58,6 +58,11 @@ export class Transport {
     return this.#withRetries(call, this.#fetchExchange(call), (response) => this.parseJson<T>(response));
   }
 
+  /** Sends the call and returns the body of the response. */
+  async blob(call: Call): Promise<Blob> {
+    return this.#withRetries(call, this.#fetchExchange(call), (response) => response.blob());
+  }
+
   /** Opens a WebSocket at `path`. Browsers cannot set its headers, so a ticket in the URL replaces the API key. */
   async socket(path: string, signal?: AbortSignal): Promise<WebSocket> {
     const Socket = this.#options.WebSocket ?? globalThis.WebSocket;

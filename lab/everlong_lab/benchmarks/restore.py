@@ -1,8 +1,9 @@
 """`everlong bench restore`: a hybrid model reads a text, its server is killed, and the next question is asked.
 
 The same random weights everywhere: an LFM2, two thirds of whose layers are short convolutions, the rest attention. everlong serves it
-with the memory `native`. llama.cpp's server saves its slot to a file before the kill and restores it afterwards. transformers keeps
-nothing and reads again.
+with the memory `native`. llama.cpp's server saves its slot to a file before the kill and restores it afterwards: once after the text,
+and once after an answer, when the next question is about the same text and not about the answer. transformers keeps nothing and reads
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.tiny import tiny_tokenizer
 from everlong_models.backbone.loading import load_tokenizer
 
-_QUESTION = "And then?"
+_QUESTIONS = "And then?", "Who rows the boat?"
 _WRITTEN = 16
 _TEXT = "All in the golden afternoon, full leisurely we glide; for both our oars, with little skill, by little arms are plied. "
 
@@ -47,7 +48,7 @@ def run(*, tokens: int, width: int, layers: int, quick: bool, progress: Callable
             notes.append("llama.cpp was not measured: pip install xllamacpp")
         else:
             progress("llama.cpp: reading")
-            rows.append(_llama_cpp(model, folder, text, progress))
+            rows += _llama_cpp(model, folder, text, progress)
     ours = rows[0]["first_token_ms"]
     targets = [
         Target(
@@ -111,10 +112,10 @@ def _everlong(folder: Path, text: str, progress: Callable[[str], None]) -> dict[
         server.kill()
 
 
-def _ask(server: Process, session: str) -> tuple[Any, float, int]:
+def _ask(server: Process, session: str, question: str = _QUESTIONS[0]) -> tuple[Any, float, int]:
     """Return an answer's tokens with their log-probabilities, the seconds until its first token, and the tokens computed before it."""
     body = {
-        "content": _QUESTION, "stream": True, "max_tokens": _WRITTEN, "ignore_eos": True, "temperature": 0, "logprobs": True,
+        "content": question, "stream": True, "max_tokens": _WRITTEN, "ignore_eos": True, "temperature": 0, "logprobs": True,
     }  # fmt: skip
     began, first, event, message = time.perf_counter(), 0.0, "", {}
     with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
@@ -129,9 +130,8 @@ def _ask(server: Process, session: str) -> tuple[Any, float, int]:
     return message["logprobs"], first, usage["prompt_tokens"] - usage["reused_tokens"]
 
 
-def _prompt(folder: Path, text: str) -> list[int]:
-    tokenizer = load_tokenizer(folder)
-    return tokenizer.encode(f"{text}\n{_QUESTION}\n")
+def _prompt(folder: Path, text: str, question: str = _QUESTIONS[0]) -> list[int]:
+    return load_tokenizer(folder).encode(f"{text}\n{question}\n")
 
 
 @torch.inference_mode()
@@ -148,35 +148,47 @@ def _transformers(folder: Path, text: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _llama_cpp(model: PreTrainedModel, folder: Path, text: str, progress: Callable[[str], None]) -> dict[str, Any]:
+def _llama_cpp(
+    model: PreTrainedModel, folder: Path, text: str, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Measure the slot saved after the text, then the slot saved after an answer, when the next question is another one."""
     file, slots = folder / "model.gguf", folder / "slots"
     _write_gguf(model, file)
     slots.mkdir()
-    positions = len(text) + 256
-    program = [sys.executable, "-m", "everlong_lab.benchmarks.llama", str(file), "{port}", str(positions)]
+    program = [sys.executable, "-m", "everlong_lab.benchmarks.llama", str(file), "{port}", str(len(text) + 256)]
     server = Process(
         [*program, str(torch.get_num_threads()), str(slots)], ready="/health", what="llama.cpp's server", fresh=True
     )
-    ids = _prompt(folder / "model", text)
+    rows = []
     try:
         server.start()
         began = time.perf_counter()
-        _complete(server, ids[: len(text)], 1)
+        asked, other = (_prompt(folder / "model", text, question) for question in _QUESTIONS)
+        _complete(server, asked[: len(text)], 1)
         read = time.perf_counter() - began
-        server.http.post("/slots/0?action=save", json={"filename": "slot"}).raise_for_status()
-        expected, _, _ = _complete(server, ids, _WRITTEN)
-        server.kill()
-        progress(f"llama.cpp: restarted in {server.start():.1f} s")
-        began = time.perf_counter()
-        server.http.post("/slots/0?action=restore", json={"filename": "slot"}).raise_for_status()
-        restored = time.perf_counter() - began
-        found, first, again = _complete(server, ids, _WRITTEN)
-        return {
-            "server": "llama.cpp server", "tokens": len(text), "read_s": read, "first_token_ms": (restored + first) * 1e3,
-            "read_again": again, "same": found == expected, "kept_mb": (slots / "slot").stat().st_size / 1e6,
-        }  # fmt: skip
+        _slot(server, "save", "text")
+        expected, _, _ = _complete(server, asked, _WRITTEN)
+        _slot(server, "save", "answer")
+        for slot, ids in (("text", asked), ("answer", other)):
+            server.kill()
+            progress(f"llama.cpp: restarted in {server.start():.1f} s; restoring the slot saved after the {slot}")
+            restored = _slot(server, "restore", slot)
+            found, first, again = _complete(server, ids, _WRITTEN)
+            rows.append({
+                "server": f"llama.cpp, slot saved after the {slot}", "tokens": len(text), "read_s": read,
+                "first_token_ms": (restored + first) * 1e3, "read_again": again, "same": found == expected if ids is asked else None,
+                "kept_mb": (slots / slot).stat().st_size / 1e6,
+            })  # fmt: skip
     finally:
         server.kill()
+    return rows
+
+
+def _slot(server: Process, action: str, name: str) -> float:
+    """Save or restore the server's slot; return the seconds."""
+    began = time.perf_counter()
+    server.http.post(f"/slots/0?action={action}", json={"filename": name}).raise_for_status()
+    return time.perf_counter() - began
 
 
 def _complete(server: Process, ids: Sequence[int], written: int) -> tuple[list[int], float, int]:

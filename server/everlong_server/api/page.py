@@ -19,7 +19,7 @@ _SELF_ONLY = (
 HEADERS = {
     # No third-party content, nothing inline, and no strings as markup: the text of documents and models stays text.
     "Content-Security-Policy": (
-        f"{_SELF_ONLY}; img-src 'self'; require-trusted-types-for 'script'; trusted-types 'none'"
+        f"{_SELF_ONLY}; img-src 'self' blob:; require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

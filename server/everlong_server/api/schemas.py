@@ -54,6 +54,9 @@ class Document(Wire):
     notes: list[DocumentNote] = Field(
         description="what the conversion left out of the text, or repaired; at most 100 and a few"
     )
+    pages: bool = Field(
+        False, description="whether GET /v1/documents/{id}/pages/{page}.png draws its pages, as for a PDF"
+    )
     bytes: int = Field(description="size of the text in bytes of UTF-8")
     tokens: int = Field(description="tokens read so far")
     segments: int = Field(description="full segments read into the memory")

@@ -82,4 +82,9 @@ def stored_recall(requested: schemas.Recall | Literal[False] | None) -> RecallCh
 
 def _override(default: Recall, requested: RecallChoice) -> Recall:
     """Return `default` with the requested fields replaced."""
-    return replace(default, passages=0) if requested is False else replace(default, **(requested or {}))
+    if requested is False:
+        return replace(default, passages=0)
+    given = requested or {}
+    return replace(
+        default, passages=given.get("passages", default.passages), tokens=given.get("tokens", default.tokens)
+    )

@@ -60,6 +60,7 @@ def _document(document: Document, reading: Reading | None, model: str, vectors: 
         status=status,
         format=document.format,
         notes=[schemas.DocumentNote(**asdict(note)) for note in document.notes],
+        pages=document.original_bytes > 0,
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,

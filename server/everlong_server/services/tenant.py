@@ -10,9 +10,9 @@ from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.memory_view import MemoryViews
 from everlong_server.engine.answering.prompt import template_of
 from everlong_server.engine.answering.responses import ResponseTurns
-from everlong_server.engine.answering.search import TextSearch
+from everlong_server.engine.answering.search.store_search import StoreSearch
+from everlong_server.engine.answering.search.text_search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
-from everlong_server.engine.answering.store_search import StoreSearch
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.documents.ingest import Ingest
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
@@ -86,6 +86,7 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
         settings.max_document_bytes,
     )
     search, vector_stores = TextSearch(engine, passages, token_offsets, quota), stores.vector_stores.of(tenant)
+    store_search = StoreSearch(vector_stores, search, passages)
     return Services(
         shared=shared,
         tenant=tenant,
@@ -100,11 +101,11 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
         session_turns=session_turns,
         chat_turns=chat_turns,
         response_turns=ResponseTurns(
-            chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota
+            chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota, store_search
         ),
         completions=Completions(engine, quota, shared.metrics, shared.tracing),
         memory_views=MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota),
         search=search,
-        store_search=StoreSearch(vector_stores, search),
+        store_search=store_search,
         embeddings=TextEmbeddings(shared.embedder, engine, quota, shared.metrics),
     )

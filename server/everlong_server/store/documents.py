@@ -46,9 +46,9 @@ _DELETE = (
     REMOVE_FROM_INDEX
     + DETACH
     + """
-local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset')
+local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset', 'original_bytes')
 if redis.call('DEL', KEYS[1]) == 0 then return end
-redis.call('DECRBY', KEYS[4], size[1] + size[2])
+redis.call('DECRBY', KEYS[4], size[1] + size[2] + (size[3] or 0))
 take_out(KEYS[2], ARGV[1], KEYS[5])
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   local documents, model = unpack(redis.call('HMGET', ARGV[2] .. id, 'documents', 'model'))
@@ -107,7 +107,7 @@ class Documents:
                 *([] if upload is None else [keys.upload(upload), keys.upload_parts(upload)]),
             ],
             [
-                document.id, document.created_at, reading["id"], len(fields), document.text_offset + document.bytes,
+                document.id, document.created_at, reading["id"], len(fields), document.stored_bytes,
                 limit_argument(None if limits.bytes is None else limits.bytes + reserved), limit_argument(limits.queued), *fields, *flat(reading),
             ],
         )  # fmt: skip

@@ -54,7 +54,7 @@ class Document:
     """An uploaded text. `bytes`: its length in UTF-8. `text_offset`: the byte at which it starts, after a byte-order mark.
 
     `digest`: SHA-256 of the blob, as hex; None: not checked. `format`: the file format that the text was converted from ("pdf", …); None for
-    plain text. `notes`: what the conversion left out or repaired.
+    plain text. `notes`: what the conversion left out or repaired. `original_bytes`: size of the original, if it is kept; else 0.
     """
 
     id: str
@@ -65,6 +65,12 @@ class Document:
     digest: str | None = None
     format: str | None = None
     notes: tuple[Note, ...] = ()
+    original_bytes: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that it counts for in its tenant's quota."""
+        return self.text_offset + self.bytes + self.original_bytes
 
     def fields(self) -> dict[str, str | int | float]:
         """Return the fields of the hash that stores it."""
@@ -72,6 +78,7 @@ class Document:
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
             "text_offset": self.text_offset, "created_at": self.created_at, "digest": self.digest or "",
             "format": self.format or "", "notes": notes.encode(self.notes),
+            **({"original_bytes": self.original_bytes} if self.original_bytes else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -86,6 +93,7 @@ class Document:
             digest=stored[b"digest"].decode() or None,
             format=stored[b"format"].decode() or None,
             notes=notes.decode(stored.get(b"notes", b"").decode()),
+            original_bytes=int(stored.get(b"original_bytes", 0)),
         )
 
 

@@ -20,6 +20,7 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
 from everlong_server.store.vault import Vault
+from everlong_server.store.vector_stores.file_search import SearchCall
 
 OPEN = ("queued", "in_progress")
 """The statuses of a response that has no answer yet."""
@@ -88,6 +89,8 @@ class Response:
     message: AnswerMessage | None = None
     error: dict[str, Any] | None = None
     session: Session | None = None
+    searched: SearchCall | None = None
+    """The search in vector stores that the answer rests on."""
     tenant: str = DEFAULT_TENANT
     trace: str = ""
     """The `traceparent` of the request, if it is answered in the background."""
@@ -115,6 +118,8 @@ class Response:
             fields["message"] = json.dumps(self.message.json())
             if self.message.tool_calls:  # in a field of their own, which the release before ignores
                 fields["tool_calls"] = json.dumps([asdict(call) for call in self.message.tool_calls])
+        if self.searched is not None:
+            fields["searched"] = json.dumps(self.searched.json())
         if self.error is not None:
             fields["error"] = json.dumps(self.error)
         return fields | (self.session.fields() if self.session is not None else {})
@@ -148,6 +153,7 @@ class Response:
             message=message,
             error=decoded(b"error"),
             session=Session.of(stored) if b"state_bytes" in stored else None,
+            searched=SearchCall.of(decoded(b"searched")) if b"searched" in stored else None,
             tenant=stored[b"tenant"].decode(),
             trace=stored[b"trace"].decode(),
         )
@@ -249,7 +255,7 @@ class Responses:
 
 
 _FACTS = (
-    b"response", b"status", b"tenant", b"trace", b"completed_at", b"message", b"error", b"tool_calls",
+    b"response", b"status", b"tenant", b"trace", b"completed_at", b"message", b"error", b"tool_calls", b"searched",
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", *snapshot.FACTS,
 )  # fmt: skip
 

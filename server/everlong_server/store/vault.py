@@ -38,6 +38,7 @@ FIELDS = frozenset(
         "notes",
         "label",
         "attributes",
+        "searched",
     }
 )
 """The hash fields that are sealed, in keys that have sealed fields (`keys.sealed`): all that users wrote or that derives from it."""

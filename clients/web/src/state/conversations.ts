@@ -1,8 +1,8 @@
 /** The conversations that the sidebar lists: search, groups, and what can be done with several at once. */
-import { computed, signal } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
-import { UserError, addSession, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, titleOf } from "./library.js";
+import { UserError, addSession, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
 import { navigate, route } from "./route.js";
 import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
@@ -65,10 +65,12 @@ function dateName({ created_at }: Session): string {
 
 let searching = false;
 
-/** Searches for conversations. Loads those that are not loaded yet, page by page. */
-export async function search(words: string): Promise<void> {
-  query.value = words;
-  if (searching) return;
+// A search loads the conversations that are not loaded yet, page by page.
+effect(() => {
+  if (!searching && query.value.trim() && nextPages.value.sessions) void showErrors(loadAll);
+});
+
+async function loadAll(): Promise<void> {
   searching = true;
   try {
     while (query.value.trim() && nextPages.value.sessions) await loadMore("sessions");

@@ -4,7 +4,10 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
 import { percent, size } from "../lib/format.js";
 import { documents, errorText, loadDocument, nameOf } from "../state/library.js";
+import { route } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
+import { sessionMessages } from "../state/turns.js";
+import { PagePicture } from "./page-picture.js";
 
 const PART = 16_384; // bytes
 const MAX_PARTS = 24; // parts kept in the page; others are fetched again when they are needed
@@ -66,6 +69,8 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     heading.current?.focus({ preventScroll: true });
   }, [id, start, end]);
 
+  const page = documents.value.get(id)?.pages && start !== null && end !== null ? pageOf(id, start) : null;
+  const [picture, setPicture] = useState(false);
   const first = parts[0];
   const last = parts.at(-1);
   const total = last?.bytes ?? documents.value.get(id)?.bytes ?? 0;
@@ -88,11 +93,21 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         <h2 id="panel-title" ref={heading} tabIndex={-1} title={nameOf(id)}>
           {nameOf(id)}
         </h2>
+        {page !== null && (
+          <button aria-pressed={picture} onClick={() => setPicture(!picture)}>
+            Page {page}
+          </button>
+        )}
         <button class="quiet" aria-label="Close the text" onClick={closePanel}>
           ✕
         </button>
       </header>
-      {total > PART && (
+      {picture && page !== null && (
+        <div class="text" tabIndex={0} role="region" aria-label={`Page ${page}`}>
+          <PagePicture document={id} page={page} start={start!} end={end!} />
+        </div>
+      )}
+      {total > PART && !picture && (
         <div class="scrub">
           <input
             type="range"
@@ -107,7 +122,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
           <span class="note">{size(total)}</span>
         </div>
       )}
-      <div class="text" ref={box} tabIndex={0} role="region" aria-label="Text">
+      <div class="text" ref={box} tabIndex={0} role="region" aria-label="Text" hidden={picture && page !== null}>
         {error && <p class="bad">{error}</p>}
         {first && first.start_byte > 0 && (
           <button class="more" onClick={earlier}>
@@ -136,6 +151,13 @@ export function Reader({ document: id, start, end }: { document: string; start: 
       </div>
     </aside>
   );
+}
+
+/** The page that the passage with byte `start` begins on, if it is evidence of the open conversation that has one. */
+function pageOf(document: string, start: number): number | null {
+  const messages = sessionMessages.value.get(route.value.session ?? "") ?? [];
+  const passages = messages.flatMap(({ evidence }) => evidence ?? []);
+  return passages.find((each) => each.document === document && each.start_byte <= start && start < each.end_byte)?.page ?? null;
 }
 
 /** Splits a part of the text into the text before, inside and after the bytes `start` to `end` of the document. */

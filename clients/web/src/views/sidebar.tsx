@@ -7,7 +7,7 @@ import { LoadMore } from "../components/load-more.js";
 import { Menu } from "../components/menu.js";
 import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
-import { OTHERS, chooseImport, exportJson, grouping, groups, query, removeSelected, search, selection, toggleSelected } from "../state/conversations.js";
+import { OTHERS, chooseImport, exportJson, grouping, groups, query, removeSelected, selection, toggleSelected } from "../state/conversations.js";
 import { documentsOf, loadMore, loaded, model, nextPages, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
@@ -99,7 +99,7 @@ function Finder() {
   if (chosen === null)
     return (
       <div class="finder" role="search">
-        <input type="search" aria-label="Search conversations" placeholder="Search" value={query.value} onInput={(event) => void showErrors(() => search(event.currentTarget.value))} />
+        <input type="search" aria-label="Search conversations" placeholder="Search" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
         <Menu label="Conversations: more" sign="⋯">
           <button onClick={() => (grouping.value = grouping.value === "date" ? "document" : "date")}>
             {grouping.value === "date" ? "Group by document" : "Group by date"}

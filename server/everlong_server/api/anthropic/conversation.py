@@ -97,8 +97,9 @@ async def parse_conversation(services: Services, body: CreateAnthropicMessage | 
         for place, block in enumerate([] if isinstance(message.content, str) else message.content):
             if isinstance(block, DocumentBlock):
                 path = f"{name}.content.{place}"
+                parsed.require_user(message.role, path)
                 document = await _sent_document(services, block, path)
-                parsed.add_file(message.role, document.document.id, path, ".source")
+                parsed.add_file(document.document.id, path)
                 sent.append(document)
                 cites.add(block.citations.enabled)
                 texts += [f"{block.context}\n\n"] if block.context else []

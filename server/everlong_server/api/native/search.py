@@ -13,7 +13,7 @@ from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.schemas import Evidence, Wire
 from everlong_server.api.views import CallerServices
-from everlong_server.engine.answering.search import MAX_DOCUMENTS
+from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
 from everlong_server.store.search.query import PassageFilter

@@ -28,7 +28,7 @@ async def begin(services: Services, body: OllamaChat | OllamaGenerate) -> Turn:
     params, recall = await _params(services, body), answer_recall(services, body.recall)
     parsed, place = ParsedMessages(services), "messages"
     for number, document in enumerate(body.documents):
-        parsed.add_file("user", document, f"documents.{number}", "")
+        parsed.add_file(document, f"documents.{number}")
     if isinstance(body, OllamaChat):
         for number, message in enumerate(body.messages):
             parsed.add_message(message.role, message.content, f"messages.{number}")

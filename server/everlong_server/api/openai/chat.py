@@ -23,6 +23,7 @@ from everlong_server.api.openai.chat_schemas import (
     FilePart,
 )
 from everlong_server.api.openai.chat_view import completion_view, live_chunks, replayed_chunks
+from everlong_server.api.openai.inline_files import file_of_data
 from everlong_server.api.openai.messages import ParsedMessages, require_model
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.openai.tools.requests import chat_calls, chat_tool_use
@@ -99,7 +100,14 @@ async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -
         name, texts = f"messages.{number}.content", list[str]()
         for index, part in enumerate(message.content if isinstance(message.content, list) else []):
             if isinstance(part, FilePart):
-                parsed.add_file(message.role, part.file.file_id, f"{name}.{index}", ".file.file_id")
+                where = f"{name}.{index}"
+                parsed.require_user(message.role, where)
+                if part.file.file_data is not None:
+                    field = f"{where}.file.file_data"
+                    file = await file_of_data(services, part.file.file_data, part.file.filename, field)
+                else:
+                    file, field = part.file.file_id or "", f"{where}.file.file_id"
+                parsed.add_file(file, field)
             else:
                 texts.append(part.text)
         text = message.content if isinstance(message.content, str) else "".join(texts)

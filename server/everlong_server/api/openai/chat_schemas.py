@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
@@ -13,6 +13,7 @@ from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
 
 MAX_MESSAGES = 2048
 MAX_CHOICES = 16
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class TextPart(Nullable, Wire):
@@ -23,9 +24,22 @@ class TextPart(Nullable, Wire):
 
 
 class FileReference(Nullable, Wire):
-    """The id of a file that was uploaded to `/v1/files`."""
+    """A file: the id of one that was uploaded to `/v1/files`, or its content."""
 
-    file_id: str = Field(min_length=1, max_length=128)
+    file_id: str | None = Field(None, min_length=1, max_length=128)
+    file_data: str | None = Field(None, min_length=1, description="the content as base64, or as a data URL with base64")
+    filename: str | None = Field(None, max_length=255, description="name of the content")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        return require_one(self, "file_id", "file_data")
+
+
+def require_one(value: Model, *names: str) -> Model:
+    """Return `value` if exactly one of its fields `names` is given. Raises `ValueError`."""
+    if sum(getattr(value, name) is not None for name in names) != 1:
+        raise ValueError(f"exactly one of {', '.join(names)} is required")
+    return value
 
 
 class FilePart(Nullable, Wire):
@@ -50,7 +64,11 @@ def _part(value: object) -> str | None:
 # Tags start with a capital, so that an error's path can leave them out.
 Part = Annotated[
     Annotated[TextPart, Tag("TextPart")] | Annotated[FilePart, Tag("FilePart")],
-    Discriminator(_part, custom_error_type="part", custom_error_message="type must be 'text' or 'file'"),
+    Discriminator(
+        _part,
+        custom_error_type="part",
+        custom_error_message="type must be 'text' or 'file': images and audio are not supported",
+    ),
 ]
 Content = Annotated[
     Annotated[str, Tag("Text")] | Annotated[list[Part], Field(max_length=MAX_MESSAGES), Tag("Parts")],

@@ -48,11 +48,14 @@ class ParsedMessages:
         self._documents: dict[str, str] = {}
         self._last = ""
 
-    def add_file(self, role: str, file_id: str, name: str, field: str) -> None:
-        """Add a file of a message of `role`. `name`: the part of the request; `field`: its field with the id."""
+    def require_user(self, role: str, name: str) -> None:
+        """Raise `InvalidRequest` if a message of `role` cannot have the file in the part `name` of the request."""
         if role != "user":
             raise InvalidRequest(f"{name}: a message of the role {role} has a file: only user messages can", param=name)
-        self._documents.setdefault(file_id, name + field)
+
+    def add_file(self, file_id: str, name: str) -> None:
+        """Add a file of a user's message. `name`: the field of the request."""
+        self._documents.setdefault(file_id, name)
 
     def add_message(self, role: str, text: str, name: str) -> None:
         """Add a message. `name`: the field of the request. Raises `InvalidRequest` for an invalid order of roles."""

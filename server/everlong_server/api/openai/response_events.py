@@ -43,7 +43,7 @@ def response_view(response: store.Response) -> dict[str, Any]:
         "incomplete_details": _incomplete(message) if response.status == "incomplete" else None,
         "instructions": request["instructions"], "max_output_tokens": params["max_tokens"],
         "metadata": request["metadata"], "model": request["model"],
-        "output": [] if message is None else _output(message, response.status),
+        "output": [] if message is None else [*_search_items(response), *_output(message, response.status)],
         "parallel_tool_calls": request.get("parallel_tool_calls", False), "previous_response_id": response.previous, "store": request["store"],
         "temperature": params["temperature"], "text": request["text"],
         "tool_choice": request.get("tool_choice", "none"), "tools": request.get("tools", []), "top_logprobs": params["top_logprobs"], "top_p": params["top_p"], "truncation": request["truncation"],
@@ -54,6 +54,21 @@ def response_view(response: store.Response) -> dict[str, Any]:
 def _incomplete(message: AnswerMessage | None) -> dict[str, str]:
     looped = message is not None and message.finish_reason == "repetition"
     return {"reason": "repetition" if looped else "max_output_tokens"}
+
+
+def _search_items(response: store.Response) -> list[dict[str, Any]]:
+    """Return the item of the search that the answer rests on, if there was one."""
+    call = response.searched
+    if call is None:
+        return []
+    results = None
+    if "file_search_call.results" in response.request.get("include", ()):
+        results = [asdict(each) | {"filename": each.filename or each.file_id} for each in call.results]
+    return [_search_item(call.id, "completed", list(call.queries), results)]
+
+
+def _search_item(id: str, status: str, queries: list[str], results: list[dict[str, Any]] | None) -> dict[str, Any]:
+    return {"id": id, "type": "file_search_call", "status": status, "queries": queries, "results": results}
 
 
 def _output(message: AnswerMessage, status: str) -> list[dict[str, Any]]:
@@ -136,7 +151,8 @@ class _Items:
 
     def __init__(self, answering: ResponseTurn) -> None:
         self._answering = answering
-        self._may_call = bool(answering.response.request.get("tools"))
+        self._may_call = any(tool["type"] == "function" for tool in answering.response.request.get("tools", ()))
+        self._searches = _search_items(answering.response)
         self._evidence: Sequence[Passage] = ()
         self._opened: list[str] = []
         """The ids of the items that the client knows."""
@@ -149,18 +165,20 @@ class _Items:
                 return [("response.created", begun), ("response.in_progress", begun)]
             case ResponseEvidence(_, evidence):
                 self._evidence = evidence
-                return [] if self._may_call else self._open_text()  # with tools, the answer may have no text
+                searched = [piece for n, item in enumerate(self._searches) for piece in _search_pieces(n, item)]
+                # With functions, the answer may have no text.
+                return searched if self._may_call else [*searched, *self._open_text()]
             case TextDelta(_, text, logprobs):
                 if self._may_call and not text:
                     return []
-                delta = _at_text(self._answering.turn.id) | {"delta": text, "logprobs": logprobs}
+                delta = _at_text(self._answering.turn.id, len(self._searches)) | {"delta": text, "logprobs": logprobs}
                 return [*self._open_text(), ("response.output_text.delta", delta)]
             case ToolCallStarted(_, _, id, name):
                 item = _call_item(id, name, "", "in_progress")
                 self._opened.append(item["id"])
-                return _opening(len(self._opened) - 1, item)
+                return _opening(self._last, item)
             case ToolArgumentsDelta(_, _, arguments):
-                at = {"item_id": self._opened[-1], "output_index": len(self._opened) - 1}
+                at = {"item_id": self._opened[-1], "output_index": self._last}
                 return [("response.function_call_arguments.delta", at | {"delta": arguments})]
             case ResponseCompleted():
                 return self._open_text()
@@ -170,11 +188,25 @@ class _Items:
         if self._opened:
             return []
         self._opened.append(self._answering.turn.id)
-        return _opening(0, _item(self._answering.turn.id, "in_progress", [], self._evidence))
+        return _opening(self._last, _item(self._answering.turn.id, "in_progress", [], self._evidence))
+
+    @property
+    def _last(self) -> int:
+        """The index of the item that was opened last."""
+        return len(self._searches) + len(self._opened) - 1
 
 
-def _at_text(item_id: str) -> dict[str, Any]:
-    return {"item_id": item_id, "output_index": 0, "content_index": 0}
+def _at_text(item_id: str, index: int) -> dict[str, Any]:
+    return {"item_id": item_id, "output_index": index, "content_index": 0}
+
+
+def _search_pieces(index: int, item: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the events of a search, which has ended."""
+    at = {"item_id": item["id"], "output_index": index}
+    begun = {"output_index": index, "item": item | {"status": "in_progress", "results": None}}
+    steps = [(f"response.file_search_call.{step}", at) for step in ("in_progress", "searching", "completed")]
+    ended = ("response.output_item.done", {"output_index": index, "item": item})
+    return [("response.output_item.added", begun), *steps, ended]
 
 
 def _opening(index: int, item: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -182,19 +214,21 @@ def _opening(index: int, item: dict[str, Any]) -> list[tuple[str, dict[str, Any]
     added = ("response.output_item.added", {"output_index": index, "item": item})
     if item["type"] == "function_call":
         return [added]
-    return [added, ("response.content_part.added", _at_text(item["id"]) | {"part": _text("", [])})]
+    return [added, ("response.content_part.added", _at_text(item["id"], index) | {"part": _text("", [])})]
 
 
 def _ending(response: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the last events of an answered response."""
     pieces: list[tuple[str, dict[str, Any]]] = []
     for index, item in enumerate(response["output"]):
+        if item["type"] == "file_search_call":
+            continue  # it ended before the answer began
         if item["type"] == "function_call":
             at = {"item_id": item["id"], "output_index": index}
             done = {"name": item["name"], "arguments": item["arguments"]}
             pieces.append(("response.function_call_arguments.done", at | done))
         else:
-            at, (part,) = _at_text(item["id"]), item["content"]
+            at, (part,) = _at_text(item["id"], index), item["content"]
             pieces += [
                 ("response.output_text.annotation.added", at | {"annotation_index": number, "annotation": annotation})
                 for number, annotation in enumerate(part["annotations"])
@@ -217,7 +251,9 @@ async def replayed_events(response: dict[str, Any]) -> AsyncGenerator[dict[str, 
     begun = {"response": response | unanswered}
     pieces = [("response.created", begun), ("response.in_progress", begun)]
     for index, item in enumerate(response["output"]):
-        if item["type"] == "function_call":
+        if item["type"] == "file_search_call":
+            pieces += _search_pieces(index, item)
+        elif item["type"] == "function_call":
             pieces += _opening(index, item | {"status": "in_progress", "arguments": ""})
             at = {"item_id": item["id"], "output_index": index}
             pieces.append(("response.function_call_arguments.delta", at | {"delta": item["arguments"]}))
@@ -225,6 +261,6 @@ async def replayed_events(response: dict[str, Any]) -> AsyncGenerator[dict[str, 
             (part,) = item["content"]
             pieces += _opening(index, item | {"status": "in_progress", "content": [], "citations": []})
             delta = {"delta": part["text"], "logprobs": part["logprobs"]}
-            pieces.append(("response.output_text.delta", _at_text(item["id"]) | delta))
+            pieces.append(("response.output_text.delta", _at_text(item["id"], index) | delta))
     for number, (kind, more) in enumerate([*pieces, *_ending(response)]):
         yield {"type": kind, "sequence_number": number, **more}

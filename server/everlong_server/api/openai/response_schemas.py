@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind
+from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind, require_one
+from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import (
     MAX_TOOLS,
@@ -38,10 +39,19 @@ class OutputText(Nullable, Wire):
 
 
 class InputFile(Nullable, Wire):
-    """A document that the response is about: a file that was uploaded to `/v1/files`."""
+    """A document that the response is about: a file that was uploaded to `/v1/files`, its content, or its URL."""
 
     type: Literal["input_file"]
-    file_id: str = Field(min_length=1, max_length=128)
+    file_id: str | None = Field(None, min_length=1, max_length=128)
+    file_data: str | None = Field(None, min_length=1, description="the content as base64, or as a data URL with base64")
+    file_url: str | None = Field(
+        None, max_length=2048, description="http:// or https:// URL on a host in EVERLONG_FETCH_HOSTS"
+    )
+    filename: str | None = Field(None, max_length=255, description="name of the content")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        return require_one(self, "file_id", "file_data", "file_url")
 
 
 def _input_part(value: object) -> str | None:
@@ -57,7 +67,7 @@ InputPart = Annotated[
     Discriminator(
         _input_part,
         custom_error_type="part",
-        custom_error_message="type must be 'input_text', 'output_text' or 'input_file'",
+        custom_error_message="type must be 'input_text', 'output_text' or 'input_file': images and audio are not supported",
     ),
 ]
 InputContent = Annotated[
@@ -83,18 +93,22 @@ class InputMessage(Nullable, Wire):
 
 def _input_item(value: object) -> str | None:
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
-    kinds = {"message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput"}
+    kinds = {
+        "message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput",
+        "file_search_call": "FileSearchCall",
+    }  # fmt: skip
     return kinds.get(kind) if isinstance(kind, str) else None
 
 
 InputEntry = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[FunctionCall, Tag("FunctionCall")]
-    | Annotated[FunctionCallOutput, Tag("FunctionCallOutput")],
+    | Annotated[FunctionCallOutput, Tag("FunctionCallOutput")]
+    | Annotated[FileSearchCallInput, Tag("FileSearchCall")],
     Discriminator(
         _input_item,
         custom_error_type="item",
-        custom_error_message="type must be 'message', 'function_call' or 'function_call_output'",
+        custom_error_message="type must be 'message', 'function_call', 'function_call_output' or 'file_search_call'",
     ),
 ]
 Input = Annotated[
@@ -150,7 +164,9 @@ class CreateResponse(Nullable, SamplingParams):
     stream: bool = False
     stream_options: ResponseStreamOptions = Field(default_factory=ResponseStreamOptions)
     max_output_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list, max_length=16)
+    include: list[Literal["message.output_text.logprobs", "file_search_call.results"]] = Field(
+        default_factory=list, max_length=16
+    )
     text: TextConfig = Field(default_factory=TextConfig)
     metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], MetadataValue] = Field(
         default_factory=dict, max_length=MAX_METADATA
@@ -259,7 +275,7 @@ class Response(Wire):
     max_output_tokens: int
     metadata: dict[str, str]
     model: str
-    output: list[ResponseMessage | ResponseCall]
+    output: list[ResponseMessage | ResponseCall | FileSearchCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool

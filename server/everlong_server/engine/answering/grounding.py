@@ -109,10 +109,14 @@ TEMPLATE = Template("Answer the question from these passages of the text.\n\n", 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Limits of the evidence for an answer. `passages`: maximum number; 0 turns grounding off. `tokens`: with the template."""
+    """Limits of the evidence for an answer. `passages`: maximum number; 0 turns grounding off. `tokens`: with the template.
+
+    `also_in`: documents that are searched besides those of the session; None: the request names none.
+    """
 
     passages: int
     tokens: int
+    also_in: tuple[str, ...] | None = None
 
 
 def search_query(question: str, previous: str | None) -> Query | None:

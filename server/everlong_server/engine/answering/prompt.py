@@ -83,16 +83,18 @@ class PromptBuilder:
         self._template = template or template_of(engine.model)
 
     async def prompt(self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = ()) -> Prompt:
-        """Return the prompt for the message `content`, with passages of the session's documents, and `tools`.
+        """Return the prompt for the message `content`, with passages of the session's documents and of `recall.also_in`, and
+        `tools`.
 
         Raises `TooLarge` for tools that do not fit into the model's context.
         """
-        documents, format = context.session.documents, self._engine.model.tools
+        documents = tuple(dict.fromkeys((*context.session.documents, *(recall.also_in or ()))))
+        format = self._engine.model.tools
         question, previous = content if format is None else format.question_of(content), context.previous_question
         if not question:  # the results of calls, for an earlier question
             question, previous = previous or "", None
         build = partial(self.build, question=question, tools=tools)
-        if not recall.passages or not documents:
+        if not recall.passages or (not documents and recall.also_in is None):
             return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
         query = await asyncio.to_thread(search_query, question, previous)

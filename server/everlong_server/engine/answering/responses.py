@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
 from everlong_server.engine.answering.events import AnswerEvent
 from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.engine.answering.turn_context import load_state
@@ -24,6 +25,8 @@ from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, Session, new_id, now
 from everlong_server.store.responses import OPEN, Response, Responses
 from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.vector_stores.file_search import FileSearch
+from everlong_server.store.vector_stores.records import StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +51,17 @@ class ResponseTurns:
     """Creates and answers responses: each is the next answer of a conversation."""
 
     def __init__(
-        self, chat_turns: ChatTurns, engine: Engine, store: Responses, chats: Chats, jobs: Jobs, quota: Quota
+        self,
+        chat_turns: ChatTurns,
+        engine: Engine,
+        store: Responses,
+        chats: Chats,
+        jobs: Jobs,
+        quota: Quota,
+        store_search: StoreSearch,
     ) -> None:
         """`jobs`: the queue of background responses."""
+        self._store_search = store_search
         self._quota = quota
         self._chat_turns = chat_turns
         self._engine = engine
@@ -81,6 +92,7 @@ class ResponseTurns:
         *,
         background: bool,
         tool_use: ToolUse | None = None,
+        file_search: FileSearch | None = None,
         **more: Any,
     ) -> Response:
         """Return a new response without an answer, which is not stored yet. `more`: JSON that the API shows in the response.
@@ -110,6 +122,7 @@ class ResponseTurns:
             request={
                 "params": params.model_dump(), "recall": [recall.passages, recall.tokens],
                 "instructions": instructions, **({} if tool_use is None else {"tool_use": tool_use.json()}),
+                **({} if file_search is None else {"file_search": file_search.json()}),
                 **({"asked": asked} if asked != messages[-1].content else {}), **more,
             },
             status="queued" if background else "in_progress",
@@ -126,7 +139,11 @@ class ResponseTurns:
         if store is not None and not response.background:
             await self._quota.require_bytes(self._expected_bytes(response))
         params = SamplingParams.model_validate(response.request["params"])
-        recall = Recall(*response.request["recall"])
+        recall, files = Recall(*response.request["recall"]), dict[str, StoredFile]()
+        file_search = FileSearch.of(response.request.get("file_search"))
+        if file_search is not None:
+            files = await self._store_search.files(file_search.stores, file_search.filter, "tools")
+            recall = replace(recall, also_in=tuple(files))
         response_turn: ResponseTurn | None = None
 
         async def on_complete(message: AnswerMessage, session: Session) -> None:
@@ -144,6 +161,10 @@ class ResponseTurns:
             response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
             checkpoint=checkpoint, on_complete=on_complete,
         )  # fmt: skip
+        if file_search is not None:
+            response = replace(
+                response, searched=await self._store_search.call(response.question, files, turn.evidence or ())
+            )
         response_turn = ResponseTurn(response, turn)
         return response_turn
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 
+from everlong_models.freed_memory import release_memory
 from everlong_server.engine.device.requests import Request, RequestFailed
 
 IDLE_SECONDS = 5.0
@@ -36,7 +37,7 @@ class Inbox:
         """End the wait of `receive`."""
         self._queue.put(None)
 
-    def receive(self, *, wait: bool, on_idle: Callable[[], None] = lambda: None) -> Iterator[Request]:
+    def receive(self, *, wait: bool, on_idle: Callable[[], None] = release_memory) -> Iterator[Request]:
         """Yield all requests that have arrived. `wait`: if there is none, wait for one or for `wake`, and call `on_idle` once after
         `IDLE_SECONDS`."""
         while wait or not self._queue.empty():

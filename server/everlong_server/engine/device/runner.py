@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, StepGraphs
-from everlong_models.freed_memory import release_memory
 from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
@@ -143,7 +142,7 @@ class Runner:
 
     def _receive(self) -> None:
         """Schedule all requests of the inbox. Waits for one if there is no work."""
-        for request in self._inbox.receive(wait=not self._requests, on_idle=release_memory):
+        for request in self._inbox.receive(wait=not self._requests):
             request.id = next(self._ids)
             self._requests[request.id] = request
             if isinstance(request, AnswerRequest):

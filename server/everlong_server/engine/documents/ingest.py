@@ -30,7 +30,7 @@ from everlong_server.store.records import Document, is_id, now
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts import outline
+from everlong_server.store.texts import originals, outline
 from everlong_server.store.texts.blobs import Blobs, BlobWriter
 from everlong_server.store.texts.notes import Note
 
@@ -67,6 +67,7 @@ class ReceivedFile:
     filename: str | None
     format: str | None
     notes: tuple[Note, ...] = ()
+    original_bytes: int = 0
     suffix: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.upload", compare=False)
 
     async def commit(self, writer: BlobWriter | DiscardingWriter) -> None:
@@ -76,7 +77,8 @@ class ReceivedFile:
     def as_document(self, document_id: str) -> Document:
         """Return the document record of this file."""
         return Document(
-            document_id, self.filename, self.bytes, self.text_offset, now(), self.digest, self.format, self.notes
+            document_id, self.filename, self.bytes, self.text_offset, now(), self.digest, self.format, self.notes,
+            self.original_bytes,
         )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ class Ingest:
             if not await is_running(self.redis):  # a backup may still copy the files; a later sweep deletes them
                 await self.passages.delete(document_id)
                 await self.token_offsets.delete(document_id)
-                for blob in (outline.name(document_id), document_id):
+                for blob in (originals.name(document_id), outline.name(document_id), document_id):
                     await self.blobs.delete(blob)
         if missing is not None:
             raise missing
@@ -228,9 +230,13 @@ class Ingest:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = text.stat().st_size
                 format = None if made.format == "text" else made.format
+                original = uploaded.stat().st_size if made.format == "pdf" else 0
+                if original:
+                    originals.save(blobs, name, uploaded)
                 return replace(
-                    received, bytes=size, text_offset=0, digest=digest, format=format, notes=tuple(made.notes)
-                )
+                    received, bytes=size, text_offset=0, digest=digest, format=format, notes=tuple(made.notes),
+                    original_bytes=original,
+                )  # fmt: skip
 
         try:
             async with _tenant_conversions.setdefault(self.quota.tenant, asyncio.Semaphore(_CONVERSIONS_PER_TENANT)):
@@ -251,5 +257,5 @@ class Ingest:
         """Delete the text of a document that was not created. Keeps it if Redis cannot tell, or another server retries."""
         with contextlib.suppress(RedisError):
             if (record is None or await record.is_owner()) and not await self.documents.exists(document_id):
-                for blob in (document_id, outline.name(document_id)):
+                for blob in (document_id, outline.name(document_id), originals.name(document_id)):
                     await self.blobs.delete(blob)

@@ -33,6 +33,14 @@ def test_after_a_kill_a_session_answers_as_if_nothing_had_happened(family: str, 
         answer = server.say(each, "What does Alice see?", **GREEDY)
         assert (answer["content"], answer["evidence"]) == (first["content"], first["evidence"])
         assert server.get_session(each)["state_digest"] == server.get_session(twin)["state_digest"]
+    body = {
+        "model": model["id"],
+        "messages": [{"role": "user", "content": "Who is Alice?"}],
+        "max_tokens": 5,
+        "temperature": 0,
+    }
+    chats = [server.http.post("/v1/chat/completions", json=body).raise_for_status().json() for _ in range(2)]
+    assert chats[0]["choices"][0]["message"]["content"] == chats[1]["choices"][0]["message"]["content"]
     seen = server.http.get(f"/v1/sessions/{session}/memory").json()
     sizes = [part["bytes"] for part in seen["parts"]]
     assert sum(sizes) == seen["bytes"] - 8, "all but the number of tokens read"

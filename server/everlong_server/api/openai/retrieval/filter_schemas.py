@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from everlong_server.api.schemas import Wire
-from everlong_server.store.vector_stores.records import Attributes
 
 Key = Annotated[str, Field(min_length=1, max_length=64)]
 Text = Annotated[str, Field(max_length=512)]
@@ -46,45 +45,12 @@ class Comparison(Wire):
     key: Key
     value: Values = Field(description="a list for `in` and `nin`")
 
-    def accepts(self, attributes: Attributes) -> bool:
-        """Return whether a file with these attributes passes."""
-        if self.type in ("ne", "nin"):
-            positive: Literal["eq", "in"] = "eq" if self.type == "ne" else "in"
-            return not self.model_copy(update={"type": positive}).accepts(attributes)
-        own = attributes.get(self.key)
-        if self.type == "in":
-            return (
-                any(_same(own, each) for each in self.value) if isinstance(self.value, list) else _same(own, self.value)
-            )
-        if isinstance(self.value, list) or own is None:
-            return False
-        if self.type == "eq":
-            return _same(own, self.value)
-        if isinstance(own, str) and isinstance(self.value, str):
-            return _ordered(self.type, (own > self.value) - (own < self.value))
-        if isinstance(own, str | bool) or isinstance(self.value, str | bool):
-            return False
-        return _ordered(self.type, (own > self.value) - (own < self.value))
-
-
-def _same(one: object, other: object) -> bool:
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
-
-
-def _ordered(kind: str, sign: int) -> bool:
-    return {"gt": sign > 0, "gte": sign >= 0, "lt": sign < 0, "lte": sign <= 0}[kind]
-
 
 class Compound(Wire):
     """Combines filters."""
 
     type: Literal["and", "or"]
     filters: list[AttributeFilter] = Field(min_length=1, max_length=64)
-
-    def accepts(self, attributes: Attributes) -> bool:
-        """Return whether a file with these attributes passes."""
-        every = all if self.type == "and" else any
-        return every(each.accepts(attributes) for each in self.filters)
 
 
 def _kind(value: object) -> str | None:

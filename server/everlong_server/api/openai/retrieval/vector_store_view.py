@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.schemas import Evidence
-from everlong_server.engine.answering.store_search import Hit
+from everlong_server.engine.answering.search.store_search import Hit
 from everlong_server.store.vector_stores.records import StoredFile, VectorStore
 
 

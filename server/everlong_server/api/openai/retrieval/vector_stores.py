@@ -95,8 +95,8 @@ async def _search(services: Services, store_id: str, body: schemas.SearchVectorS
     limit = services.shared.settings.max_message_chars
     if (length := sum(map(len, queries))) > limit:
         raise TooLarge(f"query has {length} characters, the limit is {limit}", param="query")
-    accepts = body.filters.accepts if body.filters is not None else lambda attributes: True
-    files = await services.store_search.files([store_id], accepts, "vector_store_id")
+    filter = None if body.filters is None else body.filters.model_dump()
+    files = await services.store_search.files([store_id], filter, "vector_store_id")
     hits = await services.store_search.search(
         files, queries, body.max_num_results, body.ranking_options.score_threshold
     )

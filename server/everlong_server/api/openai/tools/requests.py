@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from everlong_models import GrammarError, Tool, ToolCall
 from everlong_server.api.openai.chat_schemas import ChatMessage, CreateChatCompletion
 from everlong_server.api.openai.response_schemas import CreateResponse
-from everlong_server.api.openai.tools.schemas import FunctionDefinition
+from everlong_server.api.openai.tools.schemas import FunctionDefinition, FunctionTool, NamedTool
 from everlong_server.api.turn_parameters import require_json
 from everlong_server.engine.answering.tools import ToolChoice, ToolUse, require_distinct, require_tool_format
 from everlong_server.errors import InvalidRequest
@@ -38,10 +38,12 @@ async def response_tool_use(
     services: Services, body: CreateResponse, conversation: Sequence[Message]
 ) -> ToolUse | None:
     """Return the tools of a response's answer. Raises `InvalidRequest`."""
-    functions = [(tool, f"tools.{number}") for number, tool in enumerate(body.tools)]
+    functions = [(tool, f"tools.{n}") for n, tool in enumerate(body.tools) if isinstance(tool, FunctionTool)]
     choice = body.tool_choice
-    named = None if isinstance(choice, str) else choice.name
-    mode = choice if isinstance(choice, str) else "required"
+    named = choice.name if isinstance(choice, NamedTool) else None
+    mode: ToolChoice = "required" if isinstance(choice, NamedTool) else choice if isinstance(choice, str) else "auto"
+    if not functions and body.tools and mode == "required":
+        mode = "auto"  # the server searches anyway
     return await tool_use(services, functions, mode, named, conversation, parallel=body.parallel_tool_calls)
 
 

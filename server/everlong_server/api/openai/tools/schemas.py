@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool, HostedTool
 from everlong_server.api.openai.text_formats import Nullable
 from everlong_server.api.schemas import Wire
 
@@ -46,7 +47,15 @@ class FunctionTool(FunctionDefinition, _Function):  # in this order, errors name
     """A function tool of a response."""
 
 
-ResponseTool = FunctionTool
+def _tool(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"function": "FunctionTool", "file_search": "FileSearchTool"}.get(kind) if isinstance(kind, str) else None
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[FileSearchTool, Tag("FileSearchTool")],
+    Discriminator(_tool, custom_error_type="tool", custom_error_message="type must be 'function' or 'file_search'"),
+]
 
 
 class FunctionName(Nullable, Wire):
@@ -72,6 +81,11 @@ def _choice(value: object) -> str | None:
     )
 
 
+def _response_choice(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "Hosted" if kind == "file_search" else _choice(value)
+
+
 _CHOICES = "tool_choice must be 'auto', 'none', 'required' or an object with a function's name"
 ToolMode = Literal["auto", "none", "required"]
 ChatToolChoice = Annotated[
@@ -79,8 +93,8 @@ ChatToolChoice = Annotated[
     Discriminator(_choice, custom_error_type="tool_choice", custom_error_message=_CHOICES),
 ]
 ResponseToolChoice = Annotated[
-    Annotated[ToolMode, Tag("Mode")] | Annotated[NamedTool, Tag("Named")],
-    Discriminator(_choice, custom_error_type="tool_choice", custom_error_message=_CHOICES),
+    Annotated[ToolMode, Tag("Mode")] | Annotated[NamedTool, Tag("Named")] | Annotated[HostedTool, Tag("Hosted")],
+    Discriminator(_response_choice, custom_error_type="tool_choice", custom_error_message=_CHOICES),
 ]
 
 

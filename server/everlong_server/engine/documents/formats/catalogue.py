@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Unreadable
-from everlong_server.engine.documents.formats.charset import has_controls, unmarked_utf16
+from everlong_server.engine.documents.formats.charset import has_controls, is_utf8, unmarked_utf16
 from everlong_server.engine.documents.formats.zips import open_zip
 
 HEAD = 4096
@@ -220,15 +220,6 @@ def binary_kind(head: bytes) -> str | None:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or unmarked_utf16(head):
         return None
     return "a binary file of an unknown kind"
-
-
-def is_utf8(head: bytes) -> bool:
-    """Whether the bytes are UTF-8, up to a character that may be cut at their end."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _declared(filename: str | None, media_type: str | None) -> str | None:

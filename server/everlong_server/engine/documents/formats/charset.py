@@ -56,6 +56,15 @@ def unmarked_utf16(head: bytes) -> str | None:
     return max(scores, key=lambda order: scores[order], default=None)
 
 
+def is_utf8(head: bytes) -> bool:
+    """Whether the bytes are UTF-8, up to a character that may be cut at their end."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def has_controls(head: bytes) -> bool:
     """Whether bytes that are not UTF-8 have control characters as in a binary file, and not as in a text."""
     controls = sum(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in head)

@@ -1,4 +1,4 @@
-"""Files that other programs made: LibreOffice 7.4, pandoc 3 (`pandoc.*`), Chromium's print to PDF, python-pptx, openpyxl."""
+"""Files that other programs made: LibreOffice 7.4, pandoc 3, Chromium's print to PDF, WeasyPrint 70, and libraries of Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,26 @@ STORY = (
     "日本 end.",
     "Running header X",
 )
+RENTS = {
+    "German": ("Über den Mietvertrag", "Die Miete beträgt 300 Kronen, außer im August.", "Größenordnung"),
+    "Polish": ("Umowa najmu", "Czynsz wynosi trzysta złotych – z góry.", "Rozdział"),
+    "Russian": ("Договор аренды", "Плата составляет триста рублей в месяц.", "Аренда"),
+    "Japanese": ("賃貸契約", "家賃は毎月三百円です。", "賃貸"),
+    "Arabic": ("عقد الإيجار", "الإيجار ثلاثمائة في الشهر.", "إيجار"),
+}
+ALL = [words for language in RENTS.values() for words in language]
+LATIN = [words for language in ("German", "Polish", "Russian") for words in RENTS[language]]
 HOLDS = {
+    "python-docx.docx": (*ALL, "[Header] Running header", "1. Größenordnung", "5. إيجار", "Ada\t300", "[Comment by Bo] late payer"),
+    "xlsxwriter.xlsx": (
+        *ALL, "2024-01-02\t25%\nplain bold\n2", "[Chart] Rent by year", "Box words", "[Comment on A1] late payer",
+        "[Header] Confidential",
+    ),
+    "odfpy.odt": (*ALL, "1. Größenordnung", "im August.[1]\n\n[Footnote 1] Note Größenordnung"),
+    "odfpy.ods": (*ALL, "300.5"),
+    "ebooklib.epub": (*ALL, "3. Größenordnung"),
+    "reportlab.pdf": (*LATIN[:2], *LATIN[3:5], *LATIN[6:8], "tenant: Ida Roth", "Ada 310"),
+    "weasyprint.pdf": (*LATIN, "Malfunctioning thermostats overcompensate"),
     "pandoc.docx": (*LEASE, "x^2+a/b", "a\tb\n1\t2", "crowns[1] per month"),
     "pandoc.odt": (*LEASE, "x^2+a/b", "a\tb\n1\t2", "crowns[1] per month"),
     "pandoc.pptx": (*LEASE, "x^2+a/b", "a\tb\n1\t2"),
@@ -136,3 +155,9 @@ def test_an_archive_inside_archives_is_read_to_a_limit() -> None:
     for depth in range(6):
         data = files.zipped({f"{depth}.txt" if depth == 0 else f"{depth}.zip": data})
     assert notes_of(data) == ["1.zip: it is a file inside 4 files and was left out"]
+
+
+@pytest.mark.parametrize("name", [b"X" * 5, b"\0" * 5])
+def test_a_cut_archive_with_an_entry_without_a_name(name: bytes) -> None:
+    packed = files.zipped({"XXXXX": "Nameless.", "b.txt": "Named."}).replace(b"XXXXX", name)[:-60]
+    assert "Named." in text_of(packed)

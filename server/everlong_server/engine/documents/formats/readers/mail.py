@@ -9,7 +9,7 @@ import mailbox
 import mimetypes
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from email.message import EmailMessage, Message
 from pathlib import Path
 
@@ -65,8 +65,9 @@ def _parsed(data: bytes) -> Message:
         payload = message.get_payload()
         boundary = _BOUNDARY.search(payload if isinstance(payload, str) else "")
         if boundary is not None:
-            message.set_boundary(boundary[1])
-            message = email.message_from_bytes(message.as_bytes(), policy=email.policy.default)
+            with suppress(UnicodeError):  # damaged fields
+                message.set_boundary(boundary[1])
+                message = email.message_from_bytes(message.as_bytes(), policy=email.policy.default)
     return message
 
 

@@ -29,6 +29,7 @@ _FOOTNOTE_PLACES, _FOOTNOTES, _COMMENT_PLACES, _COMMENTS, _HEADERS, _PIECES, _AU
 _ENDNOTE_PLACES, _ENDNOTES = 46, 47
 _FIELD = re.compile("\x13[^\x13\x14\x15]*(?:\x14([^\x13\x14\x15]*))?\x15")
 """A field without another one inside: its instructions, and the result that a reader sees."""
+_PARAGRAPH = re.compile("[^\r\x0c]+[\r\x0c]?|[\r\x0c]")
 _CONTROLS = str.maketrans(
     {
         "\x0b": "\n",
@@ -163,9 +164,8 @@ class _Document:
         self._notes.left_out("pictures and drawings", self._main.count("\x01") + self._main.count("\x08"))
         if marks:
             self._notes.add("footnotes, endnotes and comments follow the paragraphs that refer to them")
-        start = 0
-        while start < len(self._main):
-            end = min(at for end in "\r\x0c" if (at := self._main.find(end, start)) >= 0 or (at := len(self._main))) + 1
+        for match in _PARAGRAPH.finditer(self._main):
+            start, end = match.span()
             here = [mark for mark in marks if mark.place < end]
             marks = marks[len(here) :]
             paragraph, at = "", start
@@ -174,7 +174,6 @@ class _Document:
                 at = max(at, mark.place)
             yield Block(_clean(paragraph + self._main[at:end]).strip())
             yield from (Block(mark.text) for mark in here)
-            start = end
         for text in filter(None, map(str.strip, _clean(self._boxes).split("\n\n"))):
             yield Block(text)
         yield from (Block(f"[Footer] {text}") for text in footers)

@@ -85,7 +85,7 @@ class _Parts:
         if data is None:
             return None
         parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True)
-        tree = etree.fromstring(data, parser)
+        tree = etree.fromstring(data, parser) if data.strip() else None
         if parser.error_log or tree is None:
             self._notes.add("it is damaged and may have lost text", part=name)
         return tree

@@ -89,9 +89,8 @@ class Package:
         try:
             return etree.fromstring(data, parser)
         except etree.XMLSyntaxError as error:
-            tree = etree.fromstring(
-                data, etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True)
-            )
+            parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True)
+            tree = etree.fromstring(data, parser) if data.strip() else None
             lost = "was left out" if tree is None or not len(tree) else "may have lost text"
             self._notes.add(f"it is damaged and {lost} ({error})", part=part)
             return None if tree is None or not len(tree) else tree

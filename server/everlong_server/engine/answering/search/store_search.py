@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from everlong_server.engine.answering.search import MAX_DOCUMENTS, TextSearch
-from everlong_server.errors import InvalidRequest
-from everlong_server.store.search.passages import Passage
-from everlong_server.store.vector_stores.records import Attributes, StoredFile
+from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS, TextSearch
+from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.store.records import new_id
+from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.vector_stores.file_search import SearchCall, SearchResult
+from everlong_server.store.vector_stores.filters import accepts
+from everlong_server.store.vector_stores.records import StoredFile
 from everlong_server.store.vector_stores.stores import MAX_FILES, VectorStores
 
 
@@ -23,22 +27,26 @@ class Hit:
 class StoreSearch:
     """Searches one tenant's vector stores."""
 
-    def __init__(self, stores: VectorStores, search: TextSearch) -> None:
+    def __init__(self, stores: VectorStores, search: TextSearch, passages: Passages) -> None:
+        self._passages = passages
         self._stores = stores
         self._search = search
 
     async def files(
-        self, store_ids: Sequence[str], accepts: Callable[[Attributes], bool], param: str
+        self, store_ids: Sequence[str], filter: Mapping[str, Any] | None, param: str
     ) -> dict[str, StoredFile]:
-        """Return the files of the stores that are accepted by their attributes, by document id. A document's first reference counts.
+        """Return the files of the stores that pass `filter`, by document id. A document's first reference counts.
 
         Raises `NotFound`, and `InvalidRequest` if there are more than one search takes. `param`: the field that names the stores.
         """
         files: dict[str, StoredFile] = {}
         for store_id in store_ids:
-            page, _ = await self._stores.files(store_id, MAX_FILES)
+            try:
+                page, _ = await self._stores.files(store_id, MAX_FILES)
+            except NotFound as error:
+                raise NotFound(error.message, param=param, code=error.code) from None
             for file in page:
-                if file.document not in files and accepts(file.attributes):
+                if file.document not in files and accepts(filter, file.attributes):
                     files[file.document] = file
         if len(files) > MAX_DOCUMENTS:
             raise InvalidRequest(
@@ -62,3 +70,19 @@ class StoreSearch:
                     best[place] = passage
         found = sorted(best.values(), key=lambda passage: -passage.score)
         return [Hit(files[each.document], each) for each in found if each.score >= threshold][:limit]
+
+    async def call(self, question: str, files: Mapping[str, StoredFile], evidence: Sequence[Passage]) -> SearchCall:
+        """Return the search that an answer to `question` rests on: which passages of `files` are among its evidence."""
+        shown = [passage for passage in evidence if passage.document in files]
+        names = await self._passages.filenames({passage.document for passage in shown})
+        results = [
+            SearchResult(
+                passage.document,
+                names.get(passage.document),
+                passage.score,
+                passage.text,
+                files[passage.document].attributes,
+            )
+            for passage in shown
+        ]
+        return SearchCall(new_id("fs"), (question,), tuple(results))
