@@ -198,40 +198,104 @@ def bomb(size: int) -> bytes:
     return out.getvalue()
 
 
-def outlook(subject: str, body: str) -> bytes:
-    """Return an Outlook message (MS-OXMSG): a compound file (MS-CFB) of version 3, with streams too large for its mini stream."""
-    sector = 512
-    streams = {
-        "__substg1.0_001A001F": "IPM.Note".encode("utf-16-le"),
-        "__substg1.0_0037001F": subject.encode("utf-16-le"),
-        "__substg1.0_1000001F": (body + " " * 2048)[:2048].encode("utf-16-le"),
-        "__properties_version1.0": b"",
-    }  # in the order of the format: shorter names first
-    contents = [content.ljust(8 * sector, b"\0") for content in streams.values()]
-    table = [0xFFFFFFFD, 2, 0xFFFFFFFE]  # the sector of the table, two of the directory
-    starts, data = [], b""
-    for content in contents:
-        starts.append(len(table))
-        table += [*range(len(table) + 1, len(table) + 8), 0xFFFFFFFE]
-        data += content
+def compound(streams: Mapping[str, bytes]) -> bytes:
+    """Return a compound file (MS-CFB) of version 3. `streams`: by their paths, with storages before a slash; none goes to the
+    mini stream."""
+    sector, end, none = 512, 0xFFFFFFFE, 0xFFFFFFFF
+    nodes: dict[str, bytes | None] = {}
+    for path, content in streams.items():
+        for at, letter in enumerate(path):
+            if letter == "/":
+                nodes.setdefault(path[:at])
+        nodes[path] = content.ljust(4096, b"\0") if content else b""
+    paths = list(nodes)
+    table: list[int] = []
+    data, starts = b"", {}
+    for path, content in nodes.items():
+        count = -(-len(content or b"") // sector)
+        starts[path] = len(table) if count else end
+        table += [*range(len(table) + 1, len(table) + count), end] if count else []
+        data += (content or b"").ljust(count * sector, b"\0")
+
+    def children(parent: str) -> list[int]:
+        inside = [path for path in paths if path.rpartition("/")[0] == parent]
+        return [paths.index(path) + 1 for path in sorted(inside, key=lambda path: (len(path), path.upper()))]
+
+    following = {}
+    for parent in ["", *paths]:
+        siblings = children(parent)
+        following |= dict(zip(siblings, [*siblings[1:], none], strict=False))
 
     def entry(name: str, kind: int, right: int, child: int, start: int, size: int) -> bytes:
         encoded = name.encode("utf-16-le") + b"\0\0"
-        links = struct.pack("<BBIII", kind, 1, 0xFFFFFFFF, right, child)
-        return (
-            encoded.ljust(64, b"\0")
-            + struct.pack("<H", len(encoded))
-            + links
-            + bytes(36)
-            + struct.pack("<IQ", start, size)
-        )
+        links = struct.pack("<BBIII", kind, 1, none, right, child)
+        length = struct.pack("<H", len(encoded))
+        return encoded.ljust(64, b"\0") + length + links + bytes(36) + struct.pack("<IQ", start, size)
 
-    directory = entry("Root Entry", 5, 0xFFFFFFFF, 1, 0xFFFFFFFE, 0)
-    for number, name in enumerate(streams):
-        following = number + 2 if number + 1 < len(streams) else 0xFFFFFFFF
-        directory += entry(name, 2, following, 0xFFFFFFFF, starts[number], len(contents[number]))
-    header = struct.pack("<8s16xHHHHH6xIIIIIIIII", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", 0x3E, 3, 0xFFFE, 9, 6, 0, 1, 1, 0, 4096,
-                         0xFFFFFFFE, 0, 0xFFFFFFFE, 0)  # fmt: skip
-    header += struct.pack("<109I", 0, *[0xFFFFFFFF] * 108)
-    packed = struct.pack(f"<{len(table)}I", *table).ljust(sector, b"\xff")
-    return header + packed + directory.ljust(2 * sector, b"\0") + data
+    directory = entry("Root Entry", 5, none, (children("") or [none])[0], end, 0)
+    for number, path in enumerate(paths, 1):
+        content = nodes[path]
+        kind, child = (1, (children(path) or [none])[0]) if content is None else (2, none)
+        directory += entry(path.rpartition("/")[2], kind, following[number], child, starts[path], len(content or b""))
+    directory = directory.ljust(-(-len(directory) // sector) * sector, b"\0")
+    first = len(table)
+    table += [*range(first + 1, first + len(directory) // sector), end]
+    sectors = 1
+    while sectors * sector // 4 < len(table) + sectors:
+        sectors += 1
+    places = range(len(table), len(table) + sectors)
+    table += [0xFFFFFFFD] * sectors
+    header = struct.pack(
+        "<8s16xHHHHH6xIIIIIIIII",
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+        0x3E,
+        3,
+        0xFFFE,
+        9,
+        6,
+        0,
+        sectors,
+        first,
+        0,
+        4096,
+        end,
+        0,
+        end,
+        0,
+    )
+    header += struct.pack("<109I", *places, *[none] * (109 - sectors))
+    packed = struct.pack(f"<{len(table)}I", *table).ljust(sectors * sector, b"\xff")
+    return header + data + directory + packed
+
+
+def outlook(subject: str, body: str, streams: Mapping[str, bytes] = {}) -> bytes:
+    """Return an Outlook message (MS-OXMSG). `streams`: further ones, for other properties and attachments."""
+    return compound(
+        {
+            "__substg1.0_001A001F": "IPM.Note".encode("utf-16-le"),
+            "__substg1.0_0037001F": subject.encode("utf-16-le"),
+            "__substg1.0_1000001F": body.encode("utf-16-le"),
+            "__properties_version1.0": bytes(32),
+            **streams,
+        }
+    )
+
+
+def tnef(subject: str, properties: Mapping[tuple[int, int], bytes], attached: Mapping[str, bytes] = {}) -> bytes:
+    """Return a winmail.dat (MS-OXTNEF). `properties`: those with a length, by id and type."""
+
+    def attribute(level: int, id: int, content: bytes) -> bytes:
+        return struct.pack("<BII", level, id, len(content)) + content + struct.pack("<H", sum(content) & 0xFFFF)
+
+    values = struct.pack("<I", len(properties))
+    for (id, kind), value in properties.items():
+        values += struct.pack("<HHII", kind, id, 1, len(value)) + value + bytes(-len(value) % 4)
+    out = (
+        b"\x78\x9f\x3e\x22\1\0"
+        + attribute(1, 0x00018004, subject.encode("cp1252") + b"\0")
+        + attribute(1, 0x00069003, values)
+    )
+    for name, content in attached.items():
+        out += attribute(2, 0x00069002, bytes(14)) + attribute(2, 0x00018010, name.encode("cp1252") + b"\0")
+        out += attribute(2, 0x0006800F, content)
+    return out

@@ -24,7 +24,7 @@ PAGES = [
     "deploy/README.md",
 ]
 COMMANDS = ("sh", "python", "js")
-SHOWN = ("text", "yaml")
+SHOWN = ("json", "text", "yaml")
 """Languages of blocks that are shown and not run."""
 REASONS = ("needs a GPU", "needs Docker", "needs a cluster", "needs a server's data", "takes hours")
 """The allowed reasons for not running a block."""

@@ -260,6 +260,11 @@ class Server:
         """Check that `answer` is an error in the documented form, and return its inner object."""
         assert answer.status_code == status, (answer.status_code, answer.text)
         body = answer.json()
+        if answer.request.url.path.startswith("/api/"):  # Ollama's form has the message alone
+            assert body.keys() == {"error"}
+            return {"message": body["error"]}
+        if answer.request.url.path.startswith("/v1/messages"):  # Anthropic's form
+            assert (body.pop("type"), body.pop("request_id")) == ("error", answer.headers["x-request-id"])
         assert body.keys() == {"error"}
         assert body["error"].keys() == {"message", "type", "param", "code"}
         assert body["error"]["code"] == code, body

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_server.store.redis.keys import KEYS
 from tests.pages import docs_module
 
@@ -47,3 +48,10 @@ def test_the_site_lists_every_redis_key() -> None:
     text = "\n".join(docs_module("hooks").redis())
     for key in KEYS:
         assert f"| {key.type} | {key.holds}" in text, key.pattern
+
+
+def test_the_models_page_lists_every_family_with_a_memory_of_its_own() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \| ([^|]+) \|", (ROOT / "docs/guide/models.md").read_text(), re.M)
+    assert [(kind, name, recurrence) for name, kind, recurrence in rows] == [
+        (kind, family.name, family.recurrence) for kind, family in FAMILIES.items()
+    ]

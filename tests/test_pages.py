@@ -33,7 +33,7 @@ def ours(page: str, *, slow: bool) -> list[Block]:
 @pytest.fixture(scope="module")
 def own_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a tiny model. Answers are short, because their content does not matter here."""
-    with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_tokens=20) as server:
+    with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_tokens=20, embeddings="auto") as server:
         server.start()
         yield server
 
@@ -148,6 +148,9 @@ def test_every_block_is_run_or_has_a_reason() -> None:
     elsewhere = {block.test for block in every if block.test}
     assert {test: len(run_by(test)) for test in elsewhere} == {
         "tests/compat/test_compat.py": 4,
+        "tests/mcp/test_mcp.py": 2,
+        "tests/server/api/anthropic/test_messages.py": 1,
+        "tests/server/api/ollama/test_ollama.py": 2,
         "tests/test_site.py": 1,
         "tests/test_newcomer.py": 3,
     }

@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import openapiTS, { astToString } from "openapi-typescript";
 
-const OURS = /^\/v1\/(documents|formats|sessions|models|uploads)(\/|$)/;
+const OURS = /^\/v1\/(documents|formats|sessions|models|search|uploads)(\/|$)/;
 export const FILE = fileURLToPath(new URL("src/openapi.ts", import.meta.url));
 
 /** Returns the current content for src/openapi.ts. */

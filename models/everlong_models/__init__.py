@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from everlong_models.memories.view import MemoryView
     from everlong_models.model import MEMORIES, Model, load_model
     from everlong_models.text.tokenizer import Tokenizer
+    from everlong_models.text.tool_format import Tool, ToolCall, ToolFormat
 
 __all__ = [
     "MEMORIES", "Backbone", "CUDAGraphs", "Cache", "CacheSlots", "EverlongModelError", "Grammar", "GrammarCompiler",
     "GrammarError", "GraphedFunction", "MemoryConfig", "MemoryState", "MemoryView", "Model", "ReadGraphs", "Sampler",
-    "SamplingParams", "SegmentReader", "StepGraphs", "Tokenizer", "decode_state", "encode_state", "load_model",
+    "SamplingParams", "SegmentReader", "StepGraphs", "Tokenizer", "Tool", "ToolCall", "ToolFormat", "decode_state",
+    "encode_state", "load_model",
 ]  # fmt: skip
 
 _NAMES = {
@@ -37,6 +39,7 @@ _NAMES = {
     "memories.view": ("MemoryView",),
     "model": ("MEMORIES", "Model", "load_model"),
     "text.tokenizer": ("Tokenizer",),
+    "text.tool_format": ("Tool", "ToolCall", "ToolFormat"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -17,10 +17,13 @@ from everlong_models.backbone.loading import (
     DEFAULT_BACKBONE,
     Progress,
     architecture,
+    has_own_memory,
     load_backbone,
+    load_recurrent,
     load_tokenizer,
     resolve_device,
 )
+from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.catalogue.entry import TRAINED
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout
@@ -30,6 +33,7 @@ from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.compact import Compact, CompactConfig
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
+from everlong_models.memories.native import Native, NativeConfig
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
@@ -37,9 +41,12 @@ from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.window import Window, WindowConfig
 from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
+from everlong_models.text.tool_format import ToolFormat
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
 
 DEFAULT_MEMORY = "window"
+NATIVE_MEMORY = "native"
+"""The memory of models that have a recurrent state of their own."""
 SHIPPED_MODEL = "smollm2-135m-reader"
 """The model that comes with the package: the default backbone with the `window` memory, fine-tuned to answer from passages.
 It is served where the catalogue's larger ones do not fit or cannot be downloaded."""
@@ -51,7 +58,7 @@ class MemoryKind:
 
     `build` takes the config, and the backbone if `around` is True; memories from scratch bring all their weights.
     `whole`: the memory calls the backbone only as a whole, so the backbone may be optimised; others act between its layers.
-    `training_free`: the memory has nothing to train.
+    `training_free`: the memory has nothing to train. `recurrent`: the backbone is a `Recurrent`, whose own state is the memory.
     """
 
     config: type[MemoryConfig]
@@ -59,12 +66,14 @@ class MemoryKind:
     around: bool = True
     whole: bool = False
     training_free: bool = False
+    recurrent: bool = False
 
 
 MEMORIES: dict[str, MemoryKind] = {
     "rmt": MemoryKind(RMTConfig, RMT, whole=True),
     "window": MemoryKind(WindowConfig, Window, whole=True, training_free=True),
     "compact": MemoryKind(CompactConfig, Compact, whole=True, training_free=True),
+    NATIVE_MEMORY: MemoryKind(NativeConfig, Native, training_free=True, recurrent=True),
     "armt": MemoryKind(ARMTConfig, ARMT),
     "infinite": MemoryKind(InfiniteConfig, InfiniteFormer),
     "infinite_scratch": MemoryKind(InfiniteScratchConfig, InfiniteScratch, around=False),
@@ -79,10 +88,10 @@ MEMORIES: dict[str, MemoryKind] = {
 class Model:
     """A loaded model.
 
-    `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `backbone_name`: None for a model
+    `trained`: whether trained memory weights were loaded (always with `native`); None for a memory that has nothing to train. `backbone_name`: None for a model
     from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`:
     SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models with the same fingerprint
-    can exchange states.
+    can exchange states. `tools`: how its chat template shows tools; None if it has no tool format.
     """
 
     name: str
@@ -95,6 +104,7 @@ class Model:
     trained: bool | None
     description: str
     tuned: bool = False
+    tools: ToolFormat | None = None
 
     @property
     def segment_length(self) -> int:
@@ -122,7 +132,7 @@ def load_model(
     """Load the model `name`.
 
     `name` is a model folder with `everlong.json`, the name of one in `models_dir` or in the package, or a backbone (see `load_backbone`),
-    which gets an untrained memory. `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone. A
+    which gets an untrained memory; a recurrent model gets `native` by default. `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone. A
     model folder has its own memory and accepts no others, but accepts `options` if that memory has nothing to train.
 
     `quantize`, `bfloat16`: see `Backbone.optimize`; they only affect a CPU. `bfloat16` None means: True for a memory that has nothing to
@@ -131,7 +141,7 @@ def load_model(
     Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     device = resolve_device(device)
-    plan = _plan(name, models_dir, memory, options or {})
+    plan = _plan(name, models_dir, memory, options or {}, progress)
     build = partial(_build_around_backbone, quantize=quantize) if plan.kind.around else _build_from_scratch
     module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)
     loaded = _load_memory_weights(plan, module, backbone)
@@ -149,9 +159,12 @@ def load_model(
         tokenizer=tokenizer,
         chat=ChatFormat.of(tokenizer),
         fingerprint=fingerprint,
-        trained=None if plan.kind.training_free else loaded and plan.manifest is not None and plan.manifest.trained,
-        description=plan.manifest.description if plan.manifest else "",
+        trained=plan.kind.recurrent or None
+        if plan.kind.training_free
+        else loaded and plan.manifest is not None and plan.manifest.trained,
+        description=plan.manifest.description if plan.manifest else module.in_words,
         tuned=loaded,
+        tools=ToolFormat.of(tokenizer),
     )
 
 
@@ -170,11 +183,11 @@ class _Plan:
     backbone_name: str | None
 
 
-def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, Any]) -> _Plan:
+def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, Any], progress: Progress) -> _Plan:
     """Resolve `name` to a folder, and choose the memory and its config. Raises `AdapterError` or `ConfigError`."""
     folder = find_model(name, models_dir)
     manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None
-    spec = dict(manifest.memory) if manifest else {"name": memory or DEFAULT_MEMORY}
+    spec = dict(manifest.memory) if manifest else {"name": memory or _default_memory(name, models_dir, progress)}
     memory_name = str(spec.pop("name", None))
     if memory_name not in MEMORIES:
         raise ConfigError("memory", memory_name, f"must be one of {', '.join(sorted(MEMORIES))}")
@@ -187,7 +200,15 @@ def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, An
     return _Plan(folder, manifest, memory_name, kind, config, backbone_name)
 
 
-_Built = tuple[SegmentReader, Backbone | None, Tokenizer]
+def _default_memory(name: str, models_dir: Path, progress: Progress) -> str:
+    """Return the memory around the plain backbone `name`. Tells `progress` if it is not the usual one."""
+    if not has_own_memory(name, models_dir=models_dir, progress=progress):
+        return DEFAULT_MEMORY
+    progress(f"{_display_name(name)} has a recurrent state of its own, which is its memory (--memory {NATIVE_MEMORY})")
+    return NATIVE_MEMORY
+
+
+_Built = tuple[SegmentReader, Backbone | Recurrent | None, Tokenizer]
 
 
 def _build_around_backbone(
@@ -202,6 +223,11 @@ def _build_around_backbone(
     """Load the backbone, and build the memory around it. The memory's weights are not loaded yet."""
     if plan.backbone_name is None:
         raise BackboneError(f"{plan.folder / MANIFEST}: memory {plan.memory_name} needs a backbone: set `backbone`")
+    if plan.kind.recurrent:
+        recurrent, tokenizer = load_recurrent(
+            plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
+        )
+        return plan.kind.build(plan.config, recurrent).eval(), recurrent, tokenizer
     backbone, tokenizer = load_backbone(
         plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
         # A trained memory, and low-rank updates, need the weights that they were trained with.
@@ -227,7 +253,7 @@ def _build_from_scratch(
     return module, None, tokenizer
 
 
-def _load_memory_weights(plan: _Plan, module: SegmentReader, backbone: Backbone | None) -> bool:
+def _load_memory_weights(plan: _Plan, module: SegmentReader, backbone: Backbone | Recurrent | None) -> bool:
     """Load the memory's weights from the model folder. Return whether the folder has any.
 
     Raises `AdapterError` for weights that do not match, and for a trained model without weights.
@@ -243,7 +269,7 @@ def _load_memory_weights(plan: _Plan, module: SegmentReader, backbone: Backbone 
 def _fingerprint_and_optimise(
     plan: _Plan,
     module: SegmentReader,
-    backbone: Backbone | None,
+    backbone: Backbone | Recurrent | None,
     tokenizer: Tokenizer,
     device: torch.device,
     progress: Progress,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.errors import AdapterError
 from everlong_models.kernels.low_rank import attach
 
@@ -99,7 +100,7 @@ def own_parameters(memory: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(
-    folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float, *, updates: bool = True
+    folder: Path, memory: nn.Module, backbone: Backbone | Recurrent | None, lora_scale: float, *, updates: bool = True
 ) -> bool:
     """Load `memory.safetensors` into `memory` and attach its low-rank updates to `backbone`. Return whether the file exists.
 
@@ -146,7 +147,7 @@ def load_updates(folder: Path) -> dict[str, Tensor]:
     )
 
 
-def _attach(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, file: Path) -> None:
+def _attach(lora: dict[str, Tensor], scale: float, backbone: Backbone | Recurrent | None, file: Path) -> None:
     if backbone is None:
         raise AdapterError(f"{file}: low-rank updates need a backbone, and this model has none")
     layers = dict(backbone.model.named_modules())

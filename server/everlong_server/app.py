@@ -17,8 +17,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
-from everlong_server.api.native import document_text, documents, fetch, keys, models, pages, sessions, stream, tickets
+from everlong_server.api.anthropic import messages
+from everlong_server.api.native import (
+    document_text,
+    documents,
+    fetch,
+    keys,
+    models,
+    pages,
+    search,
+    sessions,
+    stream,
+    tickets,
+)
+from everlong_server.api.ollama import answers as ollama_answers
+from everlong_server.api.ollama import models as ollama_models
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
+from everlong_server.api.openai.completions import http as completions
+from everlong_server.api.openai.retrieval import embeddings, vector_store_files, vector_stores
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
@@ -56,8 +72,9 @@ def create_app(
     app.state.metrics = metrics
     errors.install_handlers(app)
     for module in (
-        documents, fetch, document_text, pages, sessions, stream, files, uploads, chat, responses_http, responses_socket, tickets,
-        keys, health, models, page,
+        documents, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
+        responses_socket, embeddings, vector_stores, vector_store_files, messages, ollama_answers, ollama_models,
+        tickets, keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
@@ -196,6 +213,6 @@ class _RequestGuard:
                 raise
             # Uvicorn would answer with 500.
             response, _ = errors.error_response(
-                Unavailable("the server is shutting down", code="draining", retry_after=5)
+                Unavailable("the server is shutting down", code="draining", retry_after=5), scope["path"]
             )
             await response(scope, receive, counted)

@@ -35,9 +35,9 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Address, connect
 from everlong_server.store.redis.embedded import EmbeddedRedisError, redis_server
 from everlong_server.store.rotation import has_sealable_values
+from everlong_server.store.search.vectors import load_embedder
+from everlong_server.store.search.word_index import SearchMissing, require_search
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import SearchMissing, require_search
-from everlong_server.store.texts.vectors import load_embedder
 from everlong_server.store.vault import Vault, VaultError
 
 _OLDEST_REDIS = (6, 2)

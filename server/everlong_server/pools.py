@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -11,11 +14,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Pool:
-    """Runs at most `threads` functions at once and queues the others. Starts threads on demand."""
+LOW_PRIORITY = 10
+"""Niceness of threads whose work can wait, below the threads that answer."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+class Pool:
+    """Runs at most `threads` functions at once and queues the others. Starts threads on demand.
+
+    `niceness`: priority of the threads, 0 (that of the process) to 19 (lowest), where the system has such priorities.
+    """
+
+    def __init__(self, name: str, threads: int, *, niceness: int = 0) -> None:
+        self._executor = ThreadPoolExecutor(threads, name, _set_niceness, (niceness,))
 
     def begin(self, do: Callable[..., T], *arguments: object) -> Future[T]:
         """Start `do` in the caller's context and return its future. A future can be cancelled until it runs."""
@@ -24,3 +34,10 @@ class Pool:
     async def run(self, do: Callable[..., T], *arguments: object) -> T:
         """Run `do` in the caller's context and return its result. Cancellation does not stop a function that runs already."""
         return await asyncio.wrap_future(self.begin(do, *arguments))
+
+
+def _set_niceness(niceness: int) -> None:
+    """Lower the priority of the current thread."""
+    if niceness:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

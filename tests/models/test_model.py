@@ -18,6 +18,7 @@ from everlong_models.model import MEMORIES, MemoryKind, Model, load_model
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, save_weights
 from tests.models.model_folders import RMT as SPEC
 from tests.models.model_folders import backbone, change_weights, manifest
+from tests.models.tiny_recurrent import save_recurrent
 from tests.tinymodel import make_tokenizer
 
 
@@ -159,7 +160,26 @@ class TestPlainBackbone:
     def test_window_needs_no_training_and_is_the_default(self, tmp_path):
         model = load(backbone(), tmp_path, options={"segment_length": 8, "sinks": 2, "window": 20})
         assert (model.trained, model.memory_name, model.segment_length) == (None, "window", 8)
-        assert [name for name, kind in MEMORIES.items() if kind.training_free] == ["window", "compact"]
+        assert [name for name, kind in MEMORIES.items() if kind.training_free] == ["window", "compact", "native"]
+
+    @pytest.mark.parametrize("family", ["mamba", "lfm2"])
+    def test_a_recurrent_model_is_its_own_memory_by_default(self, tmp_path, family):
+        folder, told = save_recurrent(tmp_path / family, family), []
+        options = {"segment_length": 8, "window": 20, "sinks": 2}
+        model = load(folder, tmp_path, options=options, progress=told.append)
+        assert (model.trained, model.memory_name, model.backbone_name) == (True, "native", family)
+        assert any(f"{family} has a recurrent state of its own" in line for line in told)
+        assert any("recurrent layers are computed by PyTorch" in line for line in told)
+        again = load(folder, tmp_path, memory="native", options=options)
+        assert again.fingerprint == model.fingerprint
+        assert load(folder, tmp_path, options=options | {"window": 21}).fingerprint != model.fingerprint
+
+    def test_a_recurrent_model_and_another_memory_or_another_model_and_native_are_refused(self, tmp_path):
+        for family in ("mamba", "lfm2"):
+            with pytest.raises(BackboneError, match=rf"\({family}\): .* use the memory `native`"):
+                load(save_recurrent(tmp_path / family, family), tmp_path, memory="window")
+        with pytest.raises(BackboneError, match=r"LlamaForCausalLM \(llama\): it has no recurrent layer"):
+            load(backbone(), tmp_path, memory="native")
 
     @pytest.mark.skipif(not has_bfloat16(), reason="this processor has no instructions for bfloat16")
     @pytest.mark.parametrize(("memory", "few"), [("window", True), ("rmt", False)])

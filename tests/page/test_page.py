@@ -121,6 +121,27 @@ def test_an_answer_says_what_it_rests_on(tab: Tab, server: Server, talk: str) ->
     expect(page.locator(".drop")).to_contain_text("the model sees only about 3 pages of the text")
 
 
+def test_the_memory_of_a_recurrent_model_is_described_in_plain_words(tab: Tab, server: Server, talk: str) -> None:
+    def change(route: Route) -> None:
+        memory = route.fetch().json()
+        tokens = memory["tokens"]
+        common = {"start": 0, "end": tokens, "age": 3, "change": 0.25, "bytes": 2_000_000}
+        parts = [
+            {"name": "recurrence", "layer": n, "slots": 100, "used": 100, "half_life": 5.0 * (n + 1)} for n in range(2)
+        ]
+        window = {"name": "window", "layer": 3, "slots": 8, "used": 8, "half_life": None, "start": tokens - 8}
+        route.fulfill(json=memory | {"memory": "native", "parts": [common | part for part in (*parts, window)]})
+
+    page = tab.open()
+    page.route("**/memory", change)
+    page = tab.open(f"{talk}/memory")
+    panel = page.get_by_role("region", name="The memory", exact=True)
+    expect(panel).to_contain_text("The model carries all")
+    expect(panel).to_contain_text("Its layers with attention see")
+    expect(panel).to_contain_text("All tokens so far, mixed into one state; older ones fade")
+    expect(panel).to_contain_text("It takes 3.8 MB in all layers. Half of a token has faded after 5 to 10 tokens")
+
+
 def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server) -> None:
     page = tab.open()
     page.evaluate(

@@ -14,7 +14,15 @@ from everlong_server.store.tenants.credentials import SCOPES, Credentials
 from tests.process import Server
 
 MODEL = "tiny-rmt"
-KINDS = {"document": "doc", "file": "doc", "session": "ses", "response": "resp", "upload": "upload", "part": "part"}
+KINDS = {
+    "document": "doc",
+    "file": "doc",
+    "session": "ses",
+    "response": "resp",
+    "upload": "upload",
+    "part": "part",
+    "vector_store": "vs",
+}
 UNKNOWN = {f"{kind}_id": f"{prefix}_{'0' * 32}" for kind, prefix in KINDS.items()} | {"key_id": "0" * 16}
 """Unknown ids of each kind."""
 
@@ -69,6 +77,7 @@ def tenant(server: Server, name: str) -> Tenant:
     facts = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
     upload = http.post("/v1/uploads", json=facts).json()["id"]
     part = http.post(f"/v1/uploads/{upload}/parts", files={"data": b"half a te"}).json()["id"]
-    ids = {"document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
+    store = http.post("/v1/vector_stores", json={"file_ids": [document]}).json()["id"]
+    ids = {"vector_store_id": store, "document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
            "upload_id": upload, "part_id": part, "key_id": new_key(server, name).split("_")[1]}  # fmt: skip
     return Tenant(name, key, http, ids)

@@ -1,7 +1,7 @@
 import { Documents } from "./documents.js";
 import { Sessions } from "./sessions.js";
 import { type Options, Transport } from "./transport.js";
-import type { CallOptions, List, Model } from "./types.js";
+import type { CallOptions, FoundPassage, List, Model, SearchFilters, SearchIn } from "./types.js";
 
 /** A client of an everlong server. It holds only its options, so it is cheap to create. */
 export class Everlong {
@@ -17,8 +17,20 @@ export class Everlong {
     this.sessions = new Sessions(this.#transport);
   }
 
-  /** The models that the server offers. */
+  /** The passages that fit a query best, without an answer. `limit`: the maximum number; 10 by default. */
+  async search(
+    query: string,
+    where: SearchIn,
+    options: CallOptions & { limit?: number; filters?: SearchFilters } = {},
+  ): Promise<FoundPassage[]> {
+    const { limit, filters, signal } = options;
+    const json = { query, ...where, limit, filters };
+    return (await this.#transport.json<List<FoundPassage>>({ method: "POST", path: "/v1/search", json, signal })).data;
+  }
+
+  /** The models that answer. (The server also lists its embedding model, which has no memory.) */
   async models(options: CallOptions = {}): Promise<Model[]> {
-    return (await this.#transport.json<List<Model>>({ method: "GET", path: "/v1/models", ...options })).data;
+    const listed = await this.#transport.json<List<Model | { memory?: undefined }>>({ method: "GET", path: "/v1/models", ...options });
+    return listed.data.filter((each): each is Model => each.memory !== undefined);
   }
 }

@@ -237,6 +237,27 @@ export interface components {
             /** @description share of the text that has vectors, 0 to 1, as this server knows */
             progress: number;
         };
+        /** @description The model of `/v1/embeddings`, `/v1/rerank` and the search by meaning. It answers no questions. */
+        EmbeddingModel: {
+            /** @description Unix time in seconds at which the server started */
+            created: number;
+            description: string;
+            /** @description length of its vectors */
+            dimensions: number;
+            fingerprint: string;
+            id: string;
+            /** @description languages that it was trained on (ISO 639-1); null: not known */
+            languages: string[] | null;
+            /** @description tokens that one vector is computed from; a longer text is embedded in parts */
+            max_tokens: number;
+            /**
+             * @default model
+             * @constant
+             */
+            object: "model";
+            /** @default everlong */
+            owned_by: string;
+        };
         /** @description The body of every error response. */
         ErrorBody: {
             error: components["schemas"]["ErrorDetail"];
@@ -327,6 +348,30 @@ export interface components {
              */
             object: "list";
         };
+        /** @description A passage that a search found, with the same offsets as `Evidence`. */
+        FoundPassage: {
+            document: string;
+            end: number;
+            end_byte: number;
+            /** @description missing in answers of older versions, and if the document was deleted in the meantime */
+            end_token?: number | null;
+            filename: string | null;
+            /** @description page of a PDF on which the passage begins */
+            page?: number | null;
+            /** @description 1 for a passage that is first by words and by meaning, less for later places; 0 to 1. By words alone, if no document has vectors yet */
+            score: number;
+            /** @description heading above the passage, for Word, EPUB and HTML */
+            section?: string | null;
+            /** @description cosine of the vectors of passage and query; null: the document has no vectors (yet) */
+            similarity: number | null;
+            start: number;
+            start_byte: number;
+            /** @description missing in answers of older versions, and if the document was deleted in the meantime */
+            start_token?: number | null;
+            text: string;
+            /** @description share of the query's words that the passage has, weighted by their rarity, 0 to 1 */
+            words: number;
+        };
         /** @description The tokens of the context that belong to a document. */
         MemoryDocument: {
             document: string;
@@ -347,10 +392,14 @@ export interface components {
         MemoryPart: {
             /** @description tokens since the part was last written */
             age: number;
+            /** @description size of the part; null for memories whose parts do not differ in it */
+            bytes: number | null;
             /** @description relative change (of the norm) that the open segment would cause if it ended now; null if the part stores tokens unchanged or there is no open segment */
             change: number | null;
             /** @description token after the last that the part was computed from */
             end: number;
+            /** @description tokens after which half of what a token wrote has faded, for the median channel of a recurrent layer; null for parts without such a decay */
+            half_life: number | null;
             layer: number | null;
             name: string;
             /** @description capacity, in tokens, positions, vectors, functions or associations */
@@ -412,9 +461,9 @@ export interface components {
             /** @description the message that is being answered, if its `on_disconnect` is finish */
             running?: components["schemas"]["RunningTurn"] | null;
         };
-        /** @description The served model. */
+        /** @description The served model, and the embedding model if the server has one. */
         ModelList: {
-            data: components["schemas"]["ServedModel"][];
+            data: (components["schemas"]["ServedModel"] | components["schemas"]["EmbeddingModel"])[];
             /**
              * @default list
              * @constant
@@ -465,6 +514,39 @@ export interface components {
             question: string;
             /** @description text of the answer so far, up to a second old */
             text: string;
+        };
+        /** @description A search in documents: in `documents`, or in those of `session`. */
+        SearchDocuments: {
+            /** @description ids of documents */
+            documents?: string[] | null;
+            filters?: components["schemas"]["SearchFilters"] | null;
+            /**
+             * @description maximum number of passages
+             * @default 10
+             */
+            limit: number;
+            /** @description a question, or words */
+            query: string;
+            /** @description id of a session */
+            session?: string | null;
+        };
+        /** @description Which passages are considered. A document without pages or headings has none that a filter for these accepts. */
+        SearchFilters: {
+            /** @description passages that begin on this page or slide, or a later one */
+            first_page?: number | null;
+            /** @description passages that begin on this page or slide, or an earlier one */
+            last_page?: number | null;
+            /** @description passages whose nearest heading contains this, ignoring case */
+            section?: string | null;
+        };
+        /** @description The passages, best first. */
+        SearchResult: {
+            data: components["schemas"]["FoundPassage"][];
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
         };
         /** @description The served model. */
         ServedModel: {

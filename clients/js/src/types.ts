@@ -24,6 +24,11 @@ export type Citation = Schemas["Citation"];
 export type Quote = Schemas["Quote"];
 export type Recall = Schemas["Recall"];
 export type Usage = Schemas["Usage"];
+/** A passage that a search found. */
+export type FoundPassage = Schemas["FoundPassage"];
+/** Where to search: in documents with these ids, or in those of a session. */
+export type SearchIn = { documents: string[] } | { session: string };
+export type SearchFilters = Partial<Schemas["SearchFilters"]>;
 export type Model = Schemas["ServedModel"];
 
 /** One page of a list. If `has_more`, request the next page `after` the last id. */

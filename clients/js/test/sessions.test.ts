@@ -72,6 +72,18 @@ test("sessions are waited for, listed, forked, looked into and deleted", async (
   expect((await client.models())[0]!.memory).toBe("rmt");
 });
 
+test("passages are found without an answer", async () => {
+  const other = await client.documents.upload("The slithy toves. ".repeat(200) + "\n\nThe Jabberwock whiffled through the wood.");
+  const options = { limit: 1 };
+  const [passage] = await client.search("Jabberwock", { documents: [other.id] }, options);
+  expect(passage).toMatchObject({ document: other.id, score: 1, words: 1, similarity: null });
+  expect(passage!.text).toContain("Jabberwock");
+  const made = await client.sessions.create([other.id]);
+  expect(await client.search("Jabberwock", { session: made.id }, options)).toEqual([passage]);
+  expect(await client.search("Jabberwock", { documents: [other.id] }, { filters: { first_page: 1 } })).toEqual([]);
+  await expect(client.search("Jabberwock", { documents: ["doc_x"] })).rejects.toThrow(NotFoundError);
+});
+
 test("a session's title is its first question, or the one that was set", async () => {
   const id = await session();
   expect((await client.sessions.get(id)).title).toBeNull();

@@ -32,7 +32,7 @@ from everlong_client.errors import (
     UnsupportedMediaTypeError,
 )
 from everlong_client.transport.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
-from everlong_client.types.document import Document, DocumentNote, Failure
+from everlong_client.types.document import Document, DocumentNote, DocumentText, Failure
 from everlong_client.types.event import (
     Event,
     OtherEvent,
@@ -44,15 +44,17 @@ from everlong_client.types.event import (
 from everlong_client.types.memory import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, Quote
 from everlong_client.types.message import Citation, Evidence, Message, Recall, Sampling, Usage
 from everlong_client.types.model import Model
+from everlong_client.types.search import FoundPassage, SearchFilters
 from everlong_client.types.session import Session
 
 __all__ = [
     "APIConnectionError", "APIStatusError", "APITimeoutError", "AsyncConversation", "AsyncEverlong",
     "AsyncMessageStream", "AuthenticationError", "Citation", "ConflictError", "Conversation", "Document", "DocumentNotReadyError", "DocumentNote",
-    "Event", "Everlong", "EverlongError", "Evidence", "Failure", "InternalServerError", "Memory", "MemoryDocument",
+    "DocumentText",
+    "Event", "Everlong", "EverlongError", "Evidence", "Failure", "FoundPassage", "InternalServerError", "Memory", "MemoryDocument",
     "MemoryLayer", "MemoryPart", "MemoryPhrase", "Message", "MessageStream", "Model", "NotFoundError", "NotSentError",
     "OtherEvent", "PayloadTooLargeError", "Quote", "RateLimitError", "ReadingFailedError", "Recall",
-    "ResponseCompleted", "ResponseCreated", "ResponseEvidence", "Sampling", "ServiceUnavailableError", "Session",
+    "ResponseCompleted", "ResponseCreated", "ResponseEvidence", "Sampling", "SearchFilters", "ServiceUnavailableError", "Session",
     "SessionBusyError", "StreamError", "TextDelta", "UnexpectedAnswerError", "UnprocessableEntityError",
     "UnsupportedMediaTypeError", "Usage", "__version__",
 ]  # fmt: skip

@@ -19,11 +19,12 @@ from everlong_client.transport.retrying import RETRIES
 from everlong_client.transport.upload import AnySource, Upload, UploadProgress
 from everlong_client.transport.waiting import Waiting, document_of
 from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
-from everlong_client.types.document import Document
+from everlong_client.types.document import Document, DocumentText
 from everlong_client.types.event import Answer, Event
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
+from everlong_client.types.search import FoundPassage, SearchFilters
 from everlong_client.types.session import Session
 
 
@@ -52,6 +53,21 @@ class AsyncEverlong:
         self.documents = AsyncDocuments(self._transport)
         self.sessions = AsyncSessions(self._transport)
         self.models = AsyncModels(self._transport)
+
+    async def search(
+        self,
+        query: str,
+        documents: Iterable[str] = (),
+        *,
+        session: str | None = None,
+        limit: int | None = None,
+        filters: SearchFilters | None = None,
+    ) -> tuple[FoundPassage, ...]:
+        """Return the passages that fit `query` best, without an answer: of the documents with these ids, or of a session's.
+
+        `limit` is the maximum number of passages; None: 10.
+        """
+        return await self._transport.call(calls.search(query, documents, session, limit, filters))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -125,6 +141,13 @@ class AsyncDocuments:
     async def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Document, ...]:
         """Return the documents that follow the id `after`: at most `limit`, or all if that is None."""
         return await self._transport.pages(calls.list_documents(limit, after))
+
+    async def text(self, document: str, start_byte: int = 0, end_byte: int | None = None) -> DocumentText:
+        """Return a part of the document's text: at most 65,536 bytes, by default the 16,384 from `start_byte` on.
+
+        Both ends move back to the start of a character. The part ends with the text.
+        """
+        return await self._transport.call(calls.document_text(document, start_byte, end_byte))
 
     async def delete(self, document: str) -> None:
         """Delete the document. Sessions made from it keep their memory."""

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from everlong_lab.harness.report import Report, Target
-from everlong_lab.harness.tiny import SEGMENT, tiny_backbone, tiny_memory
+from everlong_lab.harness.tiny import SEGMENT, tiny_backbone, tiny_memory, tiny_recurrent
 from everlong_models import (
     CacheSlots,
     CUDAGraphs,
@@ -58,7 +58,7 @@ def run(
         return load_backbone(backbone, models_dir=models_dir, device=device, progress=progress)[0]
 
     if backbone is not None:
-        chosen = [name for name in chosen if MEMORIES[name].around]
+        chosen = [name for name in chosen if MEMORIES[name].around and not MEMORIES[name].recurrent]
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     for name in chosen:
@@ -90,7 +90,7 @@ def run(
         rows,
         targets,
         [
-            "tiny random models, segment 512; around a backbone: Llama of 2 layers and width 128; from scratch: 4 layers of 256"
+            "tiny random models, segment 512; around a backbone: Llama of 2 layers and width 128; native: Mamba-2 of 2 layers and width 128; from scratch: 4 layers of 256"
             if backbone is None
             else f"around {backbone}, segment 512",
             "times are medians of turns of 64 tokens; the ratio is the median over pairs of turns next to each other",
@@ -101,7 +101,7 @@ def run(
 def _built(name: str, around: Callable[[], Backbone], device: str) -> SegmentReader:
     """Build a memory as `load_model` does, but with random weights."""
     kind = MEMORIES[name]
-    backbone = around() if kind.around else None
+    backbone = tiny_recurrent(device) if kind.recurrent else around() if kind.around else None
     memory = tiny_memory(name, backbone).to(device)
     if backbone is not None and kind.whole:
         backbone.optimize()

@@ -55,7 +55,7 @@ def run(
         counted(name, tiny_memory(name, None, SEGMENT), "from scratch")
     for model, load in backbones.items():
         backbone = load()
-        for name in (name for name, kind in MEMORIES.items() if kind.around and not kind.whole):
+        for name in (name for name, kind in MEMORIES.items() if kind.around and not kind.whole and not kind.recurrent):
             counted(name, tiny_memory(name, backbone, SEGMENT), model)
         backbone.optimize()
         for number in documents:

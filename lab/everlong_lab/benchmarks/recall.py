@@ -19,8 +19,8 @@ from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.answering.grounding import search_query
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.store.records import Document
+from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.search_corpus import SearchCorpus
 
 PASSAGES = 16
 """Number of passages searched for per question, as by the server."""

@@ -38,6 +38,8 @@ def flat(
     chosen = [] if memories is None else names_of(memories, MEMORIES, "--memories")
     if backbone is not None and (scratch := [name for name in chosen if not MEMORIES[name].around]):
         raise fail(f"--memories: {scratch[0]} does not use a backbone; leave it out or omit --backbone")
+    if backbone is not None and (own := [name for name in chosen if MEMORIES[name].recurrent]):
+        raise fail(f"--memories: {own[0]} is measured with a tiny model of its own; leave it out or omit --backbone")
     _on(device)
     _report(
         lambda: flat.run(
@@ -68,6 +70,22 @@ def restart(output: Output = None, quick: Quick = False) -> None:
     from everlong_lab.benchmarks import restart
 
     _report(lambda: restart.run(quick=quick, progress=progress), output)
+
+
+@bench.command()
+def restore(
+    tokens: Annotated[int, Option(help="Read so many tokens.", min=1000)] = 15_000,
+    width: Annotated[int, Option(help="Use a model of this width, a multiple of 64.", min=64)] = 768,
+    layers: Annotated[int, Option(help="Use a model of so many layers.", min=3)] = 12,
+    output: Output = None,
+    quick: Quick = False,
+) -> None:
+    """Compare the time to an answer after a kill with transformers' and llama.cpp's, for a random hybrid model."""
+    from everlong_lab.benchmarks import restore
+
+    if width % 64:
+        raise fail(f"--width {width}: must be a multiple of 64")
+    _report(lambda: restore.run(tokens=tokens, width=width, layers=layers, quick=quick, progress=progress), output)
 
 
 @bench.command()

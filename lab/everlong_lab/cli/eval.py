@@ -163,7 +163,8 @@ def _recall(given: str) -> Recall:
     sizes = given.split(",")
     if len(sizes) != 2 or not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise fail(f"--recall: {given!r}; must be two positive numbers: PASSAGES,TOKENS")
-    return Recall(*map(int, sizes))
+    passages, tokens = map(int, sizes)
+    return Recall(passages, tokens)
 
 
 @eval.command()

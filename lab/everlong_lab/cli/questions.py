@@ -17,7 +17,7 @@ from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.prompt import INSTRUCT
 from everlong_server.errors import ServerError
 from everlong_server.settings import SettingsError, load_settings
-from everlong_server.store.texts.vectors import load_embedder
+from everlong_server.store.search.vectors import load_embedder
 
 _SHOWN = 160
 

@@ -54,8 +54,8 @@ def measure_babilong(
             )
         if left := [length for length in lengths if length not in run]:
             notes.append(f"not run: {', '.join(left)}; the backbone's window holds {positions:,} tokens")
-    # A trained memory has learnt the bare form; other models must be told the task.
-    used = prompt if prompt != "auto" else "bare" if model.trained and not plain else "few-shot"
+    # A memory trained here has learnt the bare form; other models must be told the task.
+    used = prompt if prompt != "auto" else "bare" if model.trained and model.tuned and not plain else "few-shot"
     cells = []
     with _bar(console) as bar:
         shown = bar.add_task("", total=len(tasks) * len(run) * samples)

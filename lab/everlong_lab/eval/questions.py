@@ -27,12 +27,13 @@ from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
-from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.engine.answering.prompt import INSTRUCT, whole_template
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document
+from everlong_server.store.search.passages import Found
+from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.search_corpus import SearchCorpus
 
 KINDS = ("fact", "whole text", "not in the text")
 REFUSAL = "The text does not say."
@@ -145,11 +146,14 @@ async def _search(
         began = time.perf_counter()
         query = search_query(question.question, None)
         within = [documents[question.text].id]
-        passages = (
-            [] if query is None else await corpus.passages.search(within, query, recall.passages, by_sentences=True)
+        result = (
+            Found([])
+            if query is None
+            else await corpus.passages.find(within, query, recall.passages, by_sentences=True)
         )
         seconds = time.perf_counter() - began
-        evidence = [passage.text for passage in select_passages(passages, "", recall.tokens, count, INSTRUCT)[0]]
+        template = INSTRUCT if result.overview is None else whole_template(result.overview)
+        evidence = [p.text for p in select_passages(result.passages, "", recall.tokens, count, template)[0]]
         found.append(Result(question, question.matches("\n".join(evidence)), evidence, first=seconds, over=seconds))
     return found
 

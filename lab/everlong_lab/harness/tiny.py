@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
 from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.model import MEMORIES
@@ -43,7 +44,16 @@ def tiny_backbone(device: torch.device | str = "cpu") -> Backbone:
     return Backbone(LlamaForCausalLM(config).eval().requires_grad_(False).to(device))
 
 
-def tiny_memory(name: str, backbone: Backbone | None, segment: int = SEGMENT) -> SegmentReader:
+def tiny_recurrent(device: torch.device | str = "cpu") -> Recurrent:
+    """Return a Mamba-2 of 2 layers and width 128, in float32."""
+    torch.manual_seed(0)
+    config = Mamba2Config(
+        vocab_size=257, hidden_size=128, num_hidden_layers=2, num_heads=8, head_dim=32, n_groups=1, bos_token_id=None, eos_token_id=256
+    )  # fmt: skip
+    return Recurrent(Mamba2ForCausalLM(config).eval().requires_grad_(False).to(device))
+
+
+def tiny_memory(name: str, backbone: Backbone | Recurrent | None, segment: int = SEGMENT) -> SegmentReader:
     """Return the memory `name` around `backbone`, or from scratch with 4 layers of width 256; the rest as in its paper."""
     kind = MEMORIES[name]
     options: dict[str, object] = {"segment_length": segment}

@@ -113,6 +113,8 @@ def make_learner(
     if recipe.memory not in MEMORIES:
         raise ConfigError("learner.memory", recipe.memory, f"must be one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[recipe.memory]
+    if kind.recurrent:
+        raise ConfigError("learner.memory", recipe.memory, "cannot be trained here: the model comes with it")
     options = _seed_option(recipe, seed, models_dir) | recipe.options
     torch.manual_seed(seed)
     backbone, tokenizer = _backbone(recipe, made_tokenizer, models_dir, device, progress)

@@ -20,6 +20,7 @@ from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
 from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
 from everlong_models.backbone.observing import Observer, observed
 from everlong_models.backbone.quantised_llama import QuantisedLlama
+from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.yield_point import yield_point
 
@@ -60,7 +61,10 @@ class Backbone(nn.Module):
 
     def _unfit(self, reason: str) -> BackboneError:
         kind = f"{type(self.model).__name__} ({self.model.config.model_type})"
-        return BackboneError(f"{kind}: {reason}; a memory needs a decoder with causal attention in every layer")
+        instead = "; use the memory `native`" if self.model.config.model_type in FAMILIES else ""
+        return BackboneError(
+            f"{kind}: {reason}; this memory needs a decoder with causal attention in every layer{instead}"
+        )
 
     @torch.no_grad()
     def _probe(self) -> None:
@@ -140,16 +144,8 @@ class Backbone(nn.Module):
     def new_kv(self, rows: int, capacity: int) -> Tensor:
         """Return an empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim) of the dtype that `hidden` needs.
 
-        The dtype has 16 bits if decoding is quantised. Raises `BackboneError` if `capacity` exceeds the sliding window of
-        a layer, since `hidden` with `at` applies no window.
+        The dtype has 16 bits if decoding is quantised.
         """
-        window = getattr(self.model.config, "sliding_window", None)
-        kinds = getattr(self.model.config, "layer_types", None) or ["sliding_attention"]
-        if window is not None and "sliding_attention" in kinds and capacity > window:
-            raise BackboneError(
-                f"{type(self.model).__name__}: the memory needs {capacity} positions of attention, but its layers have a "
-                f"sliding window of {window}; configure a smaller memory or segment"
-            )
         shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
         like = torch.empty(
             0, dtype=self.dtype if self._optimised is None else self._optimised.cached, device=self.device
@@ -197,14 +193,30 @@ class Backbone(nn.Module):
         if kv is not None:
             arguments["past_key_values"] = CacheAdapter(cursor)
         if not cursor.at_start:
-            mask = cursor.visible()[:, None]  # (B, 1, T, C)
-            if self.model.config._attn_implementation == "eager":  # adds the mask to the scores
-                mask = additive_mask(mask, x.dtype, torch.finfo(x.dtype).min)
-            arguments |= {"position_ids": cursor.positions, "attention_mask": mask}
+            arguments |= {"position_ids": cursor.positions, "attention_mask": self._masks(cursor, x.dtype)}
         yield_point()
         with nullcontext() if observer is None else observed(self.model, observer):
             out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
         return out if keep is None else out[:, -keep:]
+
+    def _masks(self, cursor: KVCursor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Return the mask (B, 1, T, C) for transformers' layers, or one for each kind if only some have a sliding window."""
+
+        def mask(visible: Tensor) -> Tensor:
+            if self.model.config._attn_implementation != "eager":
+                return visible[:, None]
+            return additive_mask(
+                visible[:, None], dtype, torch.finfo(dtype).min
+            )  # eager attention adds it to the scores
+
+        visible, config = cursor.visible(), self.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+        if window is None or "sliding_attention" not in kinds:
+            return mask(visible)
+        slots = torch.arange(visible.shape[-1], device=visible.device)
+        near = mask(visible & (slots > cursor.positions[..., None] - window))
+        return near if len(kinds) == 1 else {"full_attention": mask(visible), "sliding_attention": near}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (…, V) of final hidden states (…, D), as the model's own forward computes them."""

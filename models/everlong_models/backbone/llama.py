@@ -4,6 +4,8 @@ Computes the same as transformers' forward (tests/models/backbone/test_llama.py 
 
     h ← h + O attention(rope(Q n(h)), rope(K n(h)), V n(h)),    h ← h + D (silu(G n(h)) · U n(h)),    n = RMS norm
 
+In Qwen 3, queries and keys also pass a norm over each head before their rotation.
+
 Norm weights and the attention's scale are folded into the matrices that follow, and element-wise work into the matmuls
 before it. The upper triangle of the attention is skipped in blocks. In the last layer only the requested positions have
 queries. Shapes: B rows, T positions, D width, G kv heads, R query heads per kv head, d head dimension, C capacity.
@@ -32,7 +34,7 @@ from everlong_models.kernels.linear import Linear, has_onednn, has_simd_kernels,
 from everlong_models.kernels.low_rank import detach, split_update
 from everlong_models.kernels.yield_point import yield_point
 
-OPTIMISED_FAMILIES = ("llama", "mistral", "qwen2")
+OPTIMISED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Query positions per block of scores. Small blocks skip more of the upper triangle, large ones make better matmuls.
 BLOCK = 192
 # Up to this many positions, one call per row and head costs more than the upper triangle that it skips.
@@ -58,7 +60,10 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's matrices, with the norms' weights and the attention's scale folded in."""
+    """One layer's matrices, with the norms' weights and the attention's scale folded in.
+
+    `head_norm` (H + G, d): weights of the norm over each head of queries and keys, or None without one; the scale is folded into it.
+    """
 
     qkv: Linear
     o: Linear
@@ -66,10 +71,14 @@ class Layer:
     up: Linear
     down: Linear
     eps: float
+    head_norm: Tensor | None = None
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """Return queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` heads rotated (`_rotation`)."""
         heads = self.qkv(_normed(h, self.eps)).unflatten(-1, (-1, head_dim))
+        if self.head_norm is not None:
+            normed = F.rms_norm(heads[:, :, :turning], (head_dim,), None, self.eps)
+            torch.mul(normed, self.head_norm, out=heads[:, :, :turning])
         rotate(heads, turning, cos, sin)
         return heads
 
@@ -144,8 +153,11 @@ class Llama:
         if quantize:
             norms = [(layer.input_layernorm.weight, layer.post_attention_layernorm.weight) for layer in base.layers]
             scale = first.self_attn.scaling
-            decoding = DecodeLayers(quantise_layers(base.layers), norms, norm, scale=scale, eps=eps, **sizes)
-        fused = layer_kernels.available(
+            head_norms = [tuple(norm.weight for norm in _head_norms(layer)) for layer in base.layers]
+            decoding = DecodeLayers(
+                quantise_layers(base.layers), norms, norm, scale=scale, eps=eps, head_norms=head_norms, **sizes
+            )
+        fused = not _head_norms(first) and layer_kernels.available(
             head.weight,
             heads=sizes["heads"] + 2 * sizes["kv_heads"],
             turning=sizes["heads"] + sizes["kv_heads"],
@@ -226,11 +238,24 @@ def _matrices(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
+def _head_norms(layer: Any) -> list[Any]:
+    """Return the norms over each head of queries and of keys; none if the layer has none."""
+    return [layer.self_attn.q_norm, layer.self_attn.k_norm] if hasattr(layer.self_attn, "q_norm") else []
+
+
 def _fold_layer(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.FusedLayer:
     matrices = _matrices(layer)
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-    scale = layer.self_attn.scaling
+    head_norms, head_norm = _head_norms(layer), None
+    # A norm would undo a scale of the queries before it.
+    scale = 1.0 if head_norms else layer.self_attn.scaling
+    if head_norms:
+        d = layer.self_attn.head_dim
+        queries, keys = (
+            norm.weight.expand(len(matrix.weight) // d, d) for norm, matrix in zip(head_norms, (q, k), strict=True)
+        )
+        head_norm = torch.cat([queries * layer.self_attn.scaling, keys])
 
     def folded(weight: Tensor, norm: Tensor) -> Tensor:
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -261,6 +286,7 @@ def _fold_layer(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer 
             up=Linear(folded(up.weight, between), up.bias, bfloat16=bfloat16),
             down=Linear(down.weight, down.bias, bfloat16=bfloat16),
             eps=eps,
+            head_norm=head_norm,
         )
     for matrix in matrices:
         _drop_weight(matrix)

@@ -18,6 +18,8 @@ from transformers.utils import logging as transformers_logging
 from everlong_models.backbone import quantised_llama, quantised_weights
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.backbone.recurrent.families import FAMILIES
+from everlong_models.backbone.recurrent.model import Recurrent, recurrent_kernels
 from everlong_models.catalogue.entry import entries, unknown_name
 from everlong_models.catalogue.machine import available_memory, require_memory
 from everlong_models.catalogue.pull import pull as pull_entry
@@ -55,6 +57,29 @@ def load_backbone(
         quantised = None if path is None else _load_quantised(name, path, models_dir, progress)
         if quantised is not None:
             return quantised
+    model, tokenizer = _load_weights(name, models_dir, device, dtype, progress)
+    return Backbone(model).eval(), tokenizer
+
+
+def load_recurrent(
+    name: str,
+    *,
+    models_dir: Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    progress: Progress = lambda message: None,
+) -> tuple[Recurrent, Tokenizer]:
+    """Like `load_backbone`, for models with recurrent layers. Tells `progress` how these are computed."""
+    model, tokenizer = _load_weights(name, models_dir, resolve_device(device), dtype, progress)
+    backbone = Recurrent(model).eval()
+    progress(f"recurrent layers are computed by {recurrent_kernels(backbone.device)}")
+    return backbone, tokenizer
+
+
+def _load_weights(
+    name: str, models_dir: Path, device: torch.device, dtype: torch.dtype | None, progress: Progress
+) -> tuple[PreTrainedModel, Tokenizer]:
+    """Load `name` with transformers. Arguments and errors: see `load_backbone`."""
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
@@ -85,7 +110,7 @@ def load_backbone(
     # Some models end an answer with a token of its own, which only the generation config names.
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
-    return Backbone(model.to(device)).eval(), tokenizer
+    return model.to(device), tokenizer
 
 
 def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress) -> tuple[Backbone, Tokenizer] | None:
@@ -124,6 +149,20 @@ def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> N
             f"the weights in {folder} take {needed / 1e9:.1f} GB ({numbers / 1e6:,.0f} million numbers of "
             f"{str(dtype).removeprefix('torch.')}); {device} has {free / 1e9:.1f} GB free"
         )
+
+
+def has_own_memory(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> bool:
+    """Return whether `name` is a model whose own recurrent state can be the memory. Pulls it from the hub if necessary.
+
+    Raises `BackboneError` for a name that cannot be found.
+    """
+    if _gguf_bytes(name) is not None:
+        return False
+    try:
+        config = json.loads((find_backbone(name, models_dir=models_dir, progress=progress) / "config.json").read_text())
+        return config["model_type"] in FAMILIES
+    except (OSError, ValueError, LookupError, TypeError):  # loading reports a damaged config
+        return False
 
 
 def _gguf_bytes(name: str) -> int | None:
@@ -318,7 +357,7 @@ def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
         )
 
 
-def architecture(backbone: Backbone) -> str:
+def architecture(backbone: Backbone | Recurrent) -> str:
     """Return the backbone's architecture as canonical JSON, without the fields that do not change what it computes."""
     config = backbone.model.config.to_diff_dict()
     for key in ("_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype"):

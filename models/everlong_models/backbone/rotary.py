@@ -38,3 +38,16 @@ def evict(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) -> 
         values[..., start : end - count, :] = values[..., start + count : end, :].clone()
     # Attention weights these positions with 0 until they are written again, so they must be finite.
     kv[..., end - count : end, :] = 0
+
+
+def turned(keys: Tensor, frequencies: Tensor, by: Tensor) -> Tensor:
+    """Return `keys` (B, G, n, d) moved `by` (B or 1, n) positions, in at least float32. Keys moved by 0 keep their bits.
+
+    `frequencies` (r/2,): θ, in radians per position; only the first r numbers of a head are rotated.
+    """
+    exact = torch.promote_types(keys.dtype, torch.float32)
+    angles = (by.double()[..., None] * frequencies.double()).repeat(*[1] * by.dim(), 2)
+    cos, sin = (x.to(exact).reshape(-1, 1, *x.shape[-2:]) for x in (angles.cos(), angles.sin()))
+    rotating, rest = keys.to(exact).split([cos.shape[-1], keys.shape[-1] - cos.shape[-1]], dim=-1)
+    first, second = rotating.chunk(2, dim=-1)
+    return torch.cat([rotating * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)

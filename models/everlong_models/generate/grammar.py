@@ -1,4 +1,4 @@
-"""`Grammar`: constrains an answer token by token; so far, to JSON that follows a schema.
+"""`Grammar`: constrains an answer token by token, to JSON that follows a schema or to text with calls of tools.
 
 llguidance provides the automaton. It knows the tokenizer, and computes for each token of the vocabulary whether the answer may continue
 with it. That is the mask over a row's logits.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import llguidance
 import numpy as np
@@ -16,7 +18,9 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import GrammarError
+from everlong_models.generate.tool_grammar import tool_grammar
 from everlong_models.text.tokenizer import Tokenizer
+from everlong_models.text.tool_format import Tool, ToolFormat
 
 # The usual JSON on one line. With free white space, small models produce it endlessly.
 _JSON: llguidance._lib.JsonCompileOptions = {
@@ -28,16 +32,19 @@ _LIMITS = llguidance.LLParserLimits(step_max_items=20_000)
 """Limits the cost of a token: a more expensive schema would stall all answers."""
 _MAX_GRAMMAR = 200_000
 """Most characters of a schema's grammar: some thousand properties, which take seconds to compile."""
+_COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
+"""Keywords beside which forbidding other properties could make a schema impossible."""
 _CACHED = 16
 """Number of compiled grammars in the cache."""
 
 
 class Grammar:
-    """The state of the automaton for one answer."""
+    """The state of the automaton for one answer. `free_text`: whether the answer may be any text."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, *, free_text: bool = False) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self.free_text = free_text
 
     def allowed_tokens(self) -> Tensor:
         """Return which tokens may come next: (V,), bool. Includes the end-of-text token where the answer may end."""
@@ -76,17 +83,63 @@ class GrammarCompiler:
             text = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
         except ValueError as error:  # NaN or infinity, which JSON does not have
             raise GrammarError(str(error)[:200]) from error
+        return self._grammar(text)
+
+    def tools(
+        self,
+        format: ToolFormat,
+        tools: Sequence[Tool],
+        choice: Literal["auto", "none", "required"],
+        *,
+        parallel: bool,
+        schema: dict[str, Any] | None = None,
+    ) -> Grammar:
+        """Return a grammar for an answer that may call `tools`. The arguments: see `tool_grammar`; `schema`: of its text.
+
+        The arguments of a call always follow the schema of its tool. If that cannot be enforced and the tool is not strict, they are
+        any JSON object. Raises `GrammarError`, which names the tool.
+        """
+        enforced = [self._enforced(tool) for tool in tools]
+        if schema is not None:
+            self.json(schema)
+        text = tool_grammar(format, enforced, choice, self._special, _JSON, parallel=parallel, text=schema)
+        return self._grammar(text, free_text=schema is None and choice != "required")
+
+    def _enforced(self, tool: Tool) -> Tool:
+        """Return the tool with the schema that its arguments will follow."""
+        schema = tool.parameters
+        if "properties" in schema and not _COMBINING.intersection(schema):
+            # Small models invent properties endlessly where a schema does not forbid them.
+            schema = {"additionalProperties": False, **schema}
+        try:
+            self.json({"type": "object", **schema})
+        except GrammarError as error:
+            if tool.strict:
+                raise GrammarError(f"the parameters of {tool.name!r}: {error}") from error
+            return replace(tool, parameters={"type": "object"})
+        return replace(tool, parameters={"type": "object", **schema})
+
+    def _special(self, piece: str) -> int | None:
+        """Return the token that is `piece`, if text cannot spell it."""
+        tokens = self._vocabulary()
+        ids = tokens.tokenize_str(piece)
+        return ids[0] if len(ids) == 1 and tokens.is_special_token(ids[0]) else None
+
+    def _grammar(self, text: str, *, free_text: bool = False) -> Grammar:
         if len(text) > _MAX_GRAMMAR:
             raise GrammarError(
                 f"the schema compiles to a grammar of {len(text)} characters, the limit is {_MAX_GRAMMAR}: use fewer properties"
             )
-        return Grammar(self._compiled(text).deep_copy(), self._vocab_size)
+        return Grammar(self._compiled(text).deep_copy(), self._vocab_size, free_text=free_text)
 
-    def _compile(self, text: str) -> llguidance.LLMatcher:
+    def _vocabulary(self) -> llguidance.LLTokenizer:
         with self._lock:
             if self._tokens is None:  # takes a second for a large vocabulary
                 self._tokens = self._tokenizer.grammar_tokenizer(self._vocab_size)
-        matcher = llguidance.LLMatcher(self._tokens, text, log_level=0, limits=_LIMITS)
+            return self._tokens
+
+    def _compile(self, text: str) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(self._vocabulary(), text, log_level=0, limits=_LIMITS)
         grammar = Grammar(matcher, self._vocab_size)
         grammar._raise_error()
         grammar.allowed_tokens()  # a schema that is too expensive fails here, not at the first token

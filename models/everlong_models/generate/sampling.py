@@ -320,6 +320,8 @@ class StopStringFilter:
         self._stop = stop
         self._held = ""
         self.found = False
+        self.matched: str | None = None
+        """The stop string that ended the text."""
 
     def feed(self, text: str) -> str:
         """Return the text that cannot be part of a stop string. Once a stop string is complete, `found` is True and no text is returned."""
@@ -328,10 +330,11 @@ class StopStringFilter:
         self._held += text
         hits = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if hits:
-            self.found = True
-            shown, self._held = self._held[: min(hits)[1]], ""
+            end, at = min(hits)
+            self.found, self.matched = True, self._held[at:end]
+            shown, self._held = self._held[:at], ""
             return shown
-        keep = max(_overlap(self._held, stop) for stop in self._stop)
+        keep = max(overlap(self._held, stop) for stop in self._stop)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
@@ -341,7 +344,7 @@ class StopStringFilter:
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

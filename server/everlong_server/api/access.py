@@ -64,7 +64,7 @@ class Access:
                 scope.setdefault("state", {})["caller"] = caller
                 headers = await self._count(HTTPConnection(scope), caller, needed)
         except Exception as error:
-            response, known = error_response(error)
+            response, known = error_response(error, scope["path"])
             self._metrics.rejections.labels(known.code).inc()
             scope.setdefault("state", {})["refused"] = known.code
             # For a WebSocket, Starlette sends it as the response to the handshake.
@@ -153,7 +153,7 @@ def _secret(connection: HTTPConnection) -> str | None:
     """Return the API key in the request's headers. Raises `Unauthenticated` for a malformed `Authorization` header."""
     given = connection.headers.getlist("authorization")
     if not given:
-        return None
+        return connection.headers.get("x-api-key")  # Anthropic's SDKs
     form = _BEARER.fullmatch(given[0].strip())
     if form is None or len(given) > 1:
         raise Unauthenticated("send exactly one header `Authorization: Bearer evl_…`", code="invalid_api_key")
@@ -179,5 +179,6 @@ def add_security(document: dict[str, Any]) -> dict[str, Any]:
         for method, operation in operations.items():
             if (scope := scope_of(method.upper(), path)) is not None:
                 operation["security"] = [{"key": [scope]}]
-                operation["responses"] |= refused
+                for status, described in refused.items():
+                    operation["responses"].setdefault(status, described)
     return document

@@ -11,6 +11,8 @@ from everlong_server.engine.answering.events import (
     ResponseCreated,
     ResponseEvidence,
     TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStarted,
 )
 from everlong_server.store.messages import evidence_json
 
@@ -28,6 +30,8 @@ def native_event(event: AnswerEvent) -> NativeEvent:
             return _delta(response_id, text, logprobs)
         case ResponseCompleted(message):
             return _completed(message.json())
+        case ToolCallStarted() | ToolArgumentsDelta():
+            raise AssertionError("no message of a session has tools")
 
 
 async def replayed_events(message: dict[str, Any]) -> AsyncGenerator[NativeEvent, None]:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from everlong_models import EverlongModelError
+from everlong_server.api.error_forms import error_form
 from everlong_server.api.schemas import ErrorBody
 from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimited, ServerError, Unavailable
 
@@ -83,9 +84,11 @@ def as_server_error(error: BaseException) -> ServerError:
 def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     """Report the first invalid field: its name, its value, what is allowed."""
     first = error.errors()[0]
-    # For a union, such as `recall`, pydantic adds the tried alternative to the path. It is not a field of the request.
-    not_fields = re.compile(r"body|query|path|[A-Z]\w*|literal\[.*\]")
-    path = [_cut(part) for part in map(str, first["loc"]) if not not_fields.fullmatch(part)]
+    # The first part is the place in the request. For a union, such as `recall`, pydantic adds the tried alternative.
+    places = {"body", "query", "path", "header"} if isinstance(error, RequestValidationError) else set()
+    location = first["loc"][1:] if first["loc"] and first["loc"][0] in places else first["loc"]
+    alternative = re.compile(r"[A-Z]\w*|literal\[.*\]")
+    path = [_cut(part) for part in map(str, location) if not alternative.fullmatch(part)]
     if first["type"] == "json_invalid":
         return InvalidRequest(
             f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json"
@@ -109,8 +112,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:
-    """Return the HTTP response to `error`, and the server error that it reports."""
+def error_response(error: BaseException, path: str) -> tuple[JSONResponse, ServerError]:
+    """Return the HTTP response to `error` of a request for `path`, and the server error that it reports."""
     known = as_server_error(error)
     headers = error_headers(known)
     if isinstance(known, Internal):
@@ -118,7 +121,8 @@ def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:
         headers["Connection"] = "close"
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
-    return JSONResponse(known.body(), known.status, headers), known
+    status, body = error_form(known, path)
+    return JSONResponse(body, status, headers), known
 
 
 def error_headers(known: ServerError) -> dict[str, str]:
@@ -135,7 +139,7 @@ def install_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception with `error_response`."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        response, known = error_response(error)
+        response, known = error_response(error, request.url.path)
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response
 

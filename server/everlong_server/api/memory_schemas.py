@@ -38,6 +38,11 @@ class MemoryPart(Wire):
         description="relative change (of the norm) that the open segment would cause if it ended now; null if the part "
         "stores tokens unchanged or there is no open segment"
     )
+    bytes: int | None = Field(description="size of the part; null for memories whose parts do not differ in it")
+    half_life: float | None = Field(
+        description="tokens after which half of what a token wrote has faded, for the median channel of a recurrent layer; null for "
+        "parts without such a decay"
+    )
 
 
 class MemoryPhrase(Wire):

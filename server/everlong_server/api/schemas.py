@@ -277,6 +277,20 @@ class ServedModel(Wire):
     description: str
 
 
+class EmbeddingModel(Wire):
+    """The model of `/v1/embeddings`, `/v1/rerank` and the search by meaning. It answers no questions."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time in seconds at which the server started")
+    owned_by: str = "everlong"
+    dimensions: int = Field(description="length of its vectors")
+    max_tokens: int = Field(description="tokens that one vector is computed from; a longer text is embedded in parts")
+    languages: list[str] | None = Field(description="languages that it was trained on (ISO 639-1); null: not known")
+    fingerprint: str
+    description: str
+
+
 class DocumentList(Wire):
     """A page of documents, newest first."""
 
@@ -315,10 +329,10 @@ class MessageList(Wire):
 
 
 class ModelList(Wire):
-    """The served model."""
+    """The served model, and the embedding model if the server has one."""
 
     object: Literal["list"] = "list"
-    data: list[ServedModel]
+    data: list[ServedModel | EmbeddingModel]
 
 
 class ErrorDetail(Wire):

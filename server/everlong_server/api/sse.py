@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -15,8 +15,15 @@ from everlong_server.api.errors import as_server_error
 log = logging.getLogger(__name__)
 
 
-def event_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds: float) -> EventSourceResponse:
-    """Return a response that sends `events`. Closes the generator when the client disconnects."""
+def event_stream(
+    events: AsyncGenerator[dict[str, Any], None],
+    keepalive_seconds: float,
+    error_form: Callable[[Exception], dict[str, Any]] | None = None,
+) -> EventSourceResponse:
+    """Return a response that sends `events`. Closes the generator when the client disconnects.
+
+    `error_form`: returns the last event of a stream that fails; by default, that of the native API.
+    """
 
     async def body() -> AsyncGenerator[ServerSentEvent, None]:
         async with contextlib.aclosing(events):
@@ -24,7 +31,7 @@ def event_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds
                 async for event in events:
                     yield ServerSentEvent(_data(event), event=event["type"])
             except Exception as error:
-                yield ServerSentEvent(json.dumps(error_event(error)), event="error")
+                yield ServerSentEvent(json.dumps((error_form or error_event)(error)), event="error")
 
     return _response(body(), keepalive_seconds)
 

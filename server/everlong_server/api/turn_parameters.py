@@ -13,7 +13,7 @@ from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.records import RecallChoice, Session
 
-_MAX_LOGPROBS = 200_000
+MAX_LOGPROBS = 200_000
 """Log-probabilities of one answer. They stay in memory until it is complete, about half a kilobyte each."""
 
 
@@ -37,9 +37,9 @@ def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool 
     given = body.model_dump(include=set(SamplingParams.model_fields))
     params = SamplingParams(**given | {"max_tokens": getattr(body, limit), "logprobs": body.logprobs or logprobs})
     per_token = 1 + params.top_logprobs
-    if params.logprobs and params.max_tokens * per_token > _MAX_LOGPROBS:
+    if params.logprobs and params.max_tokens * per_token > MAX_LOGPROBS:
         raise InvalidRequest(
-            f"{limit}={params.max_tokens} with {per_token} log-probabilities each is more than the limit of {_MAX_LOGPROBS} "
+            f"{limit}={params.max_tokens} with {per_token} log-probabilities each is more than the limit of {MAX_LOGPROBS} "
             "log-probabilities in an answer: request fewer tokens, or a lower top_logprobs", param=limit,
         )  # fmt: skip
     return params
@@ -82,4 +82,9 @@ def stored_recall(requested: schemas.Recall | Literal[False] | None) -> RecallCh
 
 def _override(default: Recall, requested: RecallChoice) -> Recall:
     """Return `default` with the requested fields replaced."""
-    return replace(default, passages=0) if requested is False else replace(default, **(requested or {}))
+    if requested is False:
+        return replace(default, passages=0)
+    given = requested or {}
+    return replace(
+        default, passages=given.get("passages", default.passages), tokens=given.get("tokens", default.tokens)
+    )

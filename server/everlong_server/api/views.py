@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 
 from everlong_models.catalogue.entry import entries
 from everlong_models.memories.view import LayerView
+from everlong_models.text.embedder import MAX_TOKENS
 from everlong_server.api import memory_schemas, schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents.formats.catalogue import accepted_formats
@@ -157,4 +158,20 @@ def model_view(services: Services) -> schemas.ServedModel:
         state_bytes=model.state_bytes,
         fingerprint=model.fingerprint,
         description=model.description,
+    )
+
+
+def embedding_model_view(services: Services) -> schemas.EmbeddingModel | None:
+    """Return the embedding model; None if the server has none."""
+    embedder = services.shared.embedder
+    if embedder is None:
+        return None
+    return schemas.EmbeddingModel(
+        id=embedder.name,
+        created=int(services.shared.started_at),
+        dimensions=embedder.dimension,
+        max_tokens=MAX_TOKENS,
+        languages=None if embedder.languages is None else sorted(embedder.languages),
+        fingerprint=embedder.digest,
+        description="turns texts into vectors, for the search by meaning",
     )

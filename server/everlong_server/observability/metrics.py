@@ -42,6 +42,9 @@ class Metrics:
         self.tokens_reused = counter(
             "everlong_tokens_reused_total", "Context tokens reused from memory instead of prefilled again"
         )
+        self.tokens_embedded = counter(
+            "everlong_tokens_embedded_total", "Tokens of texts sent for embedding or reranking"
+        )
         self.first_token_seconds = histogram(
             "everlong_first_token_seconds", "Time from the request to the first token", buckets=_LATENCY
         )

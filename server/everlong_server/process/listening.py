@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from everlong_models import EverlongModelError, Model
 from everlong_models.memories.compact import Compact
+from everlong_models.memories.native import Native
 from everlong_models.memories.window import Window
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
@@ -202,6 +203,11 @@ def _limitations(model: Model) -> str:
         return (
             f"It keeps {model.memory.config.entries} keys and values of the text in each layer, some of every part: what the text is\n"
             "about rather than its details, for which it searches passages. docs/research/lab-notes.md has figures."
+        )
+    if isinstance(model.memory, Native):
+        return (
+            f"{model.memory.in_words}\n"
+            "The state has a fixed size, so details of older text fade; for those, passages are searched for each question."
         )
     if model.trained is False:
         return (

@@ -10,7 +10,7 @@ from everlong_models.kernels.cpu import sampling_kernel, thread_pool
 from everlong_models.model import Model, load_model
 from everlong_server.process.served_model import served_model
 from everlong_server.settings import Settings
-from everlong_server.store.texts.vectors import load_embedder
+from everlong_server.store.search.vectors import load_embedder
 
 
 def load(settings: Settings, progress: Progress) -> Model:

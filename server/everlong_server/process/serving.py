@@ -18,7 +18,7 @@ from everlong_server.observability.logs import Reporter
 from everlong_server.process.port import PortError, check_port
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import EmbeddedRedis, EmbeddedRedisError
-from everlong_server.store.texts.passages import SearchMissing, require_search
+from everlong_server.store.search.word_index import SearchMissing, require_search
 
 if TYPE_CHECKING:
     from everlong_models import Model

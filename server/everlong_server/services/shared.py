@@ -20,21 +20,23 @@ from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Responses
+from everlong_server.store.search.passages import Passages
+from everlong_server.store.search.vectors import VectorBuilds, Vectors
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.credentials import Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passages
-from everlong_server.store.texts.vectors import VectorBuilds, Vectors
 from everlong_server.store.uploads import Uploads
 from everlong_server.store.vault import Vault
+from everlong_server.store.vector_stores.stores import VectorStores
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
     """All stored data. The stores in Redis have a method `of(tenant)`.
 
-    `documents`, `uploads` and `responses` see all tenants; `quota`, `idempotency`, `sessions` and `chats` see the default one.
+    `documents`, `uploads` and `responses` see all tenants; `quota`, `idempotency`, `sessions`, `chats` and `vector_stores` see the
+    default one.
     """
 
     quota: Quota
@@ -44,6 +46,7 @@ class Stores:
     chats: Chats
     uploads: Uploads
     responses: Responses
+    vector_stores: VectorStores
     blobs: Blobs
     reading_jobs: Jobs
     background_jobs: Jobs
@@ -64,6 +67,7 @@ class Stores:
             chats=Chats(redis, DEFAULT_TENANT, settings.chat_seconds, vault),
             uploads=Uploads(redis, None, vault),
             responses=Responses(redis, None, settings.response_seconds, vault),
+            vector_stores=VectorStores(redis, DEFAULT_TENANT, quota, vault),
             blobs=Blobs(settings.blobs, vault, settings.private_dir),
             reading_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds),
             background_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds, keys.responses),

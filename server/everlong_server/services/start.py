@@ -22,9 +22,9 @@ from everlong_server.services.shared import Shared, Stores
 from everlong_server.settings import Settings
 from everlong_server.store.records import now
 from everlong_server.store.redis.connection import Client, connect
+from everlong_server.store.search.vectors import VectorBuilds, load_embedder
 from everlong_server.store.store_id import existing_owners, has_matching_store_id
 from everlong_server.store.tenants.credentials import Credentials
-from everlong_server.store.texts.vectors import VectorBuilds, load_embedder
 
 log = logging.getLogger(__name__)
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everlong_server.engine.answering.chats import ChatTurns
+from everlong_server.engine.answering.completions import Completions
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.memory_view import MemoryViews
 from everlong_server.engine.answering.prompt import template_of
 from everlong_server.engine.answering.responses import ResponseTurns
+from everlong_server.engine.answering.search.store_search import StoreSearch
+from everlong_server.engine.answering.search.text_search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.documents.ingest import Ingest
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
+from everlong_server.engine.embeddings import TextEmbeddings
 from everlong_server.services.shared import Shared
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passages
+from everlong_server.store.vector_stores.stores import VectorStores
 
 _QUESTION_TOKENS = 256
 """Tokens of the model's context that recall leaves free for the question and its answer (half of a short context)."""
@@ -35,12 +40,17 @@ class Services:
     documents: Documents
     passages: Passages
     sessions: Sessions
+    vector_stores: VectorStores
     ingest: Ingest
     multipart_uploads: MultipartUploads
     session_turns: SessionTurns
     chat_turns: ChatTurns
     response_turns: ResponseTurns
+    completions: Completions
     memory_views: MemoryViews
+    search: TextSearch
+    store_search: StoreSearch
+    embeddings: TextEmbeddings
 
     @property
     def recall(self) -> Recall:
@@ -75,6 +85,8 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
         token_offsets,
         settings.max_document_bytes,
     )
+    search, vector_stores = TextSearch(engine, passages, token_offsets, quota), stores.vector_stores.of(tenant)
+    store_search = StoreSearch(vector_stores, search, passages)
     return Services(
         shared=shared,
         tenant=tenant,
@@ -83,12 +95,17 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
         documents=documents,
         passages=passages,
         sessions=sessions,
+        vector_stores=vector_stores,
         ingest=ingest,
         multipart_uploads=MultipartUploads(ingest, stores.uploads.of(tenant), settings.upload_seconds),
         session_turns=session_turns,
         chat_turns=chat_turns,
         response_turns=ResponseTurns(
-            chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota
+            chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota, store_search
         ),
+        completions=Completions(engine, quota, shared.metrics, shared.tracing),
         memory_views=MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota),
+        search=search,
+        store_search=store_search,
+        embeddings=TextEmbeddings(shared.embedder, engine, quota, shared.metrics),
     )

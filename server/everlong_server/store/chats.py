@@ -35,12 +35,15 @@ return 1
 """
 
 
-def digests(model: str, documents: Sequence[str], messages: Sequence[Message], after: str | None = None) -> list[str]:
+def digests(
+    model: str, documents: Sequence[str], messages: Sequence[Message], after: str | None = None, tools: str = ""
+) -> list[str]:
     """Return, for each message, the digest of the chat up to and including it.
 
-    `after`: the digest of the messages that came before these, if any. Sampling parameters are not part of a digest.
+    `after`: the digest of the messages that came before these, if any. `tools`: the definitions of the chat's tools. Sampling
+    parameters are not part of a digest.
     """
-    digest = after or _digest(model, list(documents))
+    digest = after or _digest(model, list(documents), *([tools] if tools else []))
     found = []
     for message in messages:
         digest = _digest(digest, message.role, message.content)

@@ -11,6 +11,7 @@ from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, limit_argument
 from everlong_server.store.vault import Vault
+from everlong_server.store.vector_stores.stores import DETACH
 
 # Creates a document and queues its reading, and completes the upload that it is made of.
 # KEYS: document, documents, document_readings, reading, jobs, stored, queued; for a document made of an upload also the
@@ -38,11 +39,12 @@ redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3], 'tenant', redis.call('HGET'
 return 1
 """
 
-# Deletes a document with every reading that involves it, since their states hold what it said.
-# KEYS: document, documents, document_readings, stored, deleted
-# ARGV: document id, prefix of reading keys, prefix of document keys, prefix of the tenant's queues
+# Deletes a document with every reading that involves it, since their states hold what it said, and takes it out of vector stores.
+# KEYS: document, documents, document_readings, stored, deleted, document_sets
+# ARGV: document id, prefix of reading keys, prefix of document keys, prefix of the tenant's queues, prefix of vector stores
 _DELETE = (
     REMOVE_FROM_INDEX
+    + DETACH
     + """
 local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset', 'original_bytes')
 if redis.call('DEL', KEYS[1]) == 0 then return end
@@ -56,7 +58,10 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   end
   redis.call('DEL', ARGV[2] .. id, ARGV[2] .. id .. ':children')
 end
-redis.call('DEL', KEYS[3])
+for _, store in ipairs(redis.call('SMEMBERS', KEYS[6])) do
+  redis.call('DECRBY', KEYS[4], detach(ARGV[5], store, ARGV[1]) or 0)
+end
+redis.call('DEL', KEYS[3], KEYS[6])
 """
 )
 
@@ -142,6 +147,10 @@ class Documents:
             [
                 keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),
                 keys.stored(tenant), keys.deleted(keys.documents(tenant), document_id),
+                keys.document_sets(document_id),
             ],
-            [document_id, keys.reading(""), keys.document(""), keys.queued(tenant, "")],
+            [
+                document_id, keys.reading(""), keys.document(""), keys.queued(tenant, ""),
+                keys.vector_store(""),
+            ],
         )  # fmt: skip

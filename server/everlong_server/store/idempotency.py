@@ -105,6 +105,10 @@ class IdempotencyRecords:
             self, record, owner, id, fingerprint, json.loads(answer or b"null"), first=kind == "first"
         )
 
+    def unkeyed(self, id: str) -> IdempotencyRecord:
+        """Return a record that is not stored, for an object whose id follows from its content and which may exist already."""
+        return IdempotencyRecord(self, None, "", id, "", None, first=False)
+
     async def write(self, record: IdempotencyRecord, field: str, value: str) -> bool:
         """Write a field (or "forget" the record); False if another replica has taken the record over."""
         args = [record.owner, field, self._vault.sealed({field: value})[field], int(self._seconds * 1000)]

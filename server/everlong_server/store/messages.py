@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from everlong_models import ToolCall
 from everlong_server.store.records import new_id
-from everlong_server.store.texts.passages import Passage
+from everlong_server.store.search.passages import Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class AnswerMessage:
 
     `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the model saw.
     `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested. `memory_progress`: the share
-    of the documents' text that had been read, if the memory was not ready and the answer rests on the evidence alone.
+    of the documents' text that had been read, if the memory was not ready and the answer rests on the evidence alone. `tool_calls`,
+    and `stop_sequence`, the stop string that ended the answer, are not part of the JSON; responses store calls apart.
     """
 
     id: str
@@ -56,6 +58,8 @@ class AnswerMessage:
     logprobs: list[dict[str, Any]] | None = None
     citations: Sequence[Citation] = ()
     memory_progress: float | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    stop_sequence: str | None = None
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""

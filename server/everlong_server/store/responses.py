@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from everlong_models import ToolCall
 from everlong_server.errors import NotFound
 from everlong_server.store import snapshot
 from everlong_server.store.messages import AnswerMessage
@@ -19,6 +20,7 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
 from everlong_server.store.vault import Vault
+from everlong_server.store.vector_stores.file_search import SearchCall
 
 OPEN = ("queued", "in_progress")
 """The statuses of a response that has no answer yet."""
@@ -87,14 +89,16 @@ class Response:
     message: AnswerMessage | None = None
     error: dict[str, Any] | None = None
     session: Session | None = None
+    searched: SearchCall | None = None
+    """The search in vector stores that the answer rests on."""
     tenant: str = DEFAULT_TENANT
     trace: str = ""
     """The `traceparent` of the request, if it is answered in the background."""
 
     @property
     def question(self) -> str:
-        """The text of the last message, which is answered."""
-        return self.said[-1].content
+        """What the user asked: the last message that is not the result of a tool."""
+        return str(self.request.get("asked") or self.said[-1].content)
 
     def answered(self, message: AnswerMessage, session: Session) -> Response:
         """Return the response with its answer: completed, or incomplete if it reached the token limit or was cut in a loop."""
@@ -112,6 +116,10 @@ class Response:
         fields = {"status": self.status, "completed_at": json.dumps(self.completed_at)}
         if self.message is not None:
             fields["message"] = json.dumps(self.message.json())
+            if self.message.tool_calls:  # in a field of their own, which the release before ignores
+                fields["tool_calls"] = json.dumps([asdict(call) for call in self.message.tool_calls])
+        if self.searched is not None:
+            fields["searched"] = json.dumps(self.searched.json())
         if self.error is not None:
             fields["error"] = json.dumps(self.error)
         return fields | (self.session.fields() if self.session is not None else {})
@@ -135,13 +143,17 @@ class Response:
         def decoded(field: bytes) -> Any:
             return json.loads(stored[field]) if field in stored else None
 
+        message = AnswerMessage.of(decoded(b"message")) if b"message" in stored else None
+        if message is not None and b"tool_calls" in stored:
+            message = replace(message, tool_calls=tuple(ToolCall(**call) for call in decoded(b"tool_calls")))
         return Response(
             **facts,
             status=stored[b"status"].decode(),
             completed_at=decoded(b"completed_at"),
-            message=AnswerMessage.of(decoded(b"message")) if b"message" in stored else None,
+            message=message,
             error=decoded(b"error"),
             session=Session.of(stored) if b"state_bytes" in stored else None,
+            searched=SearchCall.of(decoded(b"searched")) if b"searched" in stored else None,
             tenant=stored[b"tenant"].decode(),
             trace=stored[b"trace"].decode(),
         )
@@ -243,7 +255,7 @@ class Responses:
 
 
 _FACTS = (
-    b"response", b"status", b"tenant", b"trace", b"completed_at", b"message", b"error",
+    b"response", b"status", b"tenant", b"trace", b"completed_at", b"message", b"error", b"tool_calls", b"searched",
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", *snapshot.FACTS,
 )  # fmt: skip
 

@@ -24,7 +24,23 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from everlong_server.errors import Damaged, KeyMissing
 
-FIELDS = frozenset({"state", "open", "filename", "title", "response", "message", "error", "answer", "notes"})
+FIELDS = frozenset(
+    {
+        "state",
+        "open",
+        "filename",
+        "title",
+        "response",
+        "message",
+        "tool_calls",
+        "error",
+        "answer",
+        "notes",
+        "label",
+        "attributes",
+        "searched",
+    }
+)
 """The hash fields that are sealed, in keys that have sealed fields (`keys.sealed`): all that users wrote or that derives from it."""
 MESSAGES = "messages"
 """The purpose that a session's messages are sealed for."""

@@ -136,6 +136,10 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
         (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000"),
         (["flat", "--memories", "rmt,lstm"], "--memories: no 'lstm'; must be of rmt, "),
         (["flat", "--memories", "rmt,lamemo", "--backbone", "a"], "--memories: lamemo does not use a backbone"),
+        (
+            ["flat", "--memories", "native", "--backbone", "a"],
+            "--memories: native is measured with a tiny model of its own",
+        ),
         (["flat", "--memories", "rmt", "--backbone", "no.gguf"], "no GGUF file no.gguf"),
     ],
 )

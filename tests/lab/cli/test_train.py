@@ -168,6 +168,7 @@ def test_bfloat16(invoke, data, tmp_path):
         (["--set", "optimizer.speed=1"], "optimizer.speed=1: Extra inputs are not permitted"),
         (["--resume"], "nothing to resume"),
         (["--set", "learner.memory=elephant"], "learner.memory='elephant'"),
+        (["--set", "learner.memory=native"], "learner.memory='native': cannot be trained here"),
         (["--set", "learner.options.memory_tokens=24"], "must be smaller than segment_length=24"),
         (["--set", "learner.backbone=./nowhere"], "no backbone './nowhere'"),
         (["--set", "task.noise=books-9"], "no data set 'books-9'"),

@@ -26,7 +26,7 @@ from everlong_models import load_model
 from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.grounding import TEMPLATE
 from everlong_server.settings import Settings
-from everlong_server.store.texts.search_corpus import SearchCorpus
+from everlong_server.store.search.search_corpus import SearchCorpus
 
 FACTS = [
     ("Harbours", "The lighthouse of Brimsund was painted green by Oda Kvist in 1911.", "Who painted Brimsund's lighthouse?", "Oda Kvist"),

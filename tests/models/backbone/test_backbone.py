@@ -37,6 +37,13 @@ SMALL = {
 }
 
 
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+SLIDING = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "sliding_window": 8,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "more"),
     [
@@ -69,7 +76,9 @@ def test_a_causal_decoder_of_any_family_is_taken(kind, config, more, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_is_not_a_causal_decoder_is_refused(kind, config, reason, dtype):
     sizes = SMALL if kind is not MambaForCausalLM else {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}
-    with pytest.raises(BackboneError, match=f"{reason}.*needs a decoder with causal attention in every layer"):
+    with pytest.raises(
+        BackboneError, match=f"{reason}.*this memory needs a decoder with causal attention in every layer"
+    ):
         Backbone(kind(config(**sizes)).to(dtype))
 
 
@@ -108,14 +117,32 @@ def test_steps_and_logits_are_those_of_the_models_own_forward(config: transforme
             torch.testing.assert_close(backbone.logits(last), whole[:, at : at + 1], rtol=1e-6, atol=1e-6)
 
 
-def test_a_cache_longer_than_the_sliding_window_is_refused() -> None:
-    config = transformers.MistralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, sliding_window=16,
-    )  # fmt: skip
-    backbone = Backbone(transformers.AutoModelForCausalLM.from_config(config))
-    assert backbone.new_kv(1, 16).shape[4] == 16
-    with pytest.raises(
-        BackboneError, match="needs 17 positions of attention, but its layers have a sliding window of 16"
-    ):
-        backbone.new_kv(1, 17)
+@pytest.mark.parametrize("read", [5, 30])
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.MistralConfig(**SLIDING, num_hidden_layers=2),
+        transformers.Gemma2Config(**SLIDING, num_hidden_layers=2, query_pre_attn_scalar=16),
+        transformers.Gemma3TextConfig(**SLIDING, num_hidden_layers=3, query_pre_attn_scalar=16, layer_types=MIXED),
+        transformers.Olmo3Config(**SLIDING, num_hidden_layers=3, layer_types=MIXED, pad_token_id=0),
+        transformers.Qwen3Config(**SLIDING, num_hidden_layers=3, layer_types=MIXED, use_sliding_window=True),
+    ],
+    ids=lambda config: getattr(config, "model_type", config),
+)
+def test_layers_with_a_sliding_window_keep_it_in_a_longer_cache(config, read) -> None:
+    """Rows at different positions, steps and chunks: the logits are those of the model's own forward over the whole text."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    backbone, tokens = Backbone(model), torch.randint(0, 64, (2, 44))
+    with torch.no_grad():
+        whole = model(tokens).logits
+        x, kv = backbone.embed(tokens), backbone.new_kv(2, 60)
+        backbone.hidden(x[:, :read], kv=kv)
+        at = torch.tensor([read, read])
+        chunk = backbone.logits(backbone.hidden(x[:, read : read + 9], kv=kv, at=at))
+        torch.testing.assert_close(chunk, whole[:, read : read + 9], rtol=1e-5, atol=1e-5)
+        at = torch.tensor([read + 9, read + 4])  # the second row goes back to an earlier position
+        step = backbone.logits(backbone.hidden(x[[0, 1], at][:, None], kv=kv, at=at))
+        torch.testing.assert_close(step[:, 0], whole[[0, 1], at], rtol=1e-5, atol=1e-5)

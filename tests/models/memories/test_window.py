@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from everlong_lab.tasks.unroll import unroll
+from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memories.window import Window, WindowConfig
 from tests.models.memory_contract import MemoryContract, tokens
@@ -30,6 +32,25 @@ def test_the_answer_is_the_backbones_over_first_and_last_tokens(read):
     expected = model.backbone.model(kept).logits[:, -1]
     _, logits = model.open(state, text[:, read:])
     torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("read", [8, 40])
+def test_layers_with_a_sliding_window_of_their_own_keep_it(read):
+    """As in Gemma 3: the window of 6 is shorter than what the memory keeps."""
+    config = Gemma3TextConfig(
+        vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=12, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Window(WindowConfig(segment_length=8, sinks=3, window=10), Backbone(Gemma3ForCausalLM(config).eval()))
+    text = tokens(model, 1, read + 5)
+    kept = text if read <= 13 else torch.cat([text[:, :3], text[:, read - 10 :]], dim=1)
+    with torch.no_grad():
+        cache, logits = model.open(model.read(text[:, :read], model.initial_state()), text[:, read:])
+        torch.testing.assert_close(logits, model.backbone.model(kept).logits[:, -1], rtol=1e-5, atol=1e-5)
+        token = torch.tensor([7])
+        expected = model.backbone.model(torch.cat([kept, token[:, None]], dim=1)).logits[:, -1]
+        torch.testing.assert_close(model.step(cache, token), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

@@ -24,6 +24,9 @@ CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conform
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
 """Fields that make an answer long, kept small."""
 
+EMBEDDING, EMBEDS = "all-MiniLM-L6-v2", ("/v1/embeddings", "/v1/rerank")
+"""The embedding model, and the operations that take it."""
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     SCHEMA = schemathesis.openapi.from_dict(openapi())
@@ -37,7 +40,9 @@ def checks() -> list[Any]:
 @pytest.fixture(scope="module")
 def fuzzed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that requires keys."""
-    with Server(tiny_model, tmp_path_factory.mktemp("data"), auth="keys", response_seconds=3600) as server:
+    with Server(
+        tiny_model, tmp_path_factory.mktemp("data"), auth="keys", response_seconds=3600, embeddings="auto"
+    ) as server:
         server.start()
         yield server
         assert server.process is not None
@@ -66,7 +71,8 @@ def real(client: httpx.Client) -> dict[str, str]:
     ]
     facts = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
     upload = client.post("/v1/uploads", json=facts).json()["id"]
-    return {"document_id": document, "file_id": document, "session_id": session, "response_id": response,
+    store = client.post("/v1/vector_stores", json={"file_ids": [document]}).json()["id"]
+    return {"vector_store_id": store, "document_id": document, "file_id": document, "session_id": session, "response_id": response,
             "upload_id": upload, "model_id": "tiny-rmt"}  # fmt: skip
 
 
@@ -96,7 +102,7 @@ def fuzz(operation: Any, client: httpx.Client, real: dict[str, str], examples: i
                 if isinstance(case.body.get("n"), int):
                     case.body["n"] = min(case.body["n"], 2)
                 if case.body.get("model") is not None and there:
-                    case.body["model"] = "tiny-rmt"
+                    case.body["model"] = EMBEDDING if operation.path in EMBEDS else "tiny-rmt"
             try:
                 answer = case.call(str(client.base_url).rstrip("/"), session, headers=headers, timeout=60)
             except (requests.exceptions.InvalidHeader, UnicodeError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from everlong_server.doctor import run_checks
 from everlong_server.process.serving import serve_forever
 from everlong_server.settings import Settings
-from everlong_server.store.texts.passages import require_search
+from everlong_server.store.search.word_index import require_search
 from tests.process import everlong
 
 

@@ -283,6 +283,11 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
         "instructions": f"Say {MARKER}.",
         "max_output_tokens": 16,
     }
+    store = http.post("/v1/vector_stores", json={"name": MARKER, "metadata": {MARKER: MARKER}}).json()["id"]
+    attributes = {"file_id": document, "attributes": {MARKER: MARKER}}
+    assert http.post(f"/v1/vector_stores/{store}/files", json=attributes).status_code == 200
+    searching = {"tools": [{"type": "file_search", "vector_store_ids": [store]}]}
+    assert http.post("/v1/responses", json=asked | searching).status_code == 200
     response = http.post("/v1/responses", json=asked | {"background": True}).json()["id"]
     wait_for(lambda: http.get(f"/v1/responses/{response}").json()["status"] in ("completed", "incomplete"))
     facts = {"bytes": len(TEXT), "filename": f"{MARKER}.txt", "mime_type": "text/plain", "purpose": "user_data"}
@@ -299,6 +304,8 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
         return [
             http.get(f"/v1/documents/{document}/text", params={"start_byte": 0, "end_byte": 100}).json(),
             http.get(f"/v1/files/{file}").json()["filename"],
+            http.get(f"/v1/vector_stores/{store}").json(),
+            http.get(f"/v1/vector_stores/{store}/files/{document}").json(),
             http.get(f"/v1/sessions/{session}/messages").json(),
             http.get(f"/v1/responses/{response}").json(),
             http.post(f"/v1/sessions/{session}/messages", json=said, headers={"Idempotency-Key": "once"}).json(),

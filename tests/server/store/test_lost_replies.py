@@ -22,6 +22,7 @@ from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.tenants.credentials import Caller, Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
+from everlong_server.store.vector_stores import stores
 from tests.lossy_redis_proxy import LossyRedisProxy
 from tests.process import Server, everlong, wait_for
 from tests.server.api.openai.talk import begin_upload, over, respond, sdk
@@ -30,7 +31,7 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
-PARTS = {scripts.CLAIMING, sessions._START, snapshot.COPY_SNAPSHOT, index.REMOVE_FROM_INDEX}
+PARTS = {scripts.CLAIMING, sessions._START, snapshot.COPY_SNAPSHOT, index.REMOVE_FROM_INDEX, stores.DETACH}
 """Lua functions that scripts include; they are no scripts by themselves."""
 SCRIPTS = {
     hashlib.sha1(
@@ -122,6 +123,28 @@ def test_uploads(lossy_server: Server) -> None:
         cancelled = begin_upload(client, 100)
         client.uploads.parts.create(cancelled.id, data=b"x" * 50)
         assert client.uploads.cancel(cancelled.id).status == "cancelled"
+
+
+def test_vector_stores(lossy_server: Server, proxy: LossyRedisProxy) -> None:
+    redis = Redis(port=proxy.target)
+    before = int(redis.get(keys.stored(DEFAULT_TENANT)) or 0)
+    kept, deleted = (lossy_server.upload(TEXT)["id"] for _ in range(2))
+    with sdk(lossy_server) as client:
+        one = client.vector_stores.create(name="one", file_ids=[kept, deleted])
+        other = client.vector_stores.create()
+        client.vector_stores.files.create(file_id=deleted, vector_store_id=other.id, attributes={"a": 1})
+        assert client.vector_stores.update(one.id, name="two").name == "two"
+        client.files.delete(deleted)
+        assert [client.vector_stores.retrieve(store.id).usage_bytes for store in (one, other)] == [
+            len(TEXT.encode()),
+            0,
+        ]
+        client.vector_stores.files.delete(kept, vector_store_id=one.id)
+        assert client.vector_stores.retrieve(one.id).usage_bytes == 0
+        for store in (one, other):
+            client.vector_stores.delete(store.id)
+        client.files.delete(kept)
+    assert int(redis.get(keys.stored(DEFAULT_TENANT))) == before
 
 
 def test_responses(lossy_server: Server) -> None:

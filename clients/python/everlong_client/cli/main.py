@@ -1,4 +1,4 @@
-"""The `everlong` command: `ask`, `chat`, `ingest`, `memory` and `status`, and the commands that other distributions add."""
+"""The `everlong` command: `ask`, `chat`, `ingest`, `mcp`, `memory`, `search` and `status`, and what other distributions add."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from everlong_client.cli.chat import Chat
 from everlong_client.cli.ingest import ingest_files
 from everlong_client.cli.originals import Originals
 from everlong_client.cli.plugins import Commands
+from everlong_client.cli.search import Searching
 from everlong_client.cli.status import status_of
 from everlong_client.cli.table import table
 from everlong_client.cli.terminal import fail, note_how_to_continue, print_note, require_stream, write
@@ -189,6 +190,31 @@ def _piped_questions() -> Iterable[str] | None:
 
 
 @app.command()
+def search(
+    *,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files (- is standard input) and ids of documents to search, and last the query.",
+            metavar="FILE|ID... QUERY",
+        ),
+    ],
+    limit: Annotated[int | None, typer.Option("--limit", help="The maximum number of passages.")] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Print the passages that fit a query best, without an answer."""
+    require_stream(sys.stdout, "standard output")
+    *names, query = words
+    if not names:
+        fail('name the files or documents, then the query: everlong search FILE "QUERY"')
+    with _client(url, api_key) as client:
+        if not Searching(client, as_json=as_json).run(names, query, limit):
+            raise typer.Exit(1)
+
+
+@app.command()
 def status(as_json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Show whether a server is ready, what it serves, and how many documents and sessions it has."""
     try:
@@ -224,6 +250,48 @@ def memory(
     with _client(url, api_key) as client:
         png.write_bytes(draw(client.sessions.memory(session)))
     print_note(f"wrote {png}")
+
+
+@app.command()
+def mcp(
+    *,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--folder", help="A folder whose files may be uploaded; may be repeated.", exists=True, file_okay=False
+        ),
+    ] = None,
+    http: Annotated[bool, typer.Option("--http", help="Serve HTTP instead of standard input and output.")] = False,
+    host: Annotated[str, typer.Option(help="With --http: the address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="With --http: the port to listen on.", min=1, max=65535)] = 8081,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", help="With --http: a host name that clients use; may be repeated."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Offer a server's documents and answers to assistants, as an MCP server (Model Context Protocol)."""
+    try:
+        from everlong_client.mcp.run import is_loopback, run_http
+        from everlong_client.mcp.server import DocumentServer
+    except ImportError as error:
+        fail(f"`everlong mcp` needs the MCP SDK: pip install 'everlong-client[mcp]' ({error})")
+    _client(url, api_key).close()  # checks the address and the key
+    server = DocumentServer(url, api_key=api_key, folders=folders or ())
+    if not http:
+        server.run("stdio")
+        return
+    if not is_loopback(host):
+        if api_key:
+            fail(
+                f"everyone who reaches {host} would use this API key: leave out --api-key and EVERLONG_API_KEY; clients send "
+                "their own as `Authorization: Bearer evl_…`"
+            )
+        if not names:
+            fail(f"--host {host} needs --allowed-host: the host names by which clients call this server")
+    print_note(f"MCP server at http://{host}:{port}/mcp")
+    run_http(server, host, port, names or ())
 
 
 def _client(url: str, api_key: str | None) -> Everlong:

@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 from everlong_client.errors import UnexpectedAnswerError
 from everlong_client.transport.upload import Upload
-from everlong_client.types.document import Document
+from everlong_client.types.document import Document, DocumentText
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
 from everlong_client.types.record import from_json
+from everlong_client.types.search import FoundPassage, SearchFilters
 from everlong_client.types.session import Session
 
 T = TypeVar("T")
@@ -92,6 +93,12 @@ def get_document(document: str) -> Call[Document]:
     return Call("GET", path("documents", document), _parse_one(Document))
 
 
+def document_text(document: str, start_byte: int, end_byte: int | None) -> Call[DocumentText]:
+    """GET /v1/documents/{id}/text."""
+    params = _without_none(start_byte=start_byte, end_byte=end_byte)
+    return Call("GET", path("documents", document, "text"), _parse_one(DocumentText), params=params)
+
+
 def list_documents(limit: int | None, after: str | None) -> Call[Page[Document]]:
     """GET /v1/documents: at most `limit` documents (None: all), newest first, starting after the id `after`."""
     return _list(Document, "documents", limit, after)
@@ -167,6 +174,22 @@ def send_message(session: str, content: str, sampling: Sampling, *, stream: bool
 def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
     """Return the WebSocket frame that corresponds to `send_message`."""
     return _without_none(type="message.create", content=content, **sampling)
+
+
+def search(
+    query: str, documents: Iterable[str], session: str | None, limit: int | None, filters: SearchFilters | None
+) -> Call[tuple[FoundPassage, ...]]:
+    """POST /v1/search."""
+    ids = [documents] if isinstance(documents, str) else list(documents)
+    json = _without_none(query=query, documents=ids or None, session=session, limit=limit, filters=filters)
+
+    def parse(data: Any) -> tuple[FoundPassage, ...]:
+        try:
+            return tuple(from_json(FoundPassage, row) for row in data["data"])
+        except (TypeError, KeyError) as error:
+            raise UnexpectedAnswerError("expected a list of passages") from error
+
+    return Call("POST", path("search"), parse, json=json)
 
 
 def list_models() -> Call[Page[Model]]:

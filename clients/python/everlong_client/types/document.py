@@ -51,3 +51,14 @@ class Document:
     state_digest: str | None = None
     error: Failure | None = None
     created_at: float = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentText:
+    """A part of a document's text, its bytes `start_byte` to `end_byte` in UTF-8. `bytes` is the length of the whole text."""
+
+    document: str
+    start_byte: int
+    end_byte: int
+    bytes: int
+    text: str

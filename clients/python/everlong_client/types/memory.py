@@ -39,7 +39,8 @@ class MemoryPart:
 
     `used` of its `slots` are in use; it is a fraction if it is an effective rank. The part was last written `age` tokens
     ago. `change` is the relative change (by vector length) that the open segment would cause, or None if that has no
-    meaning for this part.
+    meaning for this part. `bytes` and `half_life` are those of a recurrent layer: its size, and after how many tokens half of
+    what a token wrote has faded.
     """
 
     name: str
@@ -50,6 +51,8 @@ class MemoryPart:
     used: float
     age: int = 0
     change: float | None = None
+    bytes: int | None = None
+    half_life: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

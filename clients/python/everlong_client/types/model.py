@@ -14,6 +14,8 @@ class Model:
     `parameters` are those of the backbone, if the server knows them. `recall_passages` is how many passages the server searches
     for a question by default, at most; 0: recall is off. `segment_length` is in tokens; `state_bytes` is the size of a session's
     memory.
+    `dimensions` is the length of the vectors of an embedding model, which answers nothing and has no memory; else None. The server
+    lists it last.
     """
 
     id: str
@@ -27,3 +29,4 @@ class Model:
     fingerprint: str | None = None
     backbone: str | None = None
     description: str | None = None
+    dimensions: int | None = None

@@ -49,10 +49,15 @@ function lastEvidence(session: string): readonly Evidence[] {
 
 /** What is kept and what has faded, in plain words. */
 function summary(memory: SessionMemory, total: number): string {
-  const unchanged = memory.parts.filter(({ name }) => name === "sinks" || name === "window");
+  const kinds = groups(memory.parts).map((parts) => parts[0]!);
+  const unchanged = kinds.filter(({ name }) => name === "sinks" || name === "window");
   const kept = unchanged.reduce((sum, part) => sum + part.end - part.start, memory.open);
-  if (unchanged.length === 0)
+  if (unchanged.length === 0 && memory.memory !== "native")
     return `The memory is a compressed form of the whole text so far, ${pages(total)}. It loses details: for those, the answer rests on the passages that the search finds.`;
+  if (memory.memory === "native") {
+    const carried = `The model carries the whole text so far, ${pages(total)}, in its own recurrent state. The older a token is, the less of it is left: for details, the answer rests on the passages that the search finds.`;
+    return unchanged.length > 0 ? `${carried} Its layers with attention see ${pages(Math.min(kept, total))} word for word.` : carried;
+  }
   if (kept >= total) return `The model sees the whole text so far, ${pages(total)}, word for word.`;
   return `The model sees ${pages(kept)} of ${pages(total)} word for word, at the beginning and at the end (${percent(kept / total)}). The rest has faded: for that, the answer rests on the passages that the search finds.`;
 }
@@ -136,6 +141,8 @@ const MEANING: Record<string, string> = {
   associations: "Associations that every segment extends",
   signal: "One signal over the whole context",
   compressed: "Older tokens, several compressed into one",
+  convolution: "The last few tokens, for short convolutions",
+  recurrence: "All tokens so far, mixed into one state; older ones fade",
 };
 
 /** The parts of one kind, over all their layers: their tokens, how full and how old they are. */
@@ -144,6 +151,8 @@ function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]
   const used = mean(parts.map((each) => each.used));
   const change = parts.every((each) => each.change !== null) ? mean(parts.map((each) => each.change as number)) : null;
   const meaning = (memory === "rmt" || memory === "armt" || part.name !== "memory") && MEANING[part.name];
+  const bytes = parts.every((each) => each.bytes != null) ? parts.reduce((sum, each) => sum + (each.bytes as number), 0) : null;
+  const decays = parts.flatMap(({ half_life }) => half_life ?? []);
   const facts = `${Number.isInteger(used) ? count(used) : threeDigits(used)} of ${count(part.slots)} used`;
   return (
     <div class="lane">
@@ -176,6 +185,8 @@ function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]
       <p class="note">
         {part.age === 0 ? "Written with the last token" : `Last written ${plural(part.age, "token")} ago`}
         {change !== null && `; the open segment would change it by ${percent(change)}`}
+        {bytes !== null && `. It takes ${size(bytes)}${parts.length > 1 ? " in all layers" : ""}`}
+        {decays.length > 0 && `. Half of a token has faded after ${threeDigits(Math.min(...decays))}${decays.length > 1 ? ` to ${threeDigits(Math.max(...decays))}` : ""} tokens`}
       </p>
     </div>
   );

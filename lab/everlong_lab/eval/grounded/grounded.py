@@ -35,7 +35,7 @@ from everlong_server.services import Services, run_services, tenant_services
 from everlong_server.settings import Settings
 from everlong_server.store.records import DEFAULT_TENANT, Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
-from everlong_server.store.texts.search_corpus import SearchCorpus
+from everlong_server.store.search.search_corpus import SearchCorpus
 
 _MAX_UNPRODUCTIVE = 50
 """Stop after so many documents in a row without a new question; a stretch of a text may not hold all of its questions."""

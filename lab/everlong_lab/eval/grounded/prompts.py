@@ -24,8 +24,8 @@ from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.grounding import TEMPLATE, search_query, select_passages
 from everlong_server.store.records import Document
+from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.search_corpus import SearchCorpus
 
 _PASSAGES = 16
 _LINES = 10

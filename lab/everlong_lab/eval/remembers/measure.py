@@ -21,10 +21,10 @@ from everlong_models.memories.window import Window, WindowConfig
 from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
 from everlong_server.engine.answering.prompt import template_of
 from everlong_server.settings import Settings
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.search.vectors import load_embedder
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.search_corpus import SearchCorpus
-from everlong_server.store.texts.vectors import load_embedder
 
 WAYS = {
     "nothing": "the question alone",
@@ -211,9 +211,8 @@ class Measuring:
                 passages: list[Passage] = []
                 if query is not None:
                     by_sentences = template.gap is not None
-                    passages = await corpus.passages.search(
-                        [stored.id], query, recall.passages, by_sentences=by_sentences
-                    )
+                    result = await corpus.passages.find([stored.id], query, recall.passages, by_sentences=by_sentences)
+                    passages = result.passages
                 found.append(select_passages(passages, "", recall.tokens, self.count, template)[1])
             return found
 

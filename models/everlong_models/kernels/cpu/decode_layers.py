@@ -27,7 +27,8 @@ class DecodeLayers:
     """The decoder layers with quantised weights.
 
     `layers`: each layer's matrices; `norms`: the weights (D,) of each layer's two norms; `norm` (D,): the weight of the last norm; `scale`:
-    the attention's. `head_dim`: a multiple of `PANEL`.
+    the attention's. `head_dim`: a multiple of `PANEL`. `head_norms`: each layer's weights (d,) of the norms over each head of queries and
+    of keys; empty for a layer without them.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class DecodeLayers:
         kv_heads: int,
         head_dim: int,
         eps: float,
+        head_norms: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         prepare(decode_step.step, matrix_product.multiply)
         self.layers = layers
@@ -51,6 +53,9 @@ class DecodeLayers:
             for name, matrix in matrices.items():
                 row[name] = matrix.table
             row[Layer.NORMS, Matrix.N], row[Layer.NORMS, Matrix.K] = before.data_ptr(), between.data_ptr()
+        self._head_norms = [[weight.detach().float().clone() for weight in pair] for pair in head_norms if pair]
+        for row, (queries, keys) in zip(self._table, self._head_norms, strict=False):  # all layers have them, or none
+            row[Layer.NORMS, Matrix.CODES], row[Layer.NORMS, Matrix.SCALES] = queries.data_ptr(), keys.data_ptr()
         self._eps, self._scale = (np.array([number], np.float32) for number in (eps, scale))
         self._sizes = {
             DecodeJob.LAYERS: len(layers), DecodeJob.WIDTH: self._table[0, Layer.DOWN, Matrix.N], DecodeJob.HEADS: heads, DecodeJob.KV_HEADS: kv_heads,

@@ -51,11 +51,20 @@ def _normed(h, weight, eps, out):
 
 @compiled
 def _rotated(x, cos, sin, scale, out):
-    """out ← one head with its rotary position applied, times `scale`."""
+    """out ← one head with its rotary position applied, times `scale`. `out` may be `x`."""
     half = len(cos) // 2
     for i in range(half):
-        out[i] = (x[i] * cos[i] + x[i + half] * sin[i]) * scale
-        out[i + half] = (x[i + half] * cos[i + half] + x[i] * sin[i + half]) * scale
+        a, b = x[i], x[i + half]
+        out[i] = (a * cos[i] + b * sin[i]) * scale
+        out[i + half] = (b * cos[i + half] + a * sin[i + half]) * scale
+
+
+@compiled_sum
+def _head_normed(x, weight, eps, out):
+    """out ← the RMS norm of one head (d,)."""
+    scale = np.float32(1) / np.sqrt(dot(x, x) / np.float32(len(x)) + eps)
+    for i in range(len(x)):
+        out[i] = x[i] * scale * weight[i]
 
 
 def _of_heads(name, one, two, three):
@@ -82,7 +91,25 @@ _scores_1, _scores_4, _mix_2, _mix_more = (
 
 
 @compiled
-def _attend(job, own, layer, part):
+def _turn_heads(job, norms, table, heads, key_head, queries, key):
+    """queries ← `heads` (many, d), key ← `key_head`: with their norm, if the layer has one, rotated, the queries scaled."""
+    cos, sin = table
+    scale, eps = floats(job[DecodeJob.SCALE], 1, 1)[0, 0], floats(job[DecodeJob.EPS], 1, 1)[0, 0]
+    if norms[Matrix.CODES]:
+        weight = floats(norms[Matrix.CODES], 1, len(key))[0]
+        for n in range(len(queries)):
+            _head_normed(heads[n], weight, eps, queries[n])
+            _rotated(queries[n], cos, sin, scale, queries[n])
+        _head_normed(key_head, floats(norms[Matrix.SCALES], 1, len(key))[0], eps, key)
+        _rotated(key, cos, sin, np.float32(1), key)
+    else:
+        for n in range(len(queries)):
+            _rotated(heads[n], cos, sin, scale, queries[n])
+        _rotated(key_head, cos, sin, np.float32(1), key)
+
+
+@compiled
+def _attend(job, own, layers, layer, part):
     """Compute the attention of a part: heads of one group, of one row. The part with the group's first head stores the new key and value."""
     B, H, G, d, many = (
         job[DecodeJob.ROWS],
@@ -99,10 +126,7 @@ def _attend(job, own, layer, part):
     mixed = floats(job[DecodeJob.MIXED] + 4 * part * many * d, many, d)
     queries, key = floats(own, many, d), floats(own + 4 * many * d, 1, d)[0]
     scores = floats(own + 4 * (many + 1) * d, many, wide)
-    scale = floats(job[DecodeJob.SCALE], 1, 1)[0, 0]
-    for n in range(many):
-        _rotated(heads[head + n], cos, sin, scale, queries[n])
-    _rotated(heads[H + group], cos, sin, np.float32(1), key)
+    _turn_heads(job, layers[layer, Layer.NORMS], (cos, sin), heads[head : head + many], heads[H + group], queries, key)
     value = heads[H + G + group]
     keys = (
         job[DecodeJob.KV]
@@ -250,7 +274,7 @@ def step(data):
                 if part >= parts:
                     break
                 if phase == _ATTEND:
-                    _attend(job, own, layer, part)
+                    _attend(job, own, layers, layer, part)
                 else:
                     if not prepared:
                         _prepare_input(job, own, layers, layer, phase)

@@ -26,7 +26,8 @@ class Matrix(IntEnum):
 
 
 class Layer(IntEnum):
-    """The rows of a layer in a table. Each is a `Matrix`, but `NORMS`: its `N` and `K` are the addresses of the norms' weights (D,).
+    """The rows of a layer in a table. Each is a `Matrix`, but `NORMS`: its `N` and `K` are the addresses of the norms' weights (D,), its
+    `CODES` and `SCALES` those of the norms over each head of queries and of keys (d,), or 0 without such norms.
 
     `V`: the values' matrix if its codes are of another kind than those of queries and keys; otherwise zeros, and `QKV` has all three.
     """

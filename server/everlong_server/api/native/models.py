@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.views import CallerServices, formats_view, model_view
+from everlong_server.api.views import CallerServices, embedding_model_view, formats_view, model_view
 from everlong_server.errors import NotFound
 
 router = APIRouter()
@@ -14,13 +14,17 @@ router = APIRouter()
 
 @router.get("/v1/models", tags=["models"], responses={503: ERROR_RESPONSES[503]})
 async def models(services: CallerServices) -> schemas.ModelList:
-    """Lists the served model."""
-    return schemas.ModelList(data=[model_view(services)])
+    """Lists the served model first, then the embedding model if the server has one."""
+    embedding = embedding_model_view(services)
+    return schemas.ModelList(data=[model_view(services), *([] if embedding is None else [embedding])])
 
 
 @router.get("/v1/models/{model_id}", tags=["models"], responses={404: ERROR_RESPONSES[404], 503: ERROR_RESPONSES[503]})
-async def model(model_id: str, services: CallerServices) -> schemas.ServedModel:
-    """Returns the served model."""
+async def model(model_id: str, services: CallerServices) -> schemas.ServedModel | schemas.EmbeddingModel:
+    """Returns the served model or the embedding model."""
+    embedding = embedding_model_view(services)
+    if embedding is not None and model_id == embedding.id:
+        return embedding
     if model_id != services.shared.model.name:
         raise NotFound(
             f"no model {model_id[:64]!r}; this server serves {services.shared.model.name!r}",

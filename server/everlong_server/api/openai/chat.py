@@ -23,13 +23,16 @@ from everlong_server.api.openai.chat_schemas import (
     FilePart,
 )
 from everlong_server.api.openai.chat_view import completion_view, live_chunks, replayed_chunks
+from everlong_server.api.openai.inline_files import file_of_data
 from everlong_server.api.openai.messages import ParsedMessages, require_model
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.tools.requests import chat_calls, chat_tool_use
 from everlong_server.api.sse import data_stream
 from everlong_server.api.turn_parameters import answer_recall, sampling
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
+from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.messages import AnswerMessage
@@ -59,7 +62,8 @@ async def create(
         if completion is None:
             turns = await run_unless_disconnected(request, _turns(services, body))
             if turns is not None and body.stream:
-                chunks = live_chunks(_head(services, record), _events(turns), len(turns), record, usage=usage)
+                head, nullable = _head(services, record), bool(body.tools)
+                chunks = live_chunks(head, _events(turns), len(turns), record, usage=usage, nullable=nullable)
                 return data_stream(chunks, keepalive)
             if turns is not None:
                 head = _head(services, record)
@@ -94,13 +98,30 @@ async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -
     parsed = ParsedMessages(services)
     for number, message in enumerate(messages):
         name, texts = f"messages.{number}.content", list[str]()
-        for place, part in enumerate([] if isinstance(message.content, str) else message.content):
+        for index, part in enumerate(message.content if isinstance(message.content, list) else []):
             if isinstance(part, FilePart):
-                parsed.add_file(message.role, part.file.file_id, f"{name}.{place}", ".file.file_id")
+                where = f"{name}.{index}"
+                parsed.require_user(message.role, where)
+                if part.file.file_data is not None:
+                    field = f"{where}.file.file_data"
+                    file = await file_of_data(services, part.file.file_data, part.file.filename, field)
+                else:
+                    file, field = part.file.file_id or "", f"{where}.file.file_id"
+                parsed.add_file(file, field)
             else:
                 texts.append(part.text)
         text = message.content if isinstance(message.content, str) else "".join(texts)
-        parsed.add_message(message.role, text, f"messages.{number}")
+        place = f"messages.{number}"
+        if message.role == "tool":
+            parsed.add_result(message.tool_call_id or "", text, place, "tool_call_id")
+            continue
+        calls = chat_calls(message, place)
+        if not calls and message.content is None:
+            raise InvalidRequest(f"{place}.content: Field required", param=f"{place}.content", code="missing_parameter")
+        if text or not calls:
+            parsed.add_message(message.role, text, place)
+        if calls:
+            parsed.add_calls(calls, f"{place}.tool_calls")
     return await parsed.finish("messages")
 
 
@@ -119,7 +140,11 @@ async def _start_turns(
         params if params.seed is None else params.model_copy(update={"seed": (params.seed + index) % 2**63})
         for index in range(body.n)
     ]
-    tasks = [asyncio.create_task(services.chat_turns.answer(documents, conversation, one, recalled)) for one in each]
+    tools = await chat_tool_use(services, body, conversation)
+    tasks = [
+        asyncio.create_task(services.chat_turns.answer(documents, conversation, one, recalled, tools=tools))
+        for one in each
+    ]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

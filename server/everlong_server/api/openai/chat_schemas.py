@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
+from everlong_server.api.openai.tools.schemas import MAX_TOOLS, CallId, ChatTool, ChatToolCall, ChatToolChoice
 from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
 
 MAX_MESSAGES = 2048
 MAX_CHOICES = 16
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class TextPart(Nullable, Wire):
@@ -22,9 +24,22 @@ class TextPart(Nullable, Wire):
 
 
 class FileReference(Nullable, Wire):
-    """The id of a file that was uploaded to `/v1/files`."""
+    """A file: the id of one that was uploaded to `/v1/files`, or its content."""
 
-    file_id: str = Field(min_length=1, max_length=128)
+    file_id: str | None = Field(None, min_length=1, max_length=128)
+    file_data: str | None = Field(None, min_length=1, description="the content as base64, or as a data URL with base64")
+    filename: str | None = Field(None, max_length=255, description="name of the content")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        return require_one(self, "file_id", "file_data")
+
+
+def require_one(value: Model, *names: str) -> Model:
+    """Return `value` if exactly one of its fields `names` is given. Raises `ValueError`."""
+    if sum(getattr(value, name) is not None for name in names) != 1:
+        raise ValueError(f"exactly one of {', '.join(names)} is required")
+    return value
 
 
 class FilePart(Nullable, Wire):
@@ -49,7 +64,11 @@ def _part(value: object) -> str | None:
 # Tags start with a capital, so that an error's path can leave them out.
 Part = Annotated[
     Annotated[TextPart, Tag("TextPart")] | Annotated[FilePart, Tag("FilePart")],
-    Discriminator(_part, custom_error_type="part", custom_error_message="type must be 'text' or 'file'"),
+    Discriminator(
+        _part,
+        custom_error_type="part",
+        custom_error_message="type must be 'text' or 'file': images and audio are not supported",
+    ),
 ]
 Content = Annotated[
     Annotated[str, Tag("Text")] | Annotated[list[Part], Field(max_length=MAX_MESSAGES), Tag("Parts")],
@@ -62,8 +81,13 @@ Content = Annotated[
 class ChatMessage(Nullable, Wire):
     """A message of a chat. Answers can be sent back unchanged: their `evidence` and `citations` are ignored."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = Field(None, description="null or left out: only in an answer with `tool_calls`")
+    name: str | None = Field(None, max_length=256, description="ignored")
+    tool_calls: list[ChatToolCall] | None = Field(
+        None, max_length=MAX_TOOLS, description="the calls of an answer (role assistant)"
+    )
+    tool_call_id: CallId | None = Field(None, description="the call whose result this is (role tool)")
     evidence: Any = Field(None, description="ignored")
     citations: Any = Field(None, description="ignored")
 
@@ -110,6 +134,9 @@ class CreateChatCompletion(Nullable, SamplingParams):
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     response_format: ResponseFormat | None = None
+    tools: list[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: ChatToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
+    parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
     store: Literal[False] = Field(False, description="chats are not stored")
     user: str | None = Field(None, max_length=512, description="ignored")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
@@ -119,7 +146,8 @@ class ChatAnswer(Wire):
     """An answer and its evidence."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[ChatToolCall] | None = Field(None, description="left out without calls")
     refusal: None = None
     evidence: list[Evidence]
     citations: list[Citation]
@@ -138,7 +166,7 @@ class ChatChoice(Wire):
     index: int
     message: ChatAnswer
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: Literal["repetition"] | None = Field(
         description="repetition: the answer began to repeat itself over and over, and was cut there; `finish_reason` is then "
         "length, a value that OpenAI's SDKs know"

@@ -14,6 +14,8 @@ from everlong_server.engine.answering.events import (
     ResponseCreated,
     ResponseEvidence,
     TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStarted,
 )
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.messages import AnswerMessage, evidence_json
@@ -34,10 +36,11 @@ async def live_chunks(
     record: IdempotencyRecord,
     *,
     usage: bool,
+    nullable: bool = False,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield `count` answers as chunks of the completion `head`. The evidence precedes the first token.
 
-    `numbered`: their events, each with its answer's index. Records the completion before the last answer's last chunk, or
+    `nullable`: the answers may have no text, only calls. `numbered`: their events, each with its answer's index. Records the completion before the last answer's last chunk, or
     releases the key if there is none.
     """
     chunks, messages = _Chunks(head, usage=usage), dict[int, AnswerMessage]()
@@ -45,11 +48,15 @@ async def live_chunks(
         async for index, event in events:
             match event:
                 case ResponseCreated():
-                    yield chunks.of(index, _START)
+                    yield chunks.of(index, _START | ({"content": None} if nullable else {}))
                 case ResponseEvidence(_, evidence):
                     yield chunks.of(index, {"evidence": [evidence_json(passage) for passage in evidence]})
                 case TextDelta(_, text, logprobs):
                     yield chunks.of(index, {"content": text}, _logprobs(logprobs or None))
+                case ToolCallStarted(_, number, id, name):
+                    yield chunks.of(index, _call_delta(number, _call_json(id, name, "")))
+                case ToolArgumentsDelta(_, number, arguments):
+                    yield chunks.of(index, _call_delta(number, {"function": {"arguments": arguments}}))
                 case ResponseCompleted(message):
                     messages[index] = message
                     if len(messages) == count:
@@ -65,10 +72,12 @@ async def replayed_chunks(completion: dict[str, Any], *, usage: bool) -> AsyncGe
     chunks = _Chunks({name: completion[name] for name in completion if name not in ("choices", "usage")}, usage=usage)
     for choice in completion["choices"]:
         index, message = choice["index"], choice["message"]
-        yield chunks.of(index, _START)
+        yield chunks.of(index, _START | ({"content": None} if message["content"] is None else {}))
         yield chunks.of(index, {"evidence": message["evidence"]})
         if message["content"]:
             yield chunks.of(index, {"content": message["content"]}, choice["logprobs"])
+        for number, call in enumerate(message.get("tool_calls", ())):
+            yield chunks.of(index, _call_delta(number, call))
         yield chunks.of(index, {"citations": message["citations"]})
         yield chunks.of(index, {}, finish_reason=choice["finish_reason"], stop_reason=choice["stop_reason"])
     if usage:
@@ -94,18 +103,30 @@ class _Chunks:
 
 def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
     evidence = [evidence_json(passage) for passage in message.evidence]
-    answer = {"role": "assistant", "content": message.content, "refusal": None, "evidence": evidence}
+    content = None if message.tool_calls and not message.content else message.content
+    answer: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "evidence": evidence}
     answer["citations"] = [asdict(citation) for citation in message.citations]
+    if message.tool_calls:
+        answer["tool_calls"] = [_call_json(call.id, call.name, call.arguments) for call in message.tool_calls]
     return {"index": index, "message": answer, "logprobs": _logprobs(message.logprobs), **_end(message)}
 
 
 def _end(message: AnswerMessage) -> dict[str, str | None]:
     """Return why the answer ended, in values of `finish_reason` that OpenAI's SDKs know."""
-    looped = message.finish_reason == "repetition"
+    looped, called = message.finish_reason == "repetition", message.finish_reason == "stop" and message.tool_calls
     return {
-        "finish_reason": "length" if looped else message.finish_reason,
+        "finish_reason": "length" if looped else "tool_calls" if called else message.finish_reason,
         "stop_reason": "repetition" if looped else None,
     }
+
+
+def _call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _call_delta(number: int, call: dict[str, Any]) -> dict[str, Any]:
+    """Return the delta of the call `number` of an answer."""
+    return {"tool_calls": [{"index": number, **call}]}
 
 
 def _logprobs(logprobs: list[dict[str, Any]] | None) -> dict[str, Any] | None:

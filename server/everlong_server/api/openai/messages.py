@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+from everlong_models import ToolCall
+from everlong_server.engine.answering.tools import require_tool_format
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
 from everlong_server.store.records import Message
@@ -35,21 +38,29 @@ def require_length(services: Services, text: str, name: str) -> None:
 class ParsedMessages:
     """Takes messages one by one. Every error names the field of the request."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, unanswered: Sequence[ToolCall] = ()) -> None:
+        """`unanswered`: calls of the answer before these messages, whose results must come first."""
         self._services = services
+        self._calls = list(unanswered)
+        self._results: dict[str, str] = {}
+        """The results of `_calls` so far, by the id of the call."""
         self._messages: list[Message] = []
         self._documents: dict[str, str] = {}
         self._last = ""
 
-    def add_file(self, role: str, file_id: str, name: str, field: str) -> None:
-        """Add a file of a message of `role`. `name`: the part of the request; `field`: its field with the id."""
+    def require_user(self, role: str, name: str) -> None:
+        """Raise `InvalidRequest` if a message of `role` cannot have the file in the part `name` of the request."""
         if role != "user":
             raise InvalidRequest(f"{name}: a message of the role {role} has a file: only user messages can", param=name)
-        self._documents.setdefault(file_id, name + field)
+
+    def add_file(self, file_id: str, name: str) -> None:
+        """Add a file of a user's message. `name`: the field of the request."""
+        self._documents.setdefault(file_id, name)
 
     def add_message(self, role: str, text: str, name: str) -> None:
         """Add a message. `name`: the field of the request. Raises `InvalidRequest` for an invalid order of roles."""
         require_length(self._services, text, f"{name}.content")
+        self._require_results(name)
         messages, self._last = self._messages, name
         speaker = _ROLES[role]
         previous = messages[-1] if messages else None
@@ -64,12 +75,55 @@ class ParsedMessages:
         else:
             messages.append(Message(speaker, text))
 
+    def add_calls(self, calls: Sequence[ToolCall], name: str) -> None:
+        """Add calls to the answer before, or as an answer of their own. `name`: the field of the request."""
+        format = require_tool_format(self._services.shared.model, name)
+        known = {call.id for call in self._calls}
+        for call in calls:
+            if call.id in known:
+                raise InvalidRequest(f"{name}: a second call with the id {call.id!r}", param=name)
+            known.add(call.id)
+        if self._results:
+            self._require_results(name)
+        last = self._messages[-1] if self._messages else None
+        if last is None or last.role != "assistant":
+            self.add_message("assistant", "", name)
+        text = "" if self._calls else self._messages[-1].content
+        lead = self._messages[-1].content + format.separator if self._calls else ""
+        self._messages[-1] = Message("assistant", lead + format.answer_text(text, calls))
+        self._calls += calls
+
+    def add_result(self, call_id: str, text: str, name: str, field: str) -> None:
+        """Add the result of a call of the answer before. `name`: the message in the request; `field`: its field with the id."""
+        format = require_tool_format(self._services.shared.model, name)
+        require_length(self._services, text, name)
+        if call_id not in {call.id for call in self._calls} or call_id in self._results:
+            raise InvalidRequest(
+                f"{name}.{field}: the answer before has no call {call_id!r} that still lacks a result",
+                param=f"{name}.{field}",
+            )
+        self._results[call_id], self._last = text, name
+        if len(self._results) == len(self._calls):
+            results = [self._results[call.id] for call in self._calls]
+            self._calls, self._results = [], {}
+            self.add_message("user", format.results_text(results), name)
+
+    def _require_results(self, name: str) -> None:
+        """Raise `InvalidRequest` if a call of the answer before has no result."""
+        missing = [call.id for call in self._calls if call.id not in self._results]
+        if missing:
+            raise InvalidRequest(
+                f"{name}: no result for the call {missing[0]!r}: every call of an answer needs one before the next message",
+                param=name,
+            )
+
     async def finish(self, name: str) -> tuple[list[str], list[Message]]:
         """Return the documents, in their order, and the messages. `name`: the field of the request with the messages.
 
         Raises `InvalidRequest` if the last message is not the user's, and `NotFound` for a document that does not exist.
         """
         last, limit = self._last, self._services.shared.settings.max_session_documents
+        self._require_results(last or name)
         if self._messages[-1].role != "user":
             raise InvalidRequest(
                 f"{last}.role: the last message must be the user's, got {self._messages[-1].role}",

@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from everlong_models import ToolCall
+from everlong_server.api.openai.inline_files import file_of_data, file_of_url
 from everlong_server.api.openai.messages import ParsedMessages, require_length, require_model
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
+    InputEntry,
     InputFile,
     InputMessage,
     InputText,
     OutputText,
     ResponseJsonSchemaFormat,
 )
+from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCallInput, FileSearchTool
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.tools.requests import response_tool_use
+from everlong_server.api.openai.tools.schemas import FunctionCall, FunctionCallOutput
 from everlong_server.api.turn_parameters import answer_recall, sampling
+from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store import responses as store
 from everlong_server.store.records import Message, new_id
+from everlong_server.store.vector_stores.file_search import FileSearch
 
 
 async def parse_request(services: Services, body: CreateResponse, previous: store.Response | None) -> store.Response:
     """Return the queued response that `body` requests after `previous`. Raises `ServerError` for an invalid request."""
     if body.model is not None:
         require_model(services, body.model)
-    documents, conversation, items = await _input(services, body.input)
+    unanswered = () if previous is None or previous.message is None else previous.message.tool_calls
+    documents, conversation, items = await _input(services, body.input, unanswered)
     instructions = body.instructions or None
     if instructions is not None:
         require_length(services, instructions, "instructions")
-    params = sampling(body, "max_output_tokens", logprobs=bool(body.include or body.top_logprobs))
+    params = sampling(body, "max_output_tokens", logprobs=_LOGPROBS in body.include or bool(body.top_logprobs))
     match body.text.format:
         case JsonObjectFormat():
             params = params.model_copy(update={"json_schema": {"type": "object"}})
         case ResponseJsonSchemaFormat(schema_=schema):
             schema = await require_schema(services, schema, "text.format.schema")
             params = params.model_copy(update={"json_schema": schema})
+    recall, file_search = _file_search(services, body, answer_recall(services, body.recall))
     response = services.response_turns.create(
-        previous, documents, conversation, instructions, params, answer_recall(services, body.recall),
-        background=body.background, items=items, model=services.shared.model.name,
-        **body.model_dump(include={"metadata", "store", "text", "truncation"}, by_alias=True),
+        previous, documents, conversation, instructions, params, recall,
+        background=body.background, tool_use=await response_tool_use(services, body, conversation), items=items,
+        file_search=file_search, model=services.shared.model.name, **body.model_dump(include=_SHOWN, by_alias=True),
     )  # fmt: skip
     limit = services.shared.settings.max_session_documents
     if len(response.documents) > limit:
@@ -47,28 +59,85 @@ async def parse_request(services: Services, body: CreateResponse, previous: stor
     return response
 
 
+def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tuple[Recall, FileSearch | None]:
+    """Return the recall of the answer and the search in vector stores; None if the request has none. Raises `InvalidRequest`."""
+    tools = [(n, tool) for n, tool in enumerate(body.tools) if isinstance(tool, FileSearchTool)]
+    if not tools:
+        return recall, None
+    number, tool = tools[-1]
+    name = f"tools.{number}"
+    if len(tools) > 1:
+        raise InvalidRequest(f"{name}: the request has several file_search tools: name all stores in one", param=name)
+    if not services.recall.passages or not recall.passages:
+        raise InvalidRequest(
+            f"{name}: file_search needs passages, but the request has recall off, or the server has (EVERLONG_RECALL_PASSAGES=0)",
+            param=name,
+        )
+    passages = min(services.recall.passages, tool.max_num_results or recall.passages)
+    filter = None if tool.filters is None else tool.filters.model_dump()
+    return replace(recall, passages=passages), FileSearch(tuple(dict.fromkeys(tool.vector_store_ids)), filter)
+
+
 async def _input(
-    services: Services, given: str | list[InputMessage]
+    services: Services, given: str | list[InputEntry], unanswered: Sequence[ToolCall]
 ) -> tuple[list[str], list[Message], list[dict[str, Any]]]:
-    """Return the documents of an input, its messages, and its items as `input_items` lists them."""
-    parsed, items = ParsedMessages(services), []
-    messages = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
-    for number, message in enumerate(messages):
-        name, texts = f"input.{number}", list[str]()
-        content = message.content
-        if isinstance(content, str):
-            kind = OutputText if message.role == "assistant" else InputText
-            content = [kind.model_validate({"type": _TYPES[kind], "text": content})]
-        for place, part in enumerate(content):
-            if isinstance(part, InputFile):
-                parsed.add_file(message.role, part.file_id, f"{name}.content.{place}", ".file_id")
-            else:
-                texts.append(part.text)
-        parsed.add_message(message.role, "".join(texts), name)
-        parts = [part.model_dump(include={"type", "text", "file_id"}) for part in content]
-        items.append({"id": new_id("msg"), "role": message.role, "content": parts})
+    """Return the documents of an input, its messages, and its items as `input_items` lists them.
+
+    `unanswered`: the calls of the response before.
+    """
+    parsed, items = ParsedMessages(services, unanswered), list[dict[str, Any]]()
+    entries = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
+    for number, entry in enumerate(entries):
+        name = f"input.{number}"
+        match entry:
+            case FunctionCall():
+                parsed.add_calls([ToolCall(entry.call_id, entry.name, entry.arguments)], name)
+                items.append({"id": new_id("fc"), **entry.model_dump(include={"type", "call_id", "name", "arguments"})})
+            case FunctionCallOutput():
+                output = entry.output if isinstance(entry.output, str) else "".join(part.text for part in entry.output)
+                parsed.add_result(entry.call_id, output, name, "call_id")
+                items.append({"id": new_id("fco"), "type": entry.type, "call_id": entry.call_id, "output": output})
+            case FileSearchCallInput():
+                pass  # its passages were shown to the model then, and are not shown again
+            case InputMessage():
+                items.append(await _message(services, parsed, entry, name))
     documents, conversation = await parsed.finish("input")
     return documents, conversation, items
 
 
+async def _message(services: Services, parsed: ParsedMessages, message: InputMessage, name: str) -> dict[str, Any]:
+    """Add a message to `parsed`, and return it as `input_items` lists it. `name`: the field of the request."""
+    content, texts = message.content, list[str]()
+    if isinstance(content, str):
+        kind = OutputText if message.role == "assistant" else InputText
+        content = [kind.model_validate({"type": _TYPES[kind], "text": content})]
+    parts = []
+    for place, part in enumerate(content):
+        where = f"{name}.content.{place}"
+        if isinstance(part, InputFile):
+            parsed.require_user(message.role, where)
+            if part.file_data is not None:
+                file, field = (
+                    await file_of_data(services, part.file_data, part.filename, f"{where}.file_data"),
+                    ".file_data",
+                )
+            elif part.file_url is not None:
+                file, field = (
+                    await file_of_url(services, part.file_url, part.filename, f"{where}.file_url"),
+                    ".file_url",
+                )
+            else:
+                file, field = part.file_id or "", ".file_id"
+            parsed.add_file(file, where + field)
+            parts.append({"type": part.type, "file_id": file})
+        else:
+            texts.append(part.text)
+            parts.append(part.model_dump(include={"type", "text"}))
+    parsed.add_message(message.role, "".join(texts), name)
+    return {"id": new_id("msg"), "role": message.role, "content": parts}
+
+
 _TYPES = {InputText: "input_text", OutputText: "output_text"}
+_LOGPROBS = "message.output_text.logprobs"
+_SHOWN = {"include", "metadata", "parallel_tool_calls", "store", "text", "tool_choice", "tools", "truncation"}
+"""Fields of a request that its response shows again."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind
+from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind, require_one
+from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
+from everlong_server.api.openai.tools.schemas import (
+    MAX_TOOLS,
+    FunctionCall,
+    FunctionCallOutput,
+    ResponseTool,
+    ResponseToolChoice,
+)
 from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
 
 MAX_METADATA = 16
@@ -31,10 +39,19 @@ class OutputText(Nullable, Wire):
 
 
 class InputFile(Nullable, Wire):
-    """A document that the response is about: a file that was uploaded to `/v1/files`."""
+    """A document that the response is about: a file that was uploaded to `/v1/files`, its content, or its URL."""
 
     type: Literal["input_file"]
-    file_id: str = Field(min_length=1, max_length=128)
+    file_id: str | None = Field(None, min_length=1, max_length=128)
+    file_data: str | None = Field(None, min_length=1, description="the content as base64, or as a data URL with base64")
+    file_url: str | None = Field(
+        None, max_length=2048, description="http:// or https:// URL on a host in EVERLONG_FETCH_HOSTS"
+    )
+    filename: str | None = Field(None, max_length=255, description="name of the content")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        return require_one(self, "file_id", "file_data", "file_url")
 
 
 def _input_part(value: object) -> str | None:
@@ -50,7 +67,7 @@ InputPart = Annotated[
     Discriminator(
         _input_part,
         custom_error_type="part",
-        custom_error_message="type must be 'input_text', 'output_text' or 'input_file'",
+        custom_error_message="type must be 'input_text', 'output_text' or 'input_file': images and audio are not supported",
     ),
 ]
 InputContent = Annotated[
@@ -74,13 +91,33 @@ class InputMessage(Nullable, Wire):
     citations: Any = Field(None, description="ignored")
 
 
+def _input_item(value: object) -> str | None:
+    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
+    kinds = {
+        "message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput",
+        "file_search_call": "FileSearchCall",
+    }  # fmt: skip
+    return kinds.get(kind) if isinstance(kind, str) else None
+
+
+InputEntry = Annotated[
+    Annotated[InputMessage, Tag("InputMessage")]
+    | Annotated[FunctionCall, Tag("FunctionCall")]
+    | Annotated[FunctionCallOutput, Tag("FunctionCallOutput")]
+    | Annotated[FileSearchCallInput, Tag("FileSearchCall")],
+    Discriminator(
+        _input_item,
+        custom_error_type="item",
+        custom_error_message="type must be 'message', 'function_call', 'function_call_output' or 'file_search_call'",
+    ),
+]
 Input = Annotated[
     Annotated[str, Field(min_length=1), Tag("Text")]
-    | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), Tag("Items")],
+    | Annotated[list[InputEntry], Field(min_length=1, max_length=MAX_MESSAGES), Tag("Items")],
     Discriminator(
         lambda value: {str: "Text", list: "Items"}.get(type(value)),
         custom_error_type="input",
-        custom_error_message="input must be a string or a list of messages",
+        custom_error_message="input must be a string or a list of items",
     ),
 ]
 
@@ -127,11 +164,16 @@ class CreateResponse(Nullable, SamplingParams):
     stream: bool = False
     stream_options: ResponseStreamOptions = Field(default_factory=ResponseStreamOptions)
     max_output_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list, max_length=16)
+    include: list[Literal["message.output_text.logprobs", "file_search_call.results"]] = Field(
+        default_factory=list, max_length=16
+    )
     text: TextConfig = Field(default_factory=TextConfig)
     metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], MetadataValue] = Field(
         default_factory=dict, max_length=MAX_METADATA
     )
+    tools: list[ResponseTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: ResponseToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
+    parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
     truncation: Literal["auto", "disabled"] = Field("disabled", description="no effect: nothing is ever truncated")
     user: str | None = Field(None, max_length=512, description="ignored")
     safety_identifier: str | None = Field(None, max_length=512, description="ignored")
@@ -167,6 +209,17 @@ class ResponseMessage(Wire):
     content: list[ResponseText]
     evidence: list[Evidence]
     citations: list[Citation] = Field(description="the annotations, with the cited parts of the documents")
+
+
+class ResponseCall(Wire):
+    """A call of a function, which the client must answer with a `function_call_output`."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str = Field(description="a JSON object, as text")
+    status: Literal["in_progress", "completed", "incomplete"]
 
 
 class CachedInput(Wire):
@@ -222,21 +275,21 @@ class Response(Wire):
     max_output_tokens: int
     metadata: dict[str, str]
     model: str
-    output: list[ResponseMessage]
-    parallel_tool_calls: Literal[False] = False
+    output: list[ResponseMessage | ResponseCall | FileSearchCall]
+    parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool
     temperature: float
     text: TextConfig
-    tool_choice: Literal["none"] = "none"
-    tools: list[Any] = Field(max_length=0)
+    tool_choice: ResponseToolChoice
+    tools: list[ResponseTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
 
 
-class InputItem(Wire):
+class InputMessageItem(Wire):
     """An input message of a response."""
 
     id: str
@@ -246,8 +299,37 @@ class InputItem(Wire):
     content: list[InputText | OutputText | InputFile]
 
 
+class InputCallItem(Wire):
+    """A call in the input of a response."""
+
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["completed"] = "completed"
+
+
+class InputResultItem(Wire):
+    """The result of a call in the input of a response."""
+
+    id: str
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+    status: Literal["completed"] = "completed"
+
+
+InputItem = Annotated[
+    Annotated[InputMessageItem, Tag("InputMessage")]
+    | Annotated[InputCallItem, Tag("FunctionCall")]
+    | Annotated[InputResultItem, Tag("FunctionCallOutput")],
+    Discriminator(_input_item),
+]
+
+
 class InputItemList(Wire):
-    """A page of a response's input messages, by default newest first."""
+    """A page of a response's input items, by default newest first."""
 
     object: Literal["list"] = "list"
     data: list[InputItem]

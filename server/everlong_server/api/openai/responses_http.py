@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as Answer
+from pydantic import TypeAdapter
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
@@ -31,6 +32,8 @@ from everlong_server.errors import Conflict, InvalidRequest, NotFound
 from everlong_server.services import Services
 from everlong_server.store import responses as store
 from everlong_server.store.idempotency import IdempotencyRecord
+
+_INPUT_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -157,9 +160,9 @@ async def input_items(
     order: Literal["asc", "desc"] = "desc",
     after: Annotated[str | None, Query(max_length=128, description="last id of the previous page")] = None,
 ) -> InputItemList:
-    """Lists the input messages of a response, without those of the responses before it."""
+    """Lists the input items of a response, without those of the responses before it."""
     response = await services.response_turns.get(response_id)
-    items = [InputItem.model_validate(item) for item in response.request["items"]]
+    items = _INPUT_ITEMS.validate_python(response.request["items"])
     if order == "desc":
         items.reverse()
     ids = [item.id for item in items]

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
+from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnRunner
 from everlong_server.engine.answering.turn_context import TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
@@ -51,29 +52,38 @@ class ChatTurns:
         params: SamplingParams,
         recall: Recall,
         *,
+        tools: ToolUse | None = None,
         checkpoint: ChatCheckpoint | None = None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
     ) -> Turn:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
-        whose state is stored. `on_complete`: called with the complete answer and the session after it, before the caller has
-        the last event.
+        whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
+        answer and the session after it, before the caller has the last event.
         """
-        context = self._context(documents, messages, checkpoint, on_complete)
-        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall)
+        context = self._context(documents, messages, tools, checkpoint, on_complete)
+        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
+
+    async def count_tokens(self, documents: Sequence[str], messages: Sequence[Message], recall: Recall) -> int:
+        """Return the number of tokens of the prompt that `answer` would make."""
+        context = self._context(documents, messages, None, None, None)
+        return await self._turns.count_tokens(context, messages[-1].content, recall)
 
     @asynccontextmanager
     async def _context(
         self,
         documents: Sequence[str],
         messages: Sequence[Message],
+        tools: ToolUse | None,
         checkpoint: ChatCheckpoint | None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None,
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
-        fingerprint = self._engine.model.fingerprint
-        question = next((message.content for message in reversed(messages[:-1]) if message.role == "user"), None)
+        fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
+        asked = (message.content for message in reversed(messages[:-1]) if message.role == "user")
+        question = next((words for text in asked if (words := format.question_of(text) if format else text)), None)
+        shown = format.definitions(tools.shown) if format and tools and tools.shown else ""
         if checkpoint is not None:
             after, session, state, included = checkpoint.session.id, checkpoint.session, checkpoint.state, 0
             question = question or checkpoint.question
@@ -81,12 +91,12 @@ class ChatTurns:
             if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
                 await self._documents.readings.ensure(fingerprint, documents)
             after = None
-            chat_ids = digests(fingerprint, documents, messages)
+            chat_ids = digests(fingerprint, documents, messages, tools=shown)
             session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents)
 
         async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
-            answered = [*messages, Message("assistant", answer.content)]
-            chat_id = digests(fingerprint, documents, answered, after)[-1]
+            text = format.answer_text(answer.content, answer.tool_calls) if format else answer.content
+            chat_id = digests(fingerprint, documents, [*messages, Message("assistant", text)], after, shown)[-1]
             count = session.messages + len(messages) - included + 1
             next_session = replace(session, id=chat_id, snapshot=snapshot, messages=count, created_at=now())
             try:

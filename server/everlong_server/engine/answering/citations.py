@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everlong_server.store.messages import Citation
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.sentences import FULL_STOP
-from everlong_server.store.texts.terms import words
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.sentences import FULL_STOP
+from everlong_server.store.search.terms import words
 
 _MIN_SUPPORT = 0.6
 """Share of a sentence's weight that the cited passages must have together."""

@@ -1,4 +1,4 @@
-"""The events of a turn, in this order: created, evidence, a delta for each piece of text, completed."""
+"""The events of a turn, in this order: created, evidence, a delta for each piece of text, calls of tools, completed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.texts.passages import Passage
+from everlong_server.store.search.passages import Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,29 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallStarted:
+    """The answer calls the tool `name`. `index`: the number of the call in the answer, from 0; `id`: the id of the call."""
+
+    response_id: str
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgumentsDelta:
+    """The next piece of the arguments of the call `index`: JSON text."""
+
+    response_id: str
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseCompleted:
     """The answer is complete and committed."""
 
     message: AnswerMessage
 
 
-AnswerEvent = ResponseCreated | ResponseEvidence | TextDelta | ResponseCompleted
+AnswerEvent = ResponseCreated | ResponseEvidence | TextDelta | ToolCallStarted | ToolArgumentsDelta | ResponseCompleted

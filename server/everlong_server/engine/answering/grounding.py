@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.query import Query
-from everlong_server.store.texts.terms import words
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.terms import words
 
 # Words that are not searched for beside others: grammar, words of questions, greetings.
 STOP_WORDS = frozenset(
@@ -82,6 +82,7 @@ class Template:
 
     If the text has nothing about the question: `nothing` and the question. `gap`: between sentences of one paragraph; None: the
     template is for whole passages. `tokens`: maximum number of tokens of the text, unless a setting or a request gives another.
+    `in_order`: the passages have the order of the text; otherwise the best one is last.
     """
 
     opening: str
@@ -93,6 +94,7 @@ class Template:
     )
     gap: str | None = None
     tokens: int = 1000
+    in_order: bool = False
 
     def render(self, passages: Sequence[str]) -> str:
         """Return the text that goes before the question; "" without passages."""
@@ -107,10 +109,14 @@ TEMPLATE = Template("Answer the question from these passages of the text.\n\n", 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Limits of the evidence for an answer. `passages`: maximum number; 0 turns grounding off. `tokens`: with the template."""
+    """Limits of the evidence for an answer. `passages`: maximum number; 0 turns grounding off. `tokens`: with the template.
+
+    `also_in`: documents that are searched besides those of the session; None: the request names none.
+    """
 
     passages: int
     tokens: int
+    also_in: tuple[str, ...] | None = None
 
 
 def search_query(question: str, previous: str | None) -> Query | None:
@@ -132,6 +138,12 @@ def search_query(question: str, previous: str | None) -> Query | None:
         weights |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(weights)), _PREVIOUS_WEIGHT)
         text = f"{previous[-_MAX_CHARS:]} {text}"
     return Query(text, weights, asks) if weights else None
+
+
+def passage_query(text: str) -> Query:
+    """Return the query for a text that someone searches for: unlike a message, it need not be about anything."""
+    found = search_query(text, None)
+    return found or Query(text[-_MAX_CHARS:], dict.fromkeys(_first_and_last(words(text), _MAX_WORDS), 1.0))
 
 
 def is_question(message: str) -> bool:
@@ -157,7 +169,8 @@ def select_passages(
 ) -> tuple[list[Passage], str]:
     """Return the evidence for an answer, best passage first, and the text to put before the question.
 
-    The text has the best passage last: a small model answers from what it has read most recently (docs/research/results.md).
+    The text has the best passage last, unless the template gives them in order: a small model answers from what it has read most
+    recently (docs/research/results.md).
     `found`: passages in the order in which to take them. `seen`: text that the model attends to anyway; passages in it are
     evidence, but not repeated. `budget`: maximum number of tokens of the text, by `count`. If not even one word of the best
     passage fits with the template, there is no evidence.
@@ -178,9 +191,9 @@ def select_passages(
             elif not fresh:  # the best passage: shorten it rather than take a worse one that fits
                 fresh = _shortened(passage, lambda shorter: count(render([shorter])) <= budget)
                 break
-    fresh.sort(key=lambda p: -p.score)  # stable: equal scores stay in text order
-    evidence = sorted([*_merged(already_seen), *fresh], key=lambda p: -p.score)
-    return [_stripped(p) for p in evidence], render(fresh[::-1])
+    by_score = sorted(fresh, key=lambda p: -p.score)  # stable: equal scores stay in text order
+    evidence = sorted([*_merged(already_seen), *by_score], key=lambda p: -p.score)
+    return [_stripped(p) for p in evidence], render(fresh if template.in_order else by_score[::-1])
 
 
 def select_passages_in_window(

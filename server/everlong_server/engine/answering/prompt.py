@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from everlong_models import Model
+from everlong_models import Model, Tool
 from everlong_server.engine.answering.grounding import (
     RECENT_TOKENS,
     TEMPLATE,
@@ -19,8 +20,10 @@ from everlong_server.engine.answering.grounding import (
 )
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
+from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
-from everlong_server.store.texts.passages import Passage, Passages
+from everlong_server.store.search.overview import Overview
+from everlong_server.store.search.passages import Found, Passage, Passages
 
 INSTRUCT = Template(
     "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "
@@ -33,20 +36,41 @@ INSTRUCT = Template(
 """The template for instruct models as their authors made them. The instruction to decline comes first: with one after the passages,
 Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answered (12 questions, too few to compare templates)."""
 
+WITH_TOOLS = Template("Passages of the text:\n\n", "\n\n", "\n\n", nothing="", gap=" … ", tokens=500)
+"""The template beside tools and for their results: it does not tell the model to answer at once, nor to decline."""
+
 
 def template_of(model: Model) -> Template:
     """Return `INSTRUCT` for an instruct model as its authors made it, else `TEMPLATE`."""
     return INSTRUCT if not model.tuned and model.tokenizer.chat_template else TEMPLATE
 
 
+def whole_template(overview: Overview) -> Template:
+    """Return the template for a question about whole texts: their titles and most frequent names frame passages of all their parts."""
+    title = " and ".join(f"“{title}”" for title in overview.titles)
+    names = f"The names mentioned most often: {', '.join(overview.names)}.\n\n" if overview.names else ""
+    return Template(
+        f"These passages are from all parts of the text {title}".rstrip() + ".\n\n",
+        "\n\n",
+        f"\n\n{names}Answer the question about the whole text {title}".rstrip()
+        + " in one to three sentences.\n\nQuestion: ",
+        tokens=INSTRUCT.tokens,
+        in_order=True,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `prompt_only`: see `AnswerRequest`."""
+    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `prompt_only`: see `AnswerRequest`.
+
+    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone.
+    """
 
     tokens: list[int]
     evidence: list[Passage]
     visible_kept: int | None
     prompt_only: bool
+    question: str
 
 
 class PromptBuilder:
@@ -58,84 +82,166 @@ class PromptBuilder:
         self._passages = passages
         self._template = template or template_of(engine.model)
 
-    async def prompt(self, context: TurnContext, content: str, recall: Recall) -> Prompt:
-        """Return the prompt for the message `content`, with passages of the session's documents."""
-        documents = context.session.documents
-        if not recall.passages or not documents:
-            return await asyncio.to_thread(self.build, context, content, None, recall, lacks_answer=False)
+    async def prompt(self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = ()) -> Prompt:
+        """Return the prompt for the message `content`, with passages of the session's documents and of `recall.also_in`, and
+        `tools`.
+
+        Raises `TooLarge` for tools that do not fit into the model's context.
+        """
+        documents = tuple(dict.fromkeys((*context.session.documents, *(recall.also_in or ()))))
+        format = self._engine.model.tools
+        question, previous = content if format is None else format.question_of(content), context.previous_question
+        if not question:  # the results of calls, for an earlier question
+            question, previous = previous or "", None
+        build = partial(self.build, question=question, tools=tools)
+        if not recall.passages or (not documents and recall.also_in is None):
+            return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
-        query = await asyncio.to_thread(search_query, content, context.previous_question)
-        found: list[Passage] | None = (
-            await self._passages.search(documents, query, recall.passages, by_sentences=self._template.gap is not None)
+        query = await asyncio.to_thread(search_query, question, previous)
+        by_sentences = self._template.gap is not None
+        result = (
+            await self._passages.find(documents, query, recall.passages, by_sentences=by_sentences)
             if query
-            else []
+            else Found([])
         )
+        found: list[Passage] | None = result.passages
+        template = whole_template(result.overview) if result.overview and by_sentences else None
         lacks_answer = query is not None and await asyncio.to_thread(
-            texts_lack_answer, content, found or [], has_history=has_history
+            texts_lack_answer, question, found or [], has_history=has_history
         )
         if (lacks_answer or not found) and not await self._passages.complete(documents):
             # A document was deleted. The memory still has it.
             found, lacks_answer = found or None, False
         # On a thread: this takes time in proportion to the message.
-        return await asyncio.to_thread(self.build, context, content, found, recall, lacks_answer=lacks_answer)
+        return await asyncio.to_thread(
+            build, context, content, found, recall, lacks_answer=lacks_answer, template=template
+        )
 
     def build(
-        self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool
-    ) -> Prompt:
+        self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
+        question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,
+    ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
-        documents do not hold the answer.
+        documents do not hold the answer. `question`: see `Prompt`; None: it is the message. `template`: None takes that of the model.
+        With tools, it is `WITH_TOOLS`.
         """
+        question = content if question is None else question
+        template = WITH_TOOLS if tools or question != content else template or self._template
         model = self._engine.model
         tokenizer, memory = model.tokenizer, model.memory
         # What nothing was found for is small talk: the end of the text, which the memory keeps, would only be quoted.
         searched, found = found is not None, found or []
         # Not without kept tokens: a text that fits into the open segment is seen whole.
         prompt_only = bool(memory.kept_tokens(context.state)) and not context.session.messages and searched
-        question = [*tokenizer.encode(content), *model.chat.ask]
+        message = [*tokenizer.encode(content), *model.chat.ask]
+        lead = self._lead(context, _unread(context), from_start=prompt_only)
         budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
+        if tools:
+            room = (window or memory.segment_length) - len(message)
+            lead = self._lead_with_tools(context, tools, lead, room, from_start=prompt_only, searched=searched)
+            budget = min(budget, room - len(lead))
         if window:
-            budget = min(budget, window - len(question))
-        evidence, text = self._select(context, found, budget, len(question), prompt_only=prompt_only)
+            budget = min(budget, window - len(message))
+        evidence, text = self._select(context, found, budget, lead, len(message), template, prompt_only=prompt_only)
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
-            text = self._template.nothing if self._count(self._template.nothing) <= budget else ""
-        tokens = [*self._lead(context, from_start=prompt_only), *tokenizer.encode(text), *question]
-        return Prompt(tokens, evidence, RECENT_TOKENS if searched else None, prompt_only)
+            text = template.nothing if self._count(template.nothing) <= budget else ""
+        tokens = [*lead, *tokenizer.encode(text), *message]
+        return Prompt(tokens, evidence, RECENT_TOKENS if searched else None, prompt_only, question)
 
     def _select(
-        self, context: TurnContext, found: Sequence[Passage], budget: int, after: int, *, prompt_only: bool
+        self,
+        context: TurnContext,
+        found: Sequence[Passage],
+        budget: int,
+        lead: Sequence[int],
+        after: int,
+        template: Template,
+        *,
+        prompt_only: bool,
     ) -> tuple[list[Passage], str]:
-        """Return the evidence and its text, for the kind of memory. `after`: number of tokens after the text."""
+        """Return the evidence and its text, for the kind of memory. `lead`: the tokens before the text; `after`: number of
+        tokens after it."""
         memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
         open, window = context.session.snapshot.open, memory.visible_tokens - memory.segment_length
         recent = [*memory.kept_tokens(context.state)[-RECENT_TOKENS:], *open]
-        between = len(self._lead(context, from_start=prompt_only))
+        between = len(lead)
         if window:
             return select_passages_in_window(
                 found, [] if prompt_only else recent, budget, self._count, tokenizer.decode, window=window,
-                between=between, after=after, template=self._template,
+                between=between, after=after, template=template,
             )  # fmt: skip
         return select_passages_in_segment(
             found, tokenizer.decode(recent) if found else "", budget, self._count, tokenizer.spans,
-            segment=memory.segment_length, before=len(open) + between, after=after, template=self._template,
+            segment=memory.segment_length, before=len(open) + between, after=after, template=template,
         )  # fmt: skip
 
     def _count(self, text: str) -> int:
         return len(self._engine.model.tokenizer.encode(text))
 
-    def _lead(self, context: TurnContext, *, from_start: bool) -> list[int]:
+    def _lead(self, context: TurnContext, unread: Sequence[Message], *, from_start: bool) -> list[int]:
         """Return the tokens between those that the session has read and the words of the question: unread messages and the
         chat format's markers. `from_start`: as if the session had read nothing."""
         chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
         begins = from_start or not context.session.snapshot.position
         lead = chat.turn if context.session.messages else chat.head if begins else chat.separator
         tokens: list[int] = []
-        instructions = [Message("system", context.instructions)] if context.instructions else []
-        for message in [*instructions, *context.unread]:
+        for message in unread:
             end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
             if message.role == "system" and begins and not tokens and chat.system is not None:
                 lead, end = chat.system
             tokens += [*lead, *encode(message.content)]
-            lead = end
+            lead, begins = end, False
         return [*tokens, *lead]
+
+    def _lead_with_tools(
+        self,
+        context: TurnContext,
+        tools: Sequence[Tool],
+        lead: list[int],
+        room: int,
+        *,
+        from_start: bool,
+        searched: bool,
+    ) -> list[int]:
+        """Return `lead` with the definitions of the tools, unless the model sees these anyway.
+
+        They are where the template has them, in the system message, if the conversation begins here and its beginning remains
+        visible. Otherwise they come directly before the question. `room`: number of tokens before the question that remain visible.
+        """
+        model = self._engine.model
+        format, kept = model.tools, model.memory.kept_tokens(context.state)
+        assert format is not None, "a request with tools needs a tool format"
+        definitions, unread = format.definitions(tools), _unread(context)
+        if not context.session.messages and (from_start or not context.session.snapshot.position) and model.chat.system:
+            system = unread.pop(0).content if unread and unread[0].role == "system" else None
+            first = Message("system", format.system_text(system, tools))
+            with_tools = self._lead(context, [first, *unread], from_start=from_start)
+            if len(with_tools) <= room:
+                return with_tools
+        elif (seen := room - len(lead)) > 0:
+            recent = [*(kept[-RECENT_TOKENS:] if searched else kept), *context.session.snapshot.open][-seen:]
+            if self._unseen_part(context, definitions, len(kept)) in model.tokenizer.decode(recent):
+                return lead
+        with_tools = self._lead(context, [*_unread(context), Message("system", definitions)], from_start=from_start)
+        needed = len(model.tokenizer.encode(definitions))
+        if needed > room:
+            raise TooLarge(
+                f"tools: their definitions have {needed} tokens; beside the message, the model's context has room for {max(0, room)}: "
+                "send fewer tools, or shorter descriptions", param="tools",
+            )  # fmt: skip
+        return with_tools
+
+    def _unseen_part(self, context: TurnContext, text: str, kept: int) -> str:
+        """Return `text` without its beginning, if that can be among the first tokens, which a window keeps apart from its `kept` ones."""
+        model, snapshot = self._engine.model, context.session.snapshot
+        read = snapshot.position - len(snapshot.open)
+        if read > (model.memory.remembered_tokens or 0):
+            return text
+        return model.tokenizer.decode(model.tokenizer.encode(text)[read - kept :]) or text
+
+
+def _unread(context: TurnContext) -> list[Message]:
+    """Return the messages before the question that the memory has not read, after the instructions of the message."""
+    return [*([Message("system", context.instructions)] if context.instructions else []), *context.unread]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
 from everlong_server.engine.answering.events import AnswerEvent
 from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.search.store_search import StoreSearch
+from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
@@ -23,6 +25,8 @@ from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, Session, new_id, now
 from everlong_server.store.responses import OPEN, Response, Responses
 from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.vector_stores.file_search import FileSearch
+from everlong_server.store.vector_stores.records import StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +51,17 @@ class ResponseTurns:
     """Creates and answers responses: each is the next answer of a conversation."""
 
     def __init__(
-        self, chat_turns: ChatTurns, engine: Engine, store: Responses, chats: Chats, jobs: Jobs, quota: Quota
+        self,
+        chat_turns: ChatTurns,
+        engine: Engine,
+        store: Responses,
+        chats: Chats,
+        jobs: Jobs,
+        quota: Quota,
+        store_search: StoreSearch,
     ) -> None:
         """`jobs`: the queue of background responses."""
+        self._store_search = store_search
         self._quota = quota
         self._chat_turns = chat_turns
         self._engine = engine
@@ -79,6 +91,8 @@ class ResponseTurns:
         recall: Recall,
         *,
         background: bool,
+        tool_use: ToolUse | None = None,
+        file_search: FileSearch | None = None,
         **more: Any,
     ) -> Response:
         """Return a new response without an answer, which is not stored yet. `more`: JSON that the API shows in the response.
@@ -93,6 +107,9 @@ class ResponseTurns:
             else:
                 messages = [Message("system", instructions), *messages]
         known = previous.documents if previous is not None else ()
+        format = self._engine.model.tools
+        words = [format.question_of(m.content) if format else m.content for m in messages if m.role == "user"]
+        asked = next((text for text in reversed(words) if text), previous.question if previous is not None else "")
         return Response(
             id=new_id("resp"),
             model=self._engine.model.fingerprint,
@@ -104,7 +121,9 @@ class ResponseTurns:
             instructions=before if instructions is None else instructions,
             request={
                 "params": params.model_dump(), "recall": [recall.passages, recall.tokens],
-                "instructions": instructions, **more,
+                "instructions": instructions, **({} if tool_use is None else {"tool_use": tool_use.json()}),
+                **({} if file_search is None else {"file_search": file_search.json()}),
+                **({"asked": asked} if asked != messages[-1].content else {}), **more,
             },
             status="queued" if background else "in_progress",
             tenant=self._store.tenant,
@@ -120,7 +139,11 @@ class ResponseTurns:
         if store is not None and not response.background:
             await self._quota.require_bytes(self._expected_bytes(response))
         params = SamplingParams.model_validate(response.request["params"])
-        recall = Recall(*response.request["recall"])
+        recall, files = Recall(*response.request["recall"]), dict[str, StoredFile]()
+        file_search = FileSearch.of(response.request.get("file_search"))
+        if file_search is not None:
+            files = await self._store_search.files(file_search.stores, file_search.filter, "tools")
+            recall = replace(recall, also_in=tuple(files))
         response_turn: ResponseTurn | None = None
 
         async def on_complete(message: AnswerMessage, session: Session) -> None:
@@ -135,8 +158,13 @@ class ResponseTurns:
         if checkpoint is None and previous is not None:
             messages = (*await self._messages_until(previous), *messages)
         turn = await self._chat_turns.answer(
-            response.documents, messages, params, recall, checkpoint=checkpoint, on_complete=on_complete
-        )
+            response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
+            checkpoint=checkpoint, on_complete=on_complete,
+        )  # fmt: skip
+        if file_search is not None:
+            response = replace(
+                response, searched=await self._store_search.call(response.question, files, turn.evidence or ())
+            )
         response_turn = ResponseTurn(response, turn)
         return response_turn
 
@@ -173,7 +201,10 @@ class ResponseTurns:
                     code="response_deleted",
                 ) from None
             assert response.message is not None
-            turns.append([*response.said, Message("assistant", response.message.content)])
+            text, format = response.message.content, self._engine.model.tools
+            if format is not None:
+                text = format.answer_text(text, response.message.tool_calls)
+            turns.append([*response.said, Message("assistant", text)])
             id = response.previous
         return [message for turn in reversed(turns) for message in turn]
 

@@ -22,9 +22,13 @@ from everlong_server.engine.answering.events import (
     ResponseCreated,
     ResponseEvidence,
     TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStarted,
 )
 from everlong_server.engine.answering.grounding import Recall, Template
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.tool_calls import CallParser
+from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
@@ -35,9 +39,9 @@ from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import new_id, now
+from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.passages import Passage, Passages
 
 
 @dataclass(slots=True)
@@ -77,20 +81,25 @@ class _Answer:
 
     finished: AnswerFinished | None = None
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    parser: CallParser | None = None
+    """Separates calls from text, if the answer may call tools."""
 
-    def complete(self, message: AnswerMessage, before: Snapshot, request: AnswerRequest) -> AnswerMessage:
-        """Return the message as it is at the end of the answer. `before`: the snapshot that the prompt follows."""
+    def complete(self, message: AnswerMessage, request: AnswerRequest) -> AnswerMessage:
+        """Return the message as it is at the end of the answer."""
         return replace(
             message,
-            content=self.finished.text if self.finished else "",
+            content=self.parser.content if self.parser else self.finished.text if self.finished else "",
+            tool_calls=self.parser.calls if self.parser else (),
             finish_reason=self.finished.reason if self.finished else "cancelled",
-            usage=Usage(
-                prompt_tokens=before.position + len(request.prompt),
-                completion_tokens=self.finished.tokens if self.finished else 0,
-                reused_tokens=before.position - len(before.open),
-            ),
+            stop_sequence=self.finished.stop if self.finished else None,
+            usage=replace(message.usage, completion_tokens=self.finished.tokens if self.finished else 0),
             logprobs=self.logprobs if request.params.logprobs else None,
         )
+
+
+def _prompt_usage(before: Snapshot, prompt: Prompt) -> Usage:
+    """Return the counts of a prompt. `before`: the snapshot that it follows."""
+    return Usage(before.position + len(prompt.tokens), 0, before.position - len(before.open))
 
 
 class TurnRunner:
@@ -125,13 +134,14 @@ class TurnRunner:
         recall: Recall,
         *,
         id: str | None = None,
+        tools: ToolUse | None = None,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
         `enter`: returns a context manager of the message's context, such as a locked session. The turn holds it to its end.
         """
         turn = Turn(id=id or new_id("msg"))
-        following = self._turn(turn, enter(turn), content, params, recall)
+        following = self._turn(turn, enter(turn), content, params, recall, tools)
         first = await anext(following)
 
         async def events() -> AsyncGenerator[AnswerEvent, None]:
@@ -143,6 +153,17 @@ class TurnRunner:
         turn.events = events()
         return turn
 
+    async def count_tokens(
+        self, entering: AbstractAsyncContextManager[TurnContext], content: str, recall: Recall
+    ) -> int:
+        """Return the number of tokens that a turn's prompt would have, with all that its session has read. Answers nothing."""
+        self._check(content, SamplingParams())
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._engine.admit())
+            context = await stack.enter_async_context(entering)
+            prompt = await self._prompts.prompt(context, content, recall)
+            return _prompt_usage(context.session.snapshot, prompt).prompt_tokens
+
     async def _turn(
         self,
         turn: Turn,
@@ -150,6 +171,7 @@ class TurnRunner:
         content: str,
         params: SamplingParams,
         recall: Recall,
+        tools: ToolUse | None,
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the turn's events."""
         pace = self._metrics.answer_timer()
@@ -158,19 +180,20 @@ class TurnRunner:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
             usage = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
-            grammar = await self._grammar(params)
+            grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
-            prompt = await self._prompts.prompt(context, content, recall)
+            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
             turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
             message = AnswerMessage(
                 turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
-                memory_progress=context.memory_progress,
+                usage=_prompt_usage(context.session.snapshot, prompt), memory_progress=context.memory_progress,
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
-            answer = _Answer()
+            format = self._engine.model.tools
+            answer = _Answer(parser=CallParser(format, turn.id) if tools and tools.shown and format else None)
             try:
                 async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
                     async for delta in deltas:
@@ -179,7 +202,7 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message = await self._cited(content, answer.complete(message, context.session.snapshot, request))
+            message = await self._cited(prompt.question, answer.complete(message, request))
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
@@ -222,7 +245,7 @@ class TurnRunner:
 
     async def _deltas(
         self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: AnswerTimer
-    ) -> AsyncGenerator[TextDelta, None]:
+    ) -> AsyncGenerator[TextDelta | ToolCallStarted | ToolArgumentsDelta, None]:
         """Generate the answer and yield its deltas. `answer` collects its log-probabilities and its end."""
         try:
             async with contextlib.aclosing(self._engine.answer(request)) as events:
@@ -232,9 +255,15 @@ class TurnRunner:
                         break
                     pace.token()
                     answer.logprobs += event.logprobs
-                    turn.text += event.text
-                    if event.text or event.logprobs:
+                    if answer.parser is not None:
+                        for delta in answer.parser.feed(event.text, event.logprobs):
+                            turn.text += delta.text if isinstance(delta, TextDelta) else ""
+                            yield delta
+                    elif event.text or event.logprobs:
+                        turn.text += event.text
                         yield TextDelta(turn.id, event.text, event.logprobs)
+            if answer.parser is not None and (rest := answer.parser.finish()):
+                yield TextDelta(turn.id, rest, [])
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
         except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
@@ -267,8 +296,14 @@ class TurnRunner:
                         f"{name}: token id {token} is not below the vocabulary's {vocabulary}", param=name
                     )
 
-    async def _grammar(self, params: SamplingParams) -> Grammar | None:
+    async def _grammar(self, params: SamplingParams, tools: ToolUse | None) -> Grammar | None:
+        format = self._engine.model.tools
         try:
+            if tools is not None and format is not None:
+                return await self._engine.tool_grammar(
+                    format, tools.callable, tools.choice, parallel=tools.parallel, schema=params.json_schema
+                )
             return None if params.json_schema is None else await self._engine.grammar(params.json_schema)
         except GrammarError as error:
-            raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
+            name = "json_schema" if tools is None else "tools"
+            raise InvalidRequest(f"{name}: {error}", param=name) from error

@@ -51,6 +51,11 @@ class AnswerText:
         return self._stop.found
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+        return self._stop.matched
+
+    @property
     def looping(self) -> bool:
         """Whether the held tokens are a loop."""
         return self._repetition is not None and self._repetition.looping

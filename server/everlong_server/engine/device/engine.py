@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model
+from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model, Tool, ToolFormat
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import (
@@ -20,6 +21,7 @@ from everlong_server.engine.device.requests import (
     MemoryViewRequest,
     PrefillRequest,
     RequestFailed,
+    ScoreRequest,
 )
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
@@ -65,6 +67,19 @@ class Engine:
     async def grammar(self, schema: dict[str, Any]) -> Grammar:
         """Compile a JSON schema into a grammar for answers, on a thread. A large schema takes seconds. Raises `GrammarError`."""
         return await _GRAMMAR_COMPILERS.run(self._grammars.json, schema)
+
+    async def tool_grammar(
+        self,
+        format: ToolFormat,
+        tools: Sequence[Tool],
+        choice: Literal["auto", "none", "required"],
+        *,
+        parallel: bool,
+        schema: dict[str, Any] | None,
+    ) -> Grammar:
+        """Compile a grammar for answers that may call tools, like `grammar`. The arguments: see `GrammarCompiler.tools`."""
+        compile = partial(self._grammars.tools, parallel=parallel, schema=schema)
+        return await _GRAMMAR_COMPILERS.run(compile, format, tools, choice)
 
     def start(self) -> None:
         """Start the device thread."""
@@ -138,8 +153,17 @@ class Engine:
         """Return a view of `state`, which has read `tokens_read` tokens, and the `open` segment. `owner`: as in `prefill`."""
         return await self._result(lambda sink: MemoryViewRequest(state, open, tokens_read, sink, owner))
 
+    async def score(self, tokens: list[int], top: int, owner: str = "") -> list[dict[str, Any]]:
+        """Return the log-probability of each of `tokens` but the first, at the beginning of a text, with the `top` likeliest.
+
+        `owner`: as in `prefill`. Each entry is what `logprobs` returns.
+        """
+        state = self.model.memory.initial_state(1)
+        return await self._result(lambda sink: ScoreRequest(state, tokens, top, sink, owner))
+
     async def _result(
-        self, make: Callable[[Callable[[T | RequestFailed], None]], PrefillRequest | MemoryViewRequest]
+        self,
+        make: Callable[[Callable[[T | RequestFailed], None]], PrefillRequest | MemoryViewRequest | ScoreRequest],
     ) -> T:
         """Submit the request that `make` builds around a sink, and return its result. Cancelling the task cancels it."""
         loop = asyncio.get_running_loop()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from everlong_models.freed_memory import release_memory
 from everlong_server.engine.device.requests import Request, RequestFailed
+
+IDLE_SECONDS = 5.0
+"""Seconds without a request after which the device thread is idle."""
 
 
 class Inbox:
@@ -33,10 +37,15 @@ class Inbox:
         """End the wait of `receive`."""
         self._queue.put(None)
 
-    def receive(self, *, wait: bool) -> Iterator[Request]:
-        """Yield all requests that have arrived. `wait`: if there is none, wait for one or for `wake`."""
+    def receive(self, *, wait: bool, on_idle: Callable[[], None] = release_memory) -> Iterator[Request]:
+        """Yield all requests that have arrived. `wait`: if there is none, wait for one or for `wake`, and call `on_idle` once after
+        `IDLE_SECONDS`."""
         while wait or not self._queue.empty():
-            request = self._queue.get()
+            try:
+                request = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                on_idle()
+                request = self._queue.get()
             wait = False
             if request is not None:
                 yield request

@@ -1,16 +1,18 @@
-"""The requests that a `Runner` takes (answers, prefills, memory views) and the events that it passes to their sinks."""
+"""The requests that a `Runner` takes (answers, prefills, memory views, scores) and the events that it passes to their sinks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams
+from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams, SegmentReader
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.device.answer_text import AnswerText, TokenDelta
+from everlong_server.engine.device.answer_text import AnswerText, TokenDelta, logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class AnswerFinished:
 
     `tokens`: number of the answer's tokens, without the end-of-text token and a loop that was cut. `state`, `open`: memory
     and open segment after these tokens. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
+    `stop`: the stop string that ended it.
     """
 
     reason: str
@@ -28,6 +31,7 @@ class AnswerFinished:
     tokens: int
     prompt: int
     seconds: float
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,8 @@ class AnswerRequest:
         """Move the rest of the prompt to the open segment, and prepare to sample tokens."""
         self.open, self.prompt_read = self.open + self.prompt[self.prompt_read :], len(self.prompt)
         self.sampler = Sampler(self.params, self.seed, self.context, vocab_size, self.grammar)
-        may_loop = self.params.ignore_eos or self.grammar is not None or not self.params.stop_repetition
+        constrained = self.grammar is not None and not self.grammar.free_text
+        may_loop = self.params.ignore_eos or constrained or not self.params.stop_repetition
         self.text = AnswerText(tokenizer, self.params, may_loop=may_loop)
 
     def accept(self, token: int) -> None:
@@ -139,7 +144,7 @@ class AnswerRequest:
         assert self.text is not None
         return AnswerFinished(
             reason, self.text.text, self.state.to("cpu"), list(self.open), self.generated - self.dropped, len(self.prompt),
-            time.perf_counter() - (self.started or 0.0),
+            time.perf_counter() - (self.started or 0.0), self.text.stop_string,
         )  # fmt: skip
 
 
@@ -179,4 +184,38 @@ class MemoryViewRequest:
     cancelled: bool = False
 
 
-Request = AnswerRequest | PrefillRequest | MemoryViewRequest
+@dataclass(slots=True, eq=False)
+class ScoreRequest:
+    """A request for the log-probability of each of the `tokens` after those before it, and of the `top` likeliest ones."""
+
+    state: MemoryState
+    tokens: list[int]
+    top: int
+    sink: Callable[[list[dict[str, Any]] | RequestFailed], None]
+    owner: str = ""
+    id: int = -1
+    cancelled: bool = False
+    # The fields below belong to the runner.
+    tokens_read: int = 0
+    next: Tensor | None = None
+    """Logits (V,) of the next token."""
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    """As `logprobs` returns them: one for each token but the first."""
+
+    def read(self, memory: SegmentReader, tokenizer: Tokenizer, state: MemoryState) -> bool:
+        """Score the next segment, which follows `state`, and return whether all tokens are scored."""
+        part = self.tokens[self.tokens_read : self.tokens_read + memory.segment_length]
+        segment = torch.tensor([part], dtype=torch.int64, device=next(iter(state.tensors.values())).device)
+        if len(part) == memory.segment_length:
+            logits, self.state = memory.segment(segment, state)
+        else:
+            logits = memory.forward(segment, state)
+        for position, token in enumerate(part):
+            before = self.next if position == 0 else logits[0, position - 1]
+            if before is not None:
+                self.scores.append(logprobs(tokenizer, before, token, self.top))
+        self.next, self.tokens_read = logits[0, -1].clone(), self.tokens_read + len(part)
+        return self.tokens_read >= len(self.tokens)
+
+
+Request = AnswerRequest | PrefillRequest | MemoryViewRequest | ScoreRequest

@@ -21,13 +21,14 @@ from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.inbox import Inbox
-from everlong_server.engine.device.prefill_batch import PrefillBatch
+from everlong_server.engine.device.prefill_batch import Prefillable, PrefillBatch
 from everlong_server.engine.device.requests import (
     AnswerRequest,
     MemoryViewRequest,
     PrefillRequest,
     Request,
     RequestFailed,
+    ScoreRequest,
 )
 from everlong_server.engine.device.scheduler import Scheduler, Work
 from everlong_server.engine.device.token_sampler import TokenSampler
@@ -253,13 +254,10 @@ class Runner:
     # Prefill
 
     def _prefill(self, requests: list[Request]) -> None:
-        """Prefill one segment of each document and long prompt, and answer requests for memory views."""
-        for request in requests:
-            if isinstance(request, MemoryViewRequest):
-                self._try(self._view_memory, request)
-        for request, result in self._prefill_batch.prefill(
-            [request for request in requests if not isinstance(request, MemoryViewRequest)]
-        ):
+        """Prefill one segment of each document and long prompt, score one, and answer requests for memory views."""
+        for other in [request for request in requests if not isinstance(request, Prefillable)]:
+            self._try(self._score if isinstance(other, ScoreRequest) else self._view_memory, other)
+        for request, result in self._prefill_batch.prefill([r for r in requests if isinstance(r, Prefillable)]):
             if isinstance(result, MemoryState):
                 self._try(partial(self._store_segment, state=result), request)
             else:
@@ -290,6 +288,12 @@ class Runner:
         view = self._memory.view(request.state.to(self._device), open, request.tokens_read)
         self._remove(request)
         request.sink(view)
+
+    def _score(self, request: ScoreRequest) -> None:
+        """Score one segment. Passes the scores to the sink after the last."""
+        if request.read(self._memory, self._model.tokenizer, request.state.to(self._device)):
+            self._remove(request)
+            request.sink(request.scores)
 
     # Answers
 

@@ -28,11 +28,11 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import Document, is_id, now
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts import originals, outline
 from everlong_server.store.texts.blobs import Blobs, BlobWriter
 from everlong_server.store.texts.notes import Note
-from everlong_server.store.texts.passages import Passages
 
 _CONVERTERS = Pool("everlong-convert", 3)
 """Few threads, as a conversion may take gigabytes of memory and minutes."""

@@ -36,9 +36,9 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.readings import ReadingClaim
 from everlong_server.store.records import Cursor, Document, Reading
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passages
 
 log = logging.getLogger(__name__)
 

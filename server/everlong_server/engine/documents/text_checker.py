@@ -9,7 +9,8 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from everlong_server.engine.documents.formats.catalogue import HEAD, binary_kind, detect, is_utf8
+from everlong_server.engine.documents.formats.catalogue import HEAD, binary_kind, detect
+from everlong_server.engine.documents.formats.charset import is_utf8
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
 _BOM = codecs.BOM_UTF8

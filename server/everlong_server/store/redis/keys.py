@@ -48,6 +48,17 @@ document = Key("{everlong}:document:ID", "hash", "a document: its file name, siz
     "never; deleted with the document", sealed=True)
 document_readings = Key("{everlong}:document:ID:readings", "set", "the ids of the readings that involve a document",
     "never; deleted with the document")
+document_sets = Key("{everlong}:document:ID:sets", "set", "the ids of the vector stores that a document is in",
+    "never; deleted with the document")
+vector_stores = Key("{everlong}:vectorstores:TENANT", "zset", "the ids of a tenant's vector stores, scored by creation time",
+    "never")
+vector_store = Key("{everlong}:vectorstore:ID", "hash", "a vector store: its name, description, metadata and size",
+    "never; deleted with the vector store", sealed=True)
+vector_store_files = Key("{everlong}:vectorstore:ID:files", "zset",
+    "the ids of the documents in a vector store, scored by the time at which they were added",
+    "never; deleted with the vector store")
+vector_store_file = Key("{everlong}:vectorstore:ID:file:DOCUMENT", "hash", "a document in a vector store: its size and attributes",
+    "never; deleted with the document or the vector store", sealed=True)
 reading = Key("{everlong}:reading:ID", "hash",
     "a reading: the state, cursor and progress of one model in a sequence of documents",
     "never; deleted with any of its documents", sealed=True)
@@ -59,7 +70,7 @@ _turns = Key("{everlong}:turns:STREAM:MODEL", "hash",
     "for each tenant, when it last had its turn in a model's stream of readings (`jobs`) or background responses (`responses`)",
     "1 day after the last turn", expires=True)
 _deleted = Key("{everlong}:deleted:INDEX:TENANT:ID", "string",
-    "the score that a deleted document or session had in its index, so that a client can list what follows it",
+    "the score that a deleted document, session or vector store had in its index, so that a client can list what follows it",
     "1 hour after the deletion", expires=True)
 sessions = Key("{everlong}:sessions:TENANT", "zset", "the ids of a tenant's sessions, scored by creation time", "never")
 session = Key("{everlong}:session:ID", "hash", "a session: its state, open segment, position, title and recall setting",
@@ -141,8 +152,9 @@ def sealed(key: bytes) -> bool:
 
 
 def deleted(index: str, id: str) -> str:
-    """The score that a deleted id had in the index of a tenant's documents or sessions."""
-    return _deleted(*index.removeprefix(PREFIX).split(":"), id)
+    """The score that a deleted id had in the index of a tenant's documents, sessions or vector stores, or of a vector store's files."""
+    kind, owner, *_ = index.removeprefix(PREFIX).split(":")
+    return _deleted(kind, owner, id)
 
 
 def turns(stream: str) -> str:

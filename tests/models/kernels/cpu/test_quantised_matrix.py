@@ -14,7 +14,7 @@ import torch
 from numba import cfunc
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.kernels.cpu import matrix_product, thread_pool
@@ -151,14 +151,16 @@ def test_extreme_scales_are_multiplied_accurately(size, least):
     assert float((QuantisedMatrix(weight)(x) - exact).norm() / exact.norm()) < 0.012
 
 
-def build(hidden: int = 64, head_dim: int = 16, heads: int = 4) -> Backbone:
+def build(hidden: int = 64, head_dim: int = 16, heads: int = 4, family: str = "llama") -> Backbone:
     torch.manual_seed(2)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=96, hidden_size=hidden, intermediate_size=128, num_hidden_layers=3, num_attention_heads=heads,
-            num_key_value_heads=2, max_position_embeddings=512, head_dim=head_dim, attention_bias=True, mlp_bias=True,
-        )
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": 96, "hidden_size": hidden, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": heads,
+        "num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": head_dim, "attention_bias": True,
+    }  # fmt: skip
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**sizes, mlp_bias=True))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes))
     for parameter in model.parameters():
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
     return Backbone(model.eval())
@@ -252,14 +254,15 @@ def test_a_decoded_row_does_not_depend_on_its_neighbours(rows):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("threads", [1, 16])
 @pytest.mark.parametrize(
     ("head_dim", "heads", "width"), [(64, 4, 64), (80, 2, 64), (16, 6, 96), (112, 8, 64), (32, 14, 224)]
 )
-def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads):
+def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads, family):
     """Weights that four bits hold: what differs are the sixteen of activations. One to seven heads a group, together or each by
     itself; contexts of no token, and beyond what is computed at once."""
-    exact, quantized = (build(width, head_dim, heads) for _ in range(2))
+    exact, quantized = (build(width, head_dim, heads, family) for _ in range(2))
     for backbone in (exact, quantized):
         for module in backbone.model.modules():
             if isinstance(module, nn.Linear):

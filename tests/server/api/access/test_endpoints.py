@@ -27,6 +27,12 @@ def about(file: str) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": parts}]}
 
 
+def _about(file: str) -> dict[str, Any]:
+    """Return a conversation about a file, for Anthropic's API."""
+    document = {"type": "document", "source": {"type": "file", "file_id": file}}
+    return {"model": MODEL, "messages": [{"role": "user", "content": [document, {"type": "text", "text": "Hi"}]}]}
+
+
 BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/documents": lambda ids: {"content": b"words", "headers": {"content-type": "text/plain"}},
     "POST /v1/documents/fetch": lambda ids: {"json": {"url": "http://example.org/"}},
@@ -36,9 +42,26 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
     "POST /v1/keys": lambda ids: {"json": {}},
     "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
+    "POST /v1/completions": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "max_tokens": 2}},
+    "POST /v1/messages": lambda ids: {"json": _about(ids["file_id"]) | {"max_tokens": 4}},
+    "POST /v1/messages/count_tokens": lambda ids: {"json": _about(ids["file_id"])},
+    "POST /api/chat": lambda ids: {
+        "json": {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "documents": [ids["document_id"]]}
+    },
+    "POST /api/generate": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "documents": [ids["document_id"]]}},
+    "POST /api/show": lambda ids: {"json": {"model": MODEL}},
+    "POST /api/embed": lambda ids: {"json": {"model": MODEL, "input": "Hi"}},
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
+    "POST /v1/search": lambda ids: {"json": {"query": "secret", "documents": [ids["document_id"]]}},
+    "POST /v1/vector_stores": lambda ids: {"json": {"file_ids": [ids["file_id"]]}},
+    "POST /v1/vector_stores/{vector_store_id}": lambda ids: {"json": {"name": "b"}},
+    "POST /v1/vector_stores/{vector_store_id}/search": lambda ids: {"json": {"query": "secret"}},
+    "POST /v1/vector_stores/{vector_store_id}/files": lambda ids: {"json": {"file_id": ids["file_id"]}},
+    "POST /v1/vector_stores/{vector_store_id}/files/{file_id}": lambda ids: {"json": {"attributes": {"a": "b"}}},
+    "POST /v1/embeddings": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "words"}},
+    "POST /v1/rerank": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "query": "words", "documents": ["words"]}},
     "POST /v1/uploads": lambda ids: {
         "json": {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
     },
@@ -160,6 +183,7 @@ def test_another_tenants_ids_are_unknown(locked: Server, alice: Tenant, bob: Ten
         said = foreign.text
         for name, identifier in alice.ids.items():
             said = said.replace(identifier, UNKNOWN[name])
+        said = said.replace(foreign.headers["x-request-id"], unknown.headers["x-request-id"])
         assert said == unknown.text, endpoint.name
         own = {"date": "", "x-request-id": ""}
         assert dict(foreign.headers, **own) == dict(unknown.headers, **own)

@@ -141,7 +141,7 @@ def test_deleting_an_unknown_document_scans_nothing(server: Server) -> None:
         (b"%PDF-1.7 ...", 422, "unreadable_document", "PDF"),
         (b"PK\x03\x04....", 422, "unreadable_document", "ZIP"),
         (b"\xff\xfe\n\x00", 422, "unreadable_document", "no text"),
-        (b"\x1f\x8b\x08\x00", 415, "unsupported_media_type", "gzip"),
+        (b"7z\xbc\xaf\x27\x1c\x00", 415, "unsupported_media_type", "7z"),
         (b"text with \x00 inside", 415, "unsupported_media_type", "NUL"),
         (b"\x7fELF\x02\x01\x01\x00", 415, "unsupported_media_type", "a program"),
         (b"\xff\xfe\x00\x00h\x00\x00\x00\x00\x00\x00\x00", 422, "unreadable_document", "NUL"),

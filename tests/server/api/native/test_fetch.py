@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from everlong_lab.harness.ports import free_port
-from everlong_server.api.native.fetch import _parse_allowed_url
+from everlong_server.api.bodies.fetched import parse_allowed_url
 from everlong_server.errors import PermissionDenied
 from everlong_server.settings import Settings
 from tests import files
@@ -111,10 +111,10 @@ def test_documents_from_an_allowed_host(new_server: Callable[..., Server], web: 
 def test_hosts_are_compared_in_their_url_form(host: str, good: list[str], bad: list[str]) -> None:
     hosts = Settings(fetch_hosts=(host,)).fetch_hosts
     for url in good:
-        _parse_allowed_url(url, hosts)
+        parse_allowed_url(url, hosts)
     for url in bad:
         with pytest.raises(PermissionDenied):
-            _parse_allowed_url(url, hosts)
+            parse_allowed_url(url, hosts)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ FACTS = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose":
 JSON: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": [user("hi")]},
     "/v1/responses": {"model": MODEL, "input": "hi"},
+    "/v1/embeddings": {"model": "all-MiniLM-L6-v2", "input": "hi"},
+    "/v1/rerank": {"model": "all-MiniLM-L6-v2", "query": "hi", "documents": ["hi"]},
+    "/v1/vector_stores": {"name": "Bills"},
     "/v1/uploads": FACTS,
     "/v1/uploads/{upload}/complete": {"part_ids": ["part_x"]},
 }

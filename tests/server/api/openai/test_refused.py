@@ -26,16 +26,33 @@ ASKS: dict[str, Callable[[OpenAI], Any]] = {
     "a file's content": lambda client: client.files.content("doc_x"),
     "chat": lambda client: client.chat.completions.create(model=MODEL, messages=[user("Hi.")], max_tokens=1),
     "a streamed chat": lambda client: client.chat.completions.create(model=MODEL, messages=[user("Hi.")], stream=True),
+    "a completion": lambda client: client.completions.create(model=MODEL, prompt="Hi.", max_tokens=1),
+    "a streamed completion": lambda client: client.completions.create(model=MODEL, prompt="Hi.", stream=True),
     "a response": lambda client: respond(client, "Hi."),
     "a background response": lambda client: respond(client, "Hi.", background=True),
     "a response of before": lambda client: client.responses.retrieve("resp_x"),
+    "embeddings": lambda client: client.embeddings.create(model="all-MiniLM-L6-v2", input="Hi."),
+    "vector stores": lambda client: client.vector_stores.list(),
+    "a vector store": lambda client: client.vector_stores.create(),
+    "a search": lambda client: client.vector_stores.search("vs_x", query="Hi."),
     "a file": lambda client: client.files.create(file=("a.txt", b"Once."), purpose="user_data"),
     "an upload": lambda client: client.uploads.create(
         bytes=1, filename="a.txt", mime_type="text/plain", purpose="user_data"
     ),
     "a part": lambda client: client.uploads.parts.create("upload_x", data=b"x"),
 }
-WRITES = ["chat", "a streamed chat", "a response", "a background response", "a file", "an upload", "a part"]
+WRITES = [
+    "chat",
+    "a streamed chat",
+    "a completion",
+    "a streamed completion",
+    "a response",
+    "a background response",
+    "embeddings",
+    "a file",
+    "an upload",
+    "a part",
+]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everlong_server.engine.answering.citations import cite
-from everlong_server.store.texts.passages import Passage
+from everlong_server.store.search.passages import Passage
 
 BOATS = (
     "The club owns fourteen boats: six single sculls, four doubles, three quads and one eight named Persephone. "

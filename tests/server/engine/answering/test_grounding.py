@@ -24,12 +24,13 @@ from everlong_server.engine.answering.grounding import (
     select_passages_in_window,
     texts_lack_answer,
 )
-from everlong_server.engine.answering.prompt import INSTRUCT, PromptBuilder
+from everlong_server.engine.answering.prompt import INSTRUCT, PromptBuilder, whole_template
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.store.records import Session
+from everlong_server.store.search.overview import Overview
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.splitting import split
 from everlong_server.store.snapshot import Snapshot
-from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.splitting import split
 from tests.tinymodel import NOVEL, STORY, make_model
 
 ALICE = STORY.read_text()
@@ -67,6 +68,22 @@ def test_the_best_passage_is_the_first_evidence_and_next_to_the_question() -> No
     evidence, before = select_passages([b, a, c], "", 10_000, len)
     assert [e.start for e in evidence] == [b.start, a.start, c.start]
     assert before == TEMPLATE.render([c.text, a.text, b.text])
+
+
+def test_passages_of_a_whole_text_keep_its_order_between_its_title_and_its_names() -> None:
+    a, b, c = (replace(p, score=score) for p, score in zip(passages_of(ALICE)[:5:2], (0.5, 1.0, 0.3), strict=True))
+    template = whole_template(Overview(("Alice",), ("Red Queen", "Dinah")))
+    evidence, before = select_passages([b, a, c], "", 10_000, len, template)
+    assert [e.start for e in evidence] == [b.start, a.start, c.start], "best first, as other evidence"
+    assert before.startswith("These passages are from all parts of the text “Alice”.")
+    places = [
+        before.index(part) for part in (a.text.strip(), b.text.strip(), c.text.strip(), "Red Queen, Dinah", "Question:")
+    ]
+    assert places == sorted(places)
+    nameless = whole_template(Overview((), ())).render(["One."])
+    assert nameless.startswith(
+        "These passages are from all parts of the text.\n\nOne.\n\nAnswer the question about the whole text in"
+    )
 
 
 def test_sentences_that_stand_near_each_other_are_one_paragraph_in_the_order_of_the_text() -> None:

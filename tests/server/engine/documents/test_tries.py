@@ -35,10 +35,10 @@ from everlong_server.store.records import Cursor, Document, Message, Reading, ne
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.responses import Response, Responses
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.passages import Passages
 
 MODEL = "m" * 64
 TEXT = b"Alice was beginning to get very tired."

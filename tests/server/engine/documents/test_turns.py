@@ -13,7 +13,7 @@ from everlong_server.services import Services, run_services, tenant_services
 from everlong_server.settings import Settings
 from everlong_server.store.records import DEFAULT_TENANT, Document, new_id, now, reading_id
 from everlong_server.store.redis.connection import connect
-from everlong_server.store.texts.passages import Passages
+from everlong_server.store.search.passages import Passages
 from tests.tinymodel import STORY
 
 

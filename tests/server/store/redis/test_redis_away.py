@@ -383,7 +383,7 @@ async def test_a_response_whose_bytes_cannot_be_released_can_be_deleted_again(
     store, quota = Responses(client, "ann", 60.0), Quota(client, "ann", Limits(), StreamSlots(client, "r1"))
     said = (Message("user", "Who?"),)
     response = Response(new_id("resp"), "model", 0.0, False, None, (), said, None, {}, "completed", tenant="ann")
-    response_turns = ResponseTurns(none, none, store, none, none, quota)
+    response_turns = ResponseTurns(none, none, store, none, none, quota, none)
     await response_turns.keep(response)
 
     async def away(_: str) -> None:

@@ -91,6 +91,10 @@ class Notes:
 
         `kind`: what the file is, such as "Attachment"; then it begins a section.
         """
+        name = (
+            " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
+            or "a file without a name"
+        )
         if self._depth == _MAX_DEPTH:
             self.add(f"it is a file inside {_MAX_DEPTH} files and was left out", part=name)
             return
@@ -103,11 +107,15 @@ class Notes:
                 if blocks is None:
                     self.add("its format is not supported; it was left out", part=name)
                     return
+                is_blank, noted = True, len(self._notes)
                 for block in blocks:
                     if kind is not None and block.text:
                         yield Block(f"[{kind}] {name}", section=name)
                         kind = None
+                    is_blank = is_blank and not block.text
                     yield block
+                if is_blank and noted == len(self._notes):
+                    self.add("there is no text in it", part=name)
         except Unreadable as error:
             self.add(f"it was left out: {error}", part=name)
         finally:

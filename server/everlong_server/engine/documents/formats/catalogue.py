@@ -6,13 +6,13 @@ import codecs
 import importlib.util
 import re
 import struct
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Unreadable
-from everlong_server.engine.documents.formats.charset import has_controls, unmarked_utf16
+from everlong_server.engine.documents.formats.charset import has_controls, is_utf8, unmarked_utf16
+from everlong_server.engine.documents.formats.zips import open_zip
 
 HEAD = 4096
 """Number of bytes at the start of a file that `detect` looks at."""
@@ -45,45 +45,53 @@ _MACRO = "application/vnd.ms"
 _OASIS = "application/vnd.oasis.opendocument"
 FORMATS = {
     "text": Format("text in another encoding than UTF-8", "plain", "charset_normalizer", (), ()),
-    "pdf": Format("a PDF file", "pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
+    "pdf": Format("a PDF file", "portable.pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
     "docx": Format(
-        "a Word file", "word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
+        "a Word file", "openxml.word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
         (f"{_OPENXML}.wordprocessingml.document", f"{_OPENXML}.wordprocessingml.template",
          f"{_MACRO}-word.document.macroenabled.12", f"{_MACRO}-word.template.macroenabled.12"),
     ),
-    "doc": Format("a Word file of 1997 to 2003", "legacy", "kreuzberg", (".doc", ".dot"), ("application/msword",)),
+    "doc": Format("a Word file of 1997 to 2003", "compound.doc", "olefile", (".doc", ".dot"), ("application/msword",)),
     "pptx": Format(
-        "a PowerPoint file", "slides", "lxml", (".pptx", ".pptm", ".ppsx", ".potx"),
+        "a PowerPoint file", "openxml.slides", "lxml", (".pptx", ".pptm", ".ppsx", ".potx"),
         (f"{_OPENXML}.presentationml.presentation", f"{_OPENXML}.presentationml.slideshow",
          f"{_OPENXML}.presentationml.template", f"{_MACRO}-powerpoint.presentation.macroenabled.12"),
     ),
     "ppt": Format("a PowerPoint file of 1997 to 2003", "legacy", "kreuzberg", (".ppt", ".pps"), (f"{_MACRO}-powerpoint",)),
     "xlsx": Format(
-        "an Excel file", "legacy", "kreuzberg", (".xlsx", ".xlsm", ".xltx"),
-        (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12"),
+        "an Excel file", "openxml.sheets", "lxml", (".xlsx", ".xlsm", ".xltx", ".xltm", ".xlsb"),
+        (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12",
+         f"{_MACRO}-excel.sheet.binary.macroenabled.12"),
     ),
     "xls": Format("an Excel file of 1997 to 2003", "legacy", "kreuzberg", (".xls",), (f"{_MACRO}-excel",)),
-    "odt": Format("an OpenDocument text", "odf", "lxml", (".odt", ".ott"), (f"{_OASIS}.text", f"{_OASIS}.text-template")),
+    "odt": Format("an OpenDocument text", "opendocument.odf", "lxml", (".odt", ".ott", ".fodt"), (f"{_OASIS}.text", f"{_OASIS}.text-template")),
     "odp": Format(
-        "an OpenDocument presentation", "odf", "lxml", (".odp", ".otp"),
+        "an OpenDocument presentation", "opendocument.odf", "lxml", (".odp", ".otp", ".fodp"),
         (f"{_OASIS}.presentation", f"{_OASIS}.presentation-template"),
     ),
     "ods": Format(
-        "an OpenDocument spreadsheet", "odf", "lxml", (".ods", ".ots"),
+        "an OpenDocument spreadsheet", "opendocument.odf", "lxml", (".ods", ".ots", ".fods"),
         (f"{_OASIS}.spreadsheet", f"{_OASIS}.spreadsheet-template"),
     ),
-    "rtf": Format("an RTF file", "legacy", "kreuzberg", (".rtf",), ("application/rtf", "text/rtf")),
+    "rtf": Format("an RTF file", "rtf", "inscriptis", (".rtf",), ("application/rtf", "text/rtf")),
     "epub": Format("an EPUB file", "epub", "inscriptis", (".epub",), ("application/epub+zip",)),
     "html": Format(
         "an HTML file", "html", "inscriptis", (".html", ".htm", ".xhtml"), ("text/html", "application/xhtml+xml")
     ),
     "mhtml": Format("a saved web page", "mail", "inscriptis", (".mhtml", ".mht"), ("multipart/related", "application/x-mimearchive")),
-    "eml": Format("an e-mail", "mail", "inscriptis", (".eml",), ("message/rfc822",)),
-    "msg": Format("an Outlook message", "legacy", "kreuzberg", (".msg",), ("application/vnd.ms-outlook",)),
+    "eml": Format("an e-mail", "mail", "inscriptis", (".eml", ".emlx", ".mbox"), ("message/rfc822", "application/mbox")),
+    "msg": Format("an Outlook message", "outlook.msg", "olefile", (".msg",), ("application/vnd.ms-outlook",)),
+    "tnef": Format(
+        "an Outlook message (winmail.dat)", "outlook.tnef", "olefile", (".tnef",), ("application/ms-tnef", "application/vnd.ms-tnef")
+    ),
     "image": Format(
         "a picture", "picture", "rapidocr", (".png", ".jpg", ".jpeg", ".tif", ".tiff"), ("image/png", "image/jpeg", "image/tiff"), "ocr"
     ),
     "zip": Format("a ZIP archive of documents", "archive", "lxml", (".zip",), ("application/zip", "application/x-zip-compressed")),
+    "tar": Format(
+        "a tar archive of documents, or a compressed file", "tar", "lxml", (".tar", ".tgz", ".gz", ".bz2", ".xz"),
+        ("application/x-tar", "application/gzip", "application/x-gzip", "application/x-bzip2", "application/x-xz"),
+    ),
 }  # fmt: skip
 MEDIA_TYPES = frozenset(media_type for format in FORMATS.values() for media_type in format.media_types)
 """Media types that can be uploaded, in addition to text/*."""
@@ -118,9 +126,9 @@ _TEXT_TYPES = (
     "application/x-yaml", "application/yaml", "application/toml", "application/javascript", "application/sql", "application/x-sh",
 )  # fmt: skip
 _BINARY = (
-    (0, b"\x1f\x8b", "a gzip file"), (0, b"7z\xbc\xaf\x27\x1c", "a 7z file"), (0, b"Rar!", "a RAR archive"),
-    (0, b"BZh", "a bzip2 file"), (0, b"\xfd7zXZ", "an xz file"), (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),
-    (257, b"ustar", "a tar archive"), (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z file"), (0, b"Rar!", "a RAR archive"),
+    (0, b"\x28\xb5\x2f\xfd", "a Zstandard file"),
+    (0, b"GIF8", "a GIF image"), (8, b"WEBP", "a WebP image"), (0, b"BM", "a BMP image"),
     (4, b"ftypheic", "a HEIC image"), (4, b"ftypavif", "an AVIF image"),
     (0, b"AT&TFORM", "a DjVu file"), (60, b"BOOKMOBI", "a Kindle book"), (4, b"ftyp", "a video or audio file"),
     (0, b"\x1aE\xdf\xa3", "a video file"), (8, b"AVI ", "a video file"), (8, b"WAVE", "an audio file"), (0, b"ID3", "an audio file"),
@@ -130,17 +138,32 @@ _BINARY = (
 )  # fmt: skip
 """Offset and first bytes of binary files, and what they are."""
 _PDF = re.compile(rb"%PDF-\d")
-_OLE = b"\xd0\xcf\x11\xe0"
-_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
-_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_BINARY_FORMATS = (
+    (b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b\x08", "tar"), (b"BZh", "tar"), (b"\xfd7zXZ\0", "tar"),
+    (b"\xd0\xcf\x11\xe0", "ole"), (b"\x78\x9f\x3e\x22", "tnef"), (b"{\\rtf", "rtf"), (b"\x89PNG", "image"),
+    (b"\xff\xd8\xff", "image"), (b"II*\0", "image"), (b"MM\0*", "image"),
+)  # fmt: skip
+"""First bytes of files, and what they are. White space may precede those that begin with "P" or "{"."""
 # Atomic, as each comment could otherwise end at any later one, in 2^n ways.
 _BLANK = rb"(?>\s|<!--.*?-->|<\?xml[^>]*\?>)*+"
 _HTML = re.compile(
     _BLANK + rb"(?:<!doctype\s+html|<html[\s>]|<head[\s>]|<body[\s>]|<!doctype[^>]*>\s*<html)",
     re.DOTALL | re.IGNORECASE,
 )
+_XML_OFFICE = (
+    (re.compile(rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/word/", re.DOTALL), "docx"),
+    (re.compile(rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/ppt/", re.DOTALL), "pptx"),
+    (re.compile(rb"<(?:\w+:)?wordDocument\b[^>]*schemas\.microsoft\.com/office/word/2003/wordml"), "docx"),
+    (re.compile(rb"<(?:\w+:)?Workbook\b[^>]*urn:schemas-microsoft-com:office:spreadsheet"), "xlsx"),
+    (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.text"), "odt"),
+    (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.presentation"), "odp"),
+    (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.spreadsheet"), "ods"),
+)
+"""The beginnings of Office files that are one XML file."""
 _TAG = re.compile(rb"<(?:!doctype|!--|/?[a-z][a-z0-9-]*(?:\s[^<>]*)?/?>)", re.IGNORECASE)
-_MESSAGE = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*\r?\n(?:[ \t][^\r\n]*\r?\n)*)+", re.IGNORECASE)
+_MESSAGE = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*(?:\r\n?|\n)(?:[ \t][^\r\n]*(?:\r\n?|\n))*)+", re.IGNORECASE)
+ENVELOPE = re.compile(rb"(?:>?From [^\r\n]+\d{2}:\d{2}[^\r\n]*|\d+[ \t]*)\r?\n")
+"""A line before the fields of a message: in a mailbox (mbox), or with the message's size in one of Apple Mail (emlx)."""
 
 
 def detect(head: bytes, filename: str | None = None, media_type: str | None = None) -> str | None:
@@ -153,26 +176,37 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if start.startswith(b"%PDF-") or (_PDF.search(head[:1024]) and (declared == "pdf" or b" obj" in head)):
         return "pdf"
-    if start.startswith(_ZIP):
-        return "zip"
-    if head.startswith(_OLE):
-        return "ole"
-    if start.startswith(b"{\\rtf"):
-        return "rtf"
-    if head.startswith(_IMAGES):
-        return "image"
+    if head[257:262] == b"ustar":
+        return "tar"
+    for beginning, kind in _BINARY_FORMATS:
+        if (start if beginning[:1] in b"P{" else head).startswith(beginning):
+            return kind
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         head = head.decode("utf-16", "ignore").encode()
-    if declared in ("eml", "mhtml") or declared is None:
-        fields = _MESSAGE.match(head)
-        names = {line.partition(b":")[0].lower() for line in fields[0].splitlines()} if fields else set()
-        if names and (declared or names >= {b"mime-version", b"content-type"}):
-            return declared or ("mhtml" if b"multipart/related" in head and b"from" not in names else "eml")
-    if (_HTML.match(head.removeprefix(codecs.BOM_UTF8)) and declared != "text") or (
-        declared == "html" and _TAG.search(head)
-    ):
-        return "html"
+    if start.startswith(b"<"):
+        for office, format in _XML_OFFICE:
+            if office.search(head):
+                return format
+    return None if declared == "text" else _message_kind(start, declared) or _page_kind(head, declared)
+
+
+def _message_kind(start: bytes, declared: str | None) -> str | None:
+    """Return whether a file is an e-mail or a saved web page; None for neither."""
+    envelope = ENVELOPE.match(start)
+    fields = _MESSAGE.match(start, envelope.end() if envelope else 0)
+    names = {line.partition(b":")[0].lower() for line in fields[0].splitlines()} if fields else set()
+    is_mailbox = envelope is not None and bool(names & {b"from", b"subject", b"date", b"message-id"})
+    if names and (declared in ("eml", "mhtml") or is_mailbox or names >= {b"mime-version", b"content-type"}):
+        is_page = b"multipart/related" in start and b"from" not in names
+        return declared if declared in ("eml", "mhtml") else "mhtml" if is_page else "eml"
     return None
+
+
+def _page_kind(head: bytes, declared: str | None) -> str | None:
+    """Return "html" for a page, else None. Programs export pages under the names of other formats, such as .doc and .xls."""
+    page = head.removeprefix(codecs.BOM_UTF8)
+    may_be_page = declared == "html" or (declared is not None and page.lstrip().startswith(b"<"))
+    return "html" if _HTML.match(page) or (may_be_page and _TAG.search(head)) else None
 
 
 def binary_kind(head: bytes) -> str | None:
@@ -186,15 +220,6 @@ def binary_kind(head: bytes) -> str | None:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or unmarked_utf16(head):
         return None
     return "a binary file of an unknown kind"
-
-
-def is_utf8(head: bytes) -> bool:
-    """Whether the bytes are UTF-8, up to a character that may be cut at their end."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _declared(filename: str | None, media_type: str | None) -> str | None:
@@ -216,15 +241,21 @@ def format_of(file: Path, kind: str) -> str | None:
 
 def _zip_format(file: Path) -> str:
     try:
-        with zipfile.ZipFile(file) as packed:
+        with open_zip(file) as packed:
             names = [name.lstrip("/").replace("\\", "/").lower() for name in packed.namelist()]
             declared = packed.read("mimetype").strip().decode("latin-1") if "mimetype" in packed.namelist() else ""
     except DAMAGED_ENTRY as error:
         raise Unreadable(f"it is a damaged ZIP file ({error})") from None
     if (found := _BY_MEDIA_TYPE.get(declared)) is not None:
         return found
-    for folder, format in (("word/", "docx"), ("ppt/", "pptx"), ("xl/", "xlsx")):
-        if any(name.startswith(folder) and name.endswith((".xml", ".bin")) for name in names):
+    for folder, main, format in (
+        ("word/", "document", "docx"),
+        ("ppt/", "presentation", "pptx"),
+        ("xl/", "workbook", "xlsx"),
+    ):
+        # Without the list of types, only the name of the main part tells such a file from a folder of this name.
+        prefix = folder if "[content_types].xml" in names else folder + main
+        if any(name.startswith(prefix) and name.endswith((".xml", ".bin")) for name in names):
             return format
     return "epub" if "meta-inf/container.xml" in names or any(name.endswith(".opf") for name in names) else "zip"
 

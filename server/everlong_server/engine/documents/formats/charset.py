@@ -56,6 +56,15 @@ def unmarked_utf16(head: bytes) -> str | None:
     return max(scores, key=lambda order: scores[order], default=None)
 
 
+def is_utf8(head: bytes) -> bool:
+    """Whether the bytes are UTF-8, up to a character that may be cut at their end."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def has_controls(head: bytes) -> bool:
     """Whether bytes that are not UTF-8 have control characters as in a binary file, and not as in a text."""
     controls = sum(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in head)
@@ -121,7 +130,7 @@ def _of_file(file: Path) -> tuple[str, bool]:
         sample = stream.read(_SAMPLE)
     if 2 * damaged <= others:
         return "utf-8", False
-    best = _best(sample)
+    best = best_encoding(sample)
     if best is None:
         raise Unreadable("it is not UTF-8, and no other encoding fits: save it as UTF-8")
     return best, True
@@ -186,10 +195,10 @@ def _known(name: str | None) -> str | None:
 def _guess(page: bytes) -> str:
     """Return the likeliest legacy encoding of a page. As in browsers, it is Windows-1252 unless another one fits better."""
     words = _TAG.sub(b" ", page)
-    return _best(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
+    return best_encoding(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
 
 
-def _best(sample: bytes) -> str | None:
+def best_encoding(sample: bytes) -> str | None:
     """Return the legacy encoding that fits best, Windows-1252 before others that fit as well; None if none fits."""
     from charset_normalizer import from_bytes  # noqa: PLC0415 - optional, and only the conversion process needs it
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# PDFium writes U+FFFE for a hyphen at the end of a line, and the break after it; U+0002 for one at the end of a page.
-_HYPHEN = re.compile(r"(\w*)(?:[\ufffe\x02]|\u00ad\r?\n)[ \t]*(\w*)")
+# PDFium writes U+FFFE for a hyphen at the end of a line, and the break after it; U+0002 for one at the end of a page. It writes
+# other hyphens, which some programs use, as they are.
+_HYPHEN = re.compile(r"(\w*)(?:[\ufffe\x02]|[\u00ad\u2010]\r?\n)[ \t]*(\w*)")
 
 
 def joined_lines(lines: Sequence[str]) -> str:
@@ -23,7 +24,7 @@ def join_hyphens(text: str) -> str:
 
     The hyphen stays where the text has the word with a hyphen elsewhere, and before digits and capitals ("COVID-19").
     """
-    if "\ufffe" not in text and "\x02" not in text and "\u00ad" not in text:
+    if not any(hyphen in text for hyphen in "\ufffe\x02\u00ad\u2010"):
         return text
     hyphenated = {word.lower() for word in re.findall(r"\w+-\w+", text)}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Notes
-from everlong_server.engine.documents.formats.readers.columns import Piece, ordered_text
+from everlong_server.engine.documents.formats.readers.portable.columns import Piece, ordered_text
 
 MAX_SIDE = 2000
 """Pixels of the longer side of a picture from which on the models see it reduced."""

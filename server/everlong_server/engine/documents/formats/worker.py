@@ -9,7 +9,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import IO
 
@@ -20,19 +20,29 @@ from everlong_server.engine.documents.formats.conversion import ExitCode
 from everlong_server.engine.documents.formats.recognition import Recogniser
 from everlong_server.store.texts.outline import OutlineEntry
 
+MAX_CALLS = 20_000
+"""Python's limit on calls inside each other: XML may be 2,048 elements deep, of which each takes a few calls of a reader."""
+_MAX_TRACE = 20
+
 
 def read(file: Path, format_id: str, notes: Notes) -> Iterator[Block]:
     """Yield the blocks of a file in one of `FORMATS`. Raises `Unreadable`, and `OSError` if the disk is full."""
     name = FORMATS[format_id].reader
     reader = importlib.import_module(f"everlong_server.engine.documents.formats.readers.{name}")
     try:
-        yield from reader.read(file, notes, format_id) if name == "legacy" else reader.read(file, notes)
+        blocks = reader.read(file, notes, format_id) if name == "legacy" else reader.read(file, notes)
+        if format_id == "text":
+            yield from blocks
+        else:  # a soft hyphen may be inside any word, which a search would not find
+            yield from (replace(block, text=block.text.replace("\u00ad", "")) for block in blocks)
     except (Unreadable, MemoryError):
         raise
+    except RecursionError:
+        raise Unreadable("the file cannot be read: its elements are nested too deeply") from None
     except Exception as error:  # readers and their libraries raise many kinds of errors for damaged files
         if _is_disk_full(error):
             raise
-        traceback.print_exc()
+        traceback.print_exc(limit=-_MAX_TRACE)
         raise Unreadable(f"the file cannot be read: it is damaged ({type(error).__name__})") from error
 
 
@@ -88,6 +98,7 @@ def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str,
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 2 * int(recognition) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.setrecursionlimit(MAX_CALLS)
     notes = Notes(read_nested, Recogniser(int(recognition)) if int(recognition) else None)
     try:
         format_id = format_of(Path(file), kind)

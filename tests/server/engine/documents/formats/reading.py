@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,12 @@ def read(
         format_id = catalogue.format_of(file, kind)
         assert format_id is not None
         notes = Notes(worker.read_nested, recogniser)
-        blocks = list(worker.read(file, format_id, notes))
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(worker.MAX_CALLS)
+        try:
+            blocks = list(worker.read(file, format_id, notes))
+        finally:
+            sys.setrecursionlimit(limit)
     texts = (("" if block.joined else "\n\n") + block.text for block in blocks if block.text)
     return "".join(texts).removeprefix("\n\n"), notes.all()
 

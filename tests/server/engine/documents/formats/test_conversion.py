@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import lzma
 import os
@@ -60,6 +61,13 @@ def test_a_pdfs_pages(converted: Callable) -> None:
     assert made_of == "pdf"
     assert text == "The first page.\n\nThe third page (last)."
     assert list(under(text, marks)) == [(1, "The first page."), (3, "The third page (last).")]
+
+
+def test_the_printed_numbers_of_pages(converted: Callable) -> None:
+    labels = "/PageLabels << /Nums [0 << /S /r >> 2 << /S /D >>] >>"
+    data = files.pdf(["Preface.", "More.", "Chapter."]).replace(b"/Type /Catalog", f"/Type /Catalog {labels}".encode())
+    _, _, marks = converted(data)
+    assert [(mark.page, mark.section) for mark in marks] == [(1, "page i"), (2, "page ii"), (3, "page 1")]
 
 
 def test_a_word_files_headings_and_tables(converted: Callable) -> None:
@@ -188,9 +196,18 @@ def test_a_page_without_an_encoding_is_read_as_far_as_possible(converted: Callab
     assert converted("<html><meta charset=none><p>日本 ".encode() + b"\xff!")[1] == "日本 �!"
 
 
-def test_a_page_that_is_nested_too_deep_is_refused(converted: Callable) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be read"):
-        converted(b"<html>" + b"<div>" * 5000 + b"words")
+@pytest.mark.parametrize("tag", [b"div", b"b", b"ul", b"table"])
+def test_a_page_that_is_nested_too_deep_keeps_its_words(converted: Callable, tag: bytes) -> None:
+    """Deeper than lxml's parser and inscriptis go, in the process with its usual stack."""
+    for depth in (1500, 20_000):
+        assert converted(b"<html>" + b"<%b>" % tag * depth + b"words")[1] == "words"
+
+
+@pytest.mark.parametrize("depth", [1000, 20_000])
+def test_a_word_file_that_is_nested_too_deep_keeps_what_it_can(converted: Callable, depth: int) -> None:
+    nested = "<w:sdt><w:sdtContent>" * depth + paragraph(run("Deep.")) + "</w:sdtContent></w:sdt>" * depth
+    text = converted(files.word_of(paragraph(run("Before.")) + nested))[1]
+    assert text == ("Before.\n\nDeep." if depth == 1000 else "Before.")
 
 
 def test_text_is_not_taken_for_a_page() -> None:
@@ -213,7 +230,7 @@ def test_a_position_is_in_the_last_section_that_begins_before_it() -> None:
         (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
         (files.epub(["<p>x</p>"], encrypted=["OEBPS/text/chapter%200.xhtml"]), InvalidRequest, "encrypted"),
         (files.epub([]), InvalidRequest, "there is no text in it"),
-        (files.word(("Normal", "x"))[:-40], InvalidRequest, "damaged ZIP file"),
+        (b"PK\3\4" + bytes(40), InvalidRequest, "damaged ZIP file"),
         (
             files.word(("Normal", "x")).replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x64"),
             InvalidRequest,
@@ -320,9 +337,11 @@ def test_the_server_lists_its_formats(server: Server) -> None:
         "epub": files.epub(["<p>A chapter.</p>"]),
         "html": HTML.encode(),
         "msg": files.outlook("A subject", "A line."),
+        "tnef": files.tnef("A subject", {(0x1000, 0x1E): b"A line."}),
         "eml": b"Subject: a\r\n\r\nA line.",
         "mhtml": b"MIME-Version: 1.0\r\nContent-Type: text/html\r\n\r\n<p>A line.",
         "zip": files.zipped({"a.txt": "A line."}),
+        "tar": gzip.compress(b"A line."),
         "image": scanned("A line."),
         "ppt": lzma.decompress((MADE / "libreoffice.ppt.xz").read_bytes()),
     } | {

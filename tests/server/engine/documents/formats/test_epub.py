@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests import files
@@ -100,3 +102,36 @@ def test_a_picture_in_the_spine_is_noted() -> None:
     added = files.rezipped(data, {}, {"OEBPS/cover.svg": b"<svg/>"})
     assert text_of(added) == "Two."
     assert notes_of(added) == ["OEBPS/cover.svg: it is not a page of text; it was left out"]
+
+
+def renamed(change: Callable[[str], str], href: str) -> bytes:
+    """Return a book whose chapter has another name in the ZIP file. `href`: its name in the package file."""
+    packed = files.epub(["<p>Chapter words.</p>"])
+    return files.rezipped(
+        packed,
+        {
+            "OEBPS/text/chapter 0.xhtml": lambda name, content: (change(name), content),
+            "OEBPS/content.opf": lambda name, content: (
+                name,
+                content.replace(b"text/chapter%200.xhtml", href.encode()),
+            ),
+        },
+    )
+
+
+NAMES = {
+    "separators of Windows": (lambda name: name.replace("/", "\\"), "text/chapter%200.xhtml"),
+    "separators of Windows in the package": (lambda name: name, "text\\chapter 0.xhtml"),
+    "accents in two characters": (lambda name: "OEBPS/text/u\u0308.xhtml", "text/\u00fc.xhtml"),
+    "another case": (str.upper, "text/chapter%200.xhtml"),
+}
+
+
+@pytest.mark.parametrize(("change", "href"), NAMES.values(), ids=NAMES)
+def test_a_chapter_whose_name_is_written_differently(change: Callable[[str], str], href: str) -> None:
+    assert text_of(renamed(change, href)) == "Chapter words."
+
+
+def test_a_chapter_whose_name_is_utf_8_without_saying_so() -> None:
+    packed = renamed(lambda name: "OEBPS/text/XXXX.xhtml", "text/%C3%BC%C3%BC.xhtml")
+    assert text_of(packed.replace(b"XXXX", "üü".encode())) == "Chapter words."

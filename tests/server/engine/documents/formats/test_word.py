@@ -137,7 +137,7 @@ def test_what_is_left_out_is_noted() -> None:
     )  # fmt: skip
     assert notes_of(files.word_of(body)) == [
         "left out: symbols of the font Bookshelf 7 (1)", "left out: pictures without a description (1)",
-        "left out: deleted passages (tracked changes) (1)", "left out: embedded objects (1)",
+        "left out: deleted passages (tracked changes) (1)", "left out: embedded objects that are not in the file (1)",
     ]  # fmt: skip
 
 

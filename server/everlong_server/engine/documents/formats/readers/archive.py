@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
+from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
-_MAX_FILES = 1000
+MAX_FILES = 1000
 _SYSTEM = ("__macosx/", ".ds_store", "thumbs.db")
+
+
+def is_of_system(name: str) -> bool:
+    """Whether an operating system adds files of this name to archives."""
+    return any(part in name.lower() for part in _SYSTEM)
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the files of the archive in the order of their names."""
-    with zipfile.ZipFile(file) as packed:
+    with open_zip(file, notes) as packed:
         entries = [
             entry
-            for entry in sorted(packed.infolist(), key=lambda entry: entry.filename)
-            if not entry.is_dir() and not any(name in entry.filename.lower() for name in _SYSTEM)
+            for entry in packed.infolist()
+            if not entry.filename.endswith("/") and not is_of_system(entry.filename)
         ]
-        notes.left_out(f"files after the first {_MAX_FILES}", max(0, len(entries) - _MAX_FILES))
-        for entry in entries[:_MAX_FILES]:
+        named = sorted(zip(entry_names(entries), entries, strict=True), key=lambda pair: pair[0])
+        notes.left_out(f"files after the first {MAX_FILES}", max(0, len(named) - MAX_FILES))
+        for name, entry in named[:MAX_FILES]:
             try:
                 data = packed.read(entry)
             except DAMAGED_ENTRY as error:
-                notes.add(f"it cannot be unpacked and was left out ({error})", part=entry.filename)
+                notes.add(f"it cannot be unpacked and was left out ({error})", part=name)
                 continue
-            yield from notes.nested(data, entry.filename, "File")
+            yield from notes.nested(data, name, "File")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import posixpath
 import re
-import zipfile
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lxml import etree
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
+from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
 _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)(\w+);")
 _PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
@@ -25,33 +26,47 @@ _PAGE_NAMES = (".xhtml", ".html", ".htm")
 class _Book:
     """The files of an EPUB. Names are compared without regard to case, percent-encoding and fragments."""
 
-    def __init__(self, file: Path) -> None:
-        self.packed = zipfile.ZipFile(file)
-        self._names = {name.casefold(): name for name in reversed(self.packed.namelist())}
+    def __init__(self, file: Path, notes: Notes) -> None:
+        self._notes = notes
+        self.packed = open_zip(file, notes)
+        entries = self.packed.infolist()
+        self._names = {
+            _plain(name): entry.filename
+            for name, entry in reversed(list(zip(entry_names(entries), entries, strict=True)))
+        }
 
     def find(self, reference: str, folder: str = "") -> str | None:
         """Return the name of the file that is referred to in `folder`; None if there is none."""
         target = unquote(urldefrag(reference)[0])
         for name in (posixpath.join(folder, target), target):
-            if found := self._names.get(posixpath.normpath(name).lstrip("/").casefold()):
+            if found := self._names.get(posixpath.normpath(_plain(name)).lstrip("/")):
                 return found
         return None
 
     def xml(self, name: str) -> Any:
         """Return the tree of an XML file, even if it is damaged; None if nothing of it can be read."""
-        text = self.packed.read(name)
+        try:
+            text = self.packed.read(name)
+        except DAMAGED_ENTRY as error:
+            self._notes.add(f"it is damaged and was left out ({error})", part=name)
+            return None
         # Names of HTML's characters are often used without a declaration. Others stay as they are and are dropped.
         source = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text.decode("utf-8", "replace"))
         source = re.sub(r"^\s*<\?xml[^>]*\?>", "", source.lstrip("\N{ZERO WIDTH NO-BREAK SPACE}"))
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, recover=True, encoding="utf-8"
         )
-        return etree.fromstring(source.encode(), parser)
+        return etree.fromstring(source.encode(), parser) if source.strip() else None
+
+
+def _plain(name: str) -> str:
+    """Return a name without what programs write differently: case, accents in two characters, separators of Windows."""
+    return unicodedata.normalize("NFC", name.replace("\\", "/")).casefold()
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the pages of the book, a block for each section."""
-    book = _Book(file)
+    book = _Book(file, notes)
     package = _package(book)
     folder = posixpath.dirname(package)
     encrypted = _encrypted(book)

@@ -13,10 +13,33 @@ from lxml import etree, html
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.equations import linear_mathml
+from everlong_server.engine.documents.formats.readers.numerals import numeral
 
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+_INTEGER = re.compile(r"\s*-?[0-9]{1,9}\s*")
 _NUMBER = re.compile(r"\w{1,3}|[*†‡]")
 _DISPLAY_NONE = re.compile(r"(^|;)\s*display\s*:\s*none", re.IGNORECASE)
+_TAGS = re.compile(
+    r"</?(?!(?:html|head|body|title|script|style|br|!)\b)([a-z][a-z0-9]*)(?:\s[^<>]*)?/?>", re.IGNORECASE
+)
+_INLINE = (
+    "a",
+    "abbr",
+    "b",
+    "big",
+    "cite",
+    "code",
+    "em",
+    "font",
+    "i",
+    "s",
+    "small",
+    "span",
+    "strong",
+    "sub",
+    "sup",
+    "u",
+)
 _NO_TEXT = "//script | //style | //template | //noscript | //rp"
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
 _BLOCKS = (
@@ -54,7 +77,9 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
     tree = _parse(page)
     if tree is None:
         return
+    _open_frames(tree)
     _drop_hidden(tree, notes)
+    _write_out_numbers(tree)
     _write_out_controls(tree, notes)
     _write_out_pictures(tree, notes)
     for equation in tree.xpath("//math"):
@@ -84,9 +109,42 @@ def _parse(page: str) -> Any:
     # Without `huge_tree`, lxml silently drops text nested deeper than 256 elements or after 10 MB of one text node.
     parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
     try:
-        return html.document_fromstring(source.encode("utf-8", "replace"), parser)
+        tree = html.document_fromstring(source.encode("utf-8", "replace"), parser)
+        if any("depth" in error.message for error in parser.error_log):  # the parser stopped there
+            flat = _TAGS.sub(lambda tag: " " if tag[1].lower() in _INLINE else "<br>", source)
+            tree = html.document_fromstring(flat.encode("utf-8", "replace"), parser)
     except etree.ParserError:  # only white space or comments
         return None
+    return tree
+
+
+def _open_frames(tree: Any) -> None:
+    """Replace frames by the pages that their attributes contain."""
+    for frame in tree.xpath("//iframe[@srcdoc]"):
+        page = _parse(frame.get("srcdoc"))
+        if page is not None:
+            page.tag = "div"
+            frame.addprevious(page)
+            frame.drop_tree()
+
+
+def _write_out_numbers(tree: Any) -> None:
+    """Write the numbers of lists that do not count from 1 in digits. inscriptis writes the others."""
+    for numbered in tree.xpath("//ol[@start or @type or @reversed or li/@value]"):
+        items = numbered.xpath("./li")
+        step = -1 if numbered.get("reversed") is not None else 1
+        count = _integer(numbered.get("start"), len(items) if step < 0 else 1)
+        for item in items:
+            count = _integer(item.get("value"), count)
+            first = item[0] if len(item) and not (item.text or "").strip() and item[0].tag in ("p", "div") else item
+            first.text = f"{numeral(count, item.get('type', numbered.get('type', '1')))}. {(first.text or '').lstrip()}"
+            count += step
+            item.tag = "div"
+        numbered.tag = "section"
+
+
+def _integer(text: str | None, default: int) -> int:
+    return int(text) if text and _INTEGER.fullmatch(text) else default
 
 
 def _drop_hidden(tree: Any, notes: Notes) -> None:

@@ -1,9 +1,7 @@
-"""Reads formats through the library kreuzberg: old Office files, Excel, RTF and Outlook messages."""
+"""Reads formats through the library kreuzberg: PowerPoint and Excel files of 1997 to 2003, and Word files that are older."""
 
 from __future__ import annotations
 
-import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,11 @@ from typing import Any
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.catalogue import FORMATS
 
-_LOST_FOOTNOTE = re.compile(r"\[\^\d+\]")
 _LAYERS = {"header": "[Header] ", "footer": "[Footer] ", "footnote": "[Footnote] "}
-_REPEATED = {"rtf": "header", "ppt": "footnote"}
+_REPEATED = {"ppt": "footnote"}
 """Parts that the library returns a second time, without their spaces."""
 _MISSING = {
-    "doc": "footnotes, headers and comments of old Word files are not read; save it as .docx to keep them",
+    "doc": "footnotes, headers and comments of Word files before Word 97 are not read; save it as .docx to keep them",
     "ppt": "the slides of old PowerPoint files are not told apart; save it as .pptx to keep their numbers",
 }
 
@@ -47,23 +44,14 @@ def read(file: Path, notes: Notes, kind: str) -> Iterator[Block]:
         if type(error).__name__ != "PanicException":  # of Rust; it is no `Exception`
             raise
         raise Unreadable("the file cannot be read: it is damaged") from None
-    if kind == "xlsx":
-        with zipfile.ZipFile(file) as packed:
-            parts = [name.lower() for name in packed.namelist()]
-        notes.left_out("comments of a sheet", sum("xl/comments" in name for name in parts))
-        notes.left_out("charts", sum("xl/charts/chart" in name for name in parts))
     for warning in result.processing_warnings or ():
         notes.add(str(warning))
-    notes.left_out("attachments", len(result.metadata.get("attachments") or ()))
     if kind in _MISSING:
         notes.add(_MISSING[kind])
     for node in result.document["nodes"] if result.document else []:
         if _REPEATED.get(kind, "") in (node["content"]["node_type"], node.get("content_layer")):
             continue
-        block = _block(node)
-        if kind == "rtf":
-            notes.left_out("footnotes", len(_LOST_FOOTNOTE.findall(block.text)))
-        yield block
+        yield _block(node)
 
 
 def _block(node: Mapping[str, Any]) -> Block:

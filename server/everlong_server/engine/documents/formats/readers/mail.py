@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import codecs
 import email
 import email.policy
+import mailbox
+import mimetypes
+import re
 from collections.abc import Iterator
-from email.message import EmailMessage
+from contextlib import closing, suppress
+from email.message import EmailMessage, Message
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.catalogue import ENVELOPE
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
 
-_HEADERS = ("From", "To", "Cc", "Date", "Subject")
+_HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
+_ENCRYPTED = ("application/pkcs7-mime", "application/x-pkcs7-mime", "application/pgp-encrypted")
+_BOUNDARY = re.compile(r"^--(\S+)[ \t\r]*$", re.MULTILINE)
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
-    """Yield the headers that a reader sees, the text, and the attachments, a section for each."""
-    message = email.message_from_bytes(file.read_bytes(), policy=email.policy.default)
+    """Yield the messages of the file: the headers that a reader sees, the text, and the attachments, a section for each."""
+    data = file.read_bytes().removeprefix(codecs.BOM_UTF8).lstrip()
+    if b"\n" not in data:
+        data = data.replace(b"\r", b"\n")
+    if data.startswith(b"From "):
+        with closing(mailbox.mbox(file, create=False)) as box:
+            for packed in box.itervalues():
+                yield from _read_message(bytes(packed), notes)
+        return
+    size = ENVELOPE.match(data)
+    if size is not None:  # emlx, with properties after the message
+        data = data[size.end() :][: int(size[0]) if size[0].strip().isdigit() else None]
+    yield from _read_message(data, notes)
+
+
+def _read_message(data: bytes, notes: Notes) -> Iterator[Block]:
+    message = _parsed(data)
     if not isinstance(message, EmailMessage) or not message.keys():
         raise Unreadable("the message cannot be read: it has no headers")
-    subject = _header(message, "Subject")
+    subject = _header(message, "Subject", notes)
     page = message.get_content_type() == "multipart/related" and not message.get("From", "").count("@")
     if not page:
-        lines = [f"{name}: {value}" for name in _HEADERS if (value := _header(message, name))]
+        lines = [f"{name}: {value}" for name in _HEADERS if (value := _header(message, name, notes))]
         yield Block("\n".join(lines), section=subject or None)
     texts = list(_texts(message))
     if not texts and (body := message.get_body(preferencelist=("plain", "html"))) is not None:
@@ -32,18 +55,45 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         notes.add("the message has no text")
     for part in texts:
         yield from _text(part, notes)
+    yield from _others(message, texts, notes, page=page)
+
+
+def _parsed(data: bytes) -> Message:
+    message = email.message_from_bytes(data, policy=email.policy.default)
+    if message.get_content_maintype() == "multipart" and not message.is_multipart():
+        # Its boundary is missing or wrong.
+        payload = message.get_payload()
+        boundary = _BOUNDARY.search(payload if isinstance(payload, str) else "")
+        if boundary is not None:
+            with suppress(UnicodeError):  # damaged fields
+                message.set_boundary(boundary[1])
+                message = email.message_from_bytes(message.as_bytes(), policy=email.policy.default)
+    return message
+
+
+def _others(message: EmailMessage, texts: list[EmailMessage], notes: Notes, *, page: bool) -> Iterator[Block]:
+    """Yield the attachments, and note what else is not in the text. `page`: whether the message is a saved web page."""
     for part in _leaves(message):
         if any(part is text for text in texts):
             continue
+        kind = part.get_content_type()
         if page or (part.get("Content-ID") and part.get_content_maintype() == "image"):
             notes.left_out("pictures and styles of the page")
-        elif part.get_content_type() == "message/rfc822" or part.is_attachment() or part.get_filename():
+        elif kind in _ENCRYPTED:
+            notes.add("the message, or a part of it, is encrypted or signed in a form that cannot be read")
+        elif kind == "message/rfc822" or part.is_attachment() or part.get_filename():
             yield from _attachment(part, notes)
+        elif part.get_content_maintype() == "image":
+            notes.left_out(f"parts without a name: {kind}")
         elif part.get_content_maintype() != "text":
-            notes.left_out(f"parts without a name: {part.get_content_type()}")
+            yield from _attachment(part, notes)
 
 
-def _header(message: EmailMessage, name: str) -> str:
+def _header(message: EmailMessage, name: str, notes: Notes) -> str:
+    # Bytes that are not ASCII, which the library reads as surrogates.
+    raw = next((value for key, value in message.raw_items() if key.lower() == name.lower()), "")
+    if isinstance(raw, str) and any("\udc80" <= character <= "\udcff" for character in raw):
+        return " ".join(decode(raw.encode("utf-8", "surrogateescape"), notes, part=name).split())
     try:
         return " ".join(str(message.get(name, "")).split())
     except (ValueError, TypeError, IndexError, AttributeError):  # the library fails on some malformed headers
@@ -52,7 +102,7 @@ def _header(message: EmailMessage, name: str) -> str:
 
 def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
     """Yield the parts that have no parts, and messages inside the message as a whole."""
-    if part.is_multipart() and part.get_content_type() != "message/rfc822":
+    if part.is_multipart() and part.get_content_type() not in ("message/rfc822", "message/delivery-status"):
         for inner in part.iter_parts():
             if isinstance(inner, EmailMessage):
                 yield from _leaves(inner)
@@ -64,18 +114,26 @@ def _texts(part: EmailMessage) -> Iterator[EmailMessage]:
     """Yield the texts that a reader sees: of alternatives the plain one, else the HTML one."""
     kind = part.get_content_type()
     inner = [each for each in part.iter_parts() if isinstance(each, EmailMessage)] if part.is_multipart() else []
-    if kind == "message/rfc822" or not inner:
+    if kind == "message/delivery-status":
+        yield part
+    elif kind == "message/rfc822" or not inner:
         if part.get_content_maintype() == "text" and not part.is_attachment() and not part.get_filename():
             yield part
     elif kind == "multipart/alternative":
         choices = {texts[0].get_content_subtype(): texts for each in inner if (texts := list(_texts(each)))}
-        yield from choices.get("plain") or choices.get("html") or ()
+        plain = choices.get("plain", [])
+        is_blank = not any(_bytes(each).strip() for each in plain)
+        yield from (choices.get("html") or plain) if is_blank else plain
+        yield from choices.get("calendar", ())
     else:
         for each in inner[:1] if kind == "multipart/related" else inner:
             yield from _texts(each)
 
 
 def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
+    if part.get_content_type() == "message/delivery-status":
+        yield Block("\n\n".join(str(each).strip() for each in part.iter_parts()))
+        return
     text = decode(_bytes(part), notes, declared=part.get_content_charset())
     if part.get_content_type() == "text/html":
         yield from render(text, notes)
@@ -84,7 +142,9 @@ def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
 
 
 def _attachment(part: EmailMessage, notes: Notes) -> Iterator[Block]:
-    name = part.get_filename() or ("message.eml" if part.get_content_type() == "message/rfc822" else "attachment")
+    is_message = part.get_content_type() == "message/rfc822"
+    suffix = mimetypes.guess_extension(part.get_content_type()) or ""
+    name = part.get_filename() or ("message.eml" if is_message else f"attachment{suffix}")
     yield from notes.nested(_bytes(part), name, "Attachment")
 
 

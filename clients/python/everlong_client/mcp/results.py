@@ -1,0 +1,139 @@
+"""The results of the tools, as objects whose JSON schemas the MCP server announces. Smaller than the client's own objects,
+because a model reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from everlong_client.types.document import Document, DocumentText
+from everlong_client.types.message import Evidence, Message
+from everlong_client.types.search import FoundPassage
+
+
+class ListedDocument(BaseModel):
+    """A document. `status` is queued, reading, ready or failed; `progress` goes from 0 to 1. Sizes are in bytes and tokens."""
+
+    id: str
+    filename: str | None
+    status: str
+    progress: float | None
+    bytes: int
+    tokens: int
+    error: str | None
+
+
+class DocumentPage(BaseModel):
+    """A page of the list of documents. `next` is the value of `after` for the next page; null at the end."""
+
+    documents: list[ListedDocument]
+    next: str | None
+
+
+class TextPart(BaseModel):
+    """A part of a document's text. `next_start_byte` is where the next part begins; null at the end of the text."""
+
+    document: str
+    text: str
+    start_byte: int
+    end_byte: int
+    total_bytes: int
+    next_start_byte: int | None
+
+
+class Source(BaseModel):
+    """A passage that the answering model was shown. `start_byte` can be given to `read_document`."""
+
+    document: str
+    text: str
+    page: int | None
+    section: str | None
+    start_byte: int
+    end_byte: int
+
+
+class Found(Source):
+    """A passage that a search found. A higher `score` is a better match, 0 to 1."""
+
+    filename: str | None
+    score: float
+
+
+class SearchResult(BaseModel):
+    """The found passages, best first."""
+
+    passages: list[Found]
+
+
+class CitedSentence(BaseModel):
+    """A sentence of the answer, and the position in `sources` of the passage that it rests on, from 0."""
+
+    sentence: str
+    source: int
+
+
+class Answer(BaseModel):
+    """An answer. Give `session` to `ask` again to continue the conversation. `finish_reason` "length": it was cut off.
+
+    `memory_progress`: the share of the documents that had been read, if the answer rests on the search alone.
+    """
+
+    answer: str
+    session: str
+    sources: list[Source]
+    citations: list[CitedSentence]
+    finish_reason: str | None
+    memory_progress: float | None
+
+
+def listed(document: Document) -> ListedDocument:
+    """Return a document as the tools show it."""
+    return ListedDocument(
+        id=document.id,
+        filename=document.filename,
+        status=document.status,
+        progress=document.progress,
+        bytes=document.bytes,
+        tokens=document.tokens,
+        error=document.error.message if document.error else None,
+    )
+
+
+def text_part(part: DocumentText) -> TextPart:
+    """Return a part of a text as the tools show it."""
+    return TextPart(
+        document=part.document,
+        text=part.text,
+        start_byte=part.start_byte,
+        end_byte=part.end_byte,
+        total_bytes=part.bytes,
+        next_start_byte=part.end_byte if part.end_byte < part.bytes else None,
+    )
+
+
+def found(passages: Iterable[FoundPassage]) -> SearchResult:
+    """Return the passages that a search found as the tools show them."""
+    return SearchResult(
+        passages=[Found(**_source(passage), filename=passage.filename, score=passage.score) for passage in passages]
+    )
+
+
+def _source(passage: Evidence) -> dict[str, Any]:
+    return {name: getattr(passage, name) for name in Source.model_fields}
+
+
+def answer(message: Message, session: str) -> Answer:
+    """Return an answer as the tools show it."""
+    return Answer(
+        answer=message.content,
+        session=session,
+        sources=[Source(**_source(passage)) for passage in message.evidence],
+        citations=[
+            CitedSentence(sentence=message.content[cited.start : cited.end], source=cited.evidence)
+            for cited in message.citations
+        ],
+        finish_reason=message.finish_reason,
+        memory_progress=message.memory_progress,
+    )

@@ -1,0 +1,1 @@
+"""Anthropic's API (messages and the count of their tokens), for Anthropic's SDKs."""

@@ -1,0 +1,147 @@
+"""`parse_conversation`: stores the documents of a request, and separates them from its text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from typing import Any
+
+from everlong_server.api.anthropic.message_schemas import (
+    Base64Source,
+    BlockLocation,
+    CharLocation,
+    ContentSource,
+    CountMessageTokens,
+    CreateAnthropicMessage,
+    DocumentBlock,
+    FileSource,
+    Location,
+    PageLocation,
+    TextBlock,
+    TextSource,
+)
+from everlong_server.api.openai.messages import ParsedMessages, require_model
+from everlong_server.engine.documents.inline import InlineFile, add_inline
+from everlong_server.engine.documents.text_checker import clean_filename
+from everlong_server.errors import InvalidRequest, NotFound, ServerError
+from everlong_server.services import Services
+from everlong_server.store.messages import Citation
+from everlong_server.store.records import Document, Message
+from everlong_server.store.search.passages import Passage, Passages
+
+_BETWEEN_BLOCKS = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SentDocument:
+    """A document block of a request. `blocks`: where the blocks of its text begin, in characters, if it came in blocks."""
+
+    document: Document
+    title: str | None
+    file_id: str | None
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A parsed request: ids of its documents, messages, and the document blocks in their order. `cites`: whether they are cited."""
+
+    passages: Passages
+    documents: list[str]
+    messages: list[Message]
+    sent: list[SentDocument]
+    cites: bool
+
+    async def location(self, citation: Citation, passage: Passage) -> Location | None:
+        """Return a citation in Anthropic's form; None if its document is in no block of the request."""
+        index = next((n for n, sent in enumerate(self.sent) if sent.document.id == citation.document), None)
+        if index is None:
+            return None
+        sent = self.sent[index]
+        start, end = citation.document_start, citation.document_end
+        common: dict[str, Any] = {
+            "cited_text": passage.text[max(0, start - passage.start) : end - passage.start],
+            "document_index": index, "document_title": sent.title, "file_id": sent.file_id,
+        }  # fmt: skip
+        if sent.blocks:
+            first, last = bisect_right(sent.blocks, start) - 1, bisect_left(sent.blocks, end)
+            return BlockLocation(**common, start_block_index=max(0, first), end_block_index=last)
+        if sent.document.format == "pdf":
+            ends = [replace(passage, start=at, page=None) for at in (start, end - 1)]
+            first_page, last_page = (each.page for each in await self.passages.located(ends))
+            if first_page is not None and last_page is not None:
+                return PageLocation(**common, start_page_number=first_page, end_page_number=last_page + 1)
+        return CharLocation(**common, start_char_index=start, end_char_index=end)
+
+
+async def parse_conversation(services: Services, body: CreateAnthropicMessage | CountMessageTokens) -> Conversation:
+    """Return the conversation of a request, with its documents stored. Raises `ServerError`, naming the field."""
+    require_model(services, body.model)
+    parsed, sent = ParsedMessages(services), list[SentDocument]()
+    cites = set[bool]()
+    if system := _text(body.system):
+        parsed.add_message("system", system, "system")
+    for number, message in enumerate(body.messages):
+        name, texts = f"messages.{number}", list[str]()
+        for place, block in enumerate([] if isinstance(message.content, str) else message.content):
+            if isinstance(block, DocumentBlock):
+                path = f"{name}.content.{place}"
+                parsed.require_user(message.role, path)
+                document = await _sent_document(services, block, path)
+                parsed.add_file(document.document.id, path)
+                sent.append(document)
+                cites.add(block.citations.enabled)
+                texts += [f"{block.context}\n\n"] if block.context else []
+            elif isinstance(block, TextBlock):
+                texts.append(block.text)
+        parsed.add_message(message.role, message.content if isinstance(message.content, str) else "".join(texts), name)
+    if len(cites) > 1:
+        raise InvalidRequest("messages: citations must be enabled for all documents or for none", param="messages")
+    documents, messages = await parsed.finish("messages")
+    return Conversation(services.passages, documents, messages, sent, cites == {True})
+
+
+def _text(content: str | list[TextBlock] | None) -> str:
+    return content if isinstance(content, str) else "".join(block.text for block in content or [])
+
+
+async def _sent_document(services: Services, block: DocumentBlock, path: str) -> SentDocument:
+    """Store the document of a block, unless it is stored already."""
+    blocks: tuple[int, ...] = ()
+    match block.source:
+        case FileSource(file_id=file_id):
+            try:
+                document = await services.documents.get(file_id)
+            except NotFound:
+                field = f"{path}.source.file_id"
+                raise NotFound(f"{field}: no file {file_id[:64]!r}", param=field, code="file_not_found") from None
+            return SentDocument(document, block.title or document.filename, file_id)
+        case TextSource(data=text):
+            content, media_type = text.encode(), "text/plain"
+        case ContentSource(content=parts):
+            texts = [parts] if isinstance(parts, str) else [part.text for part in parts]
+            starts, at = [], 0
+            for text in texts:
+                starts.append(at)
+                at += len(text) + len(_BETWEEN_BLOCKS)
+            blocks, content, media_type = tuple(starts), _BETWEEN_BLOCKS.join(texts).encode(), "text/plain"
+        case Base64Source(data=data):
+            content, media_type = _decoded(data, path), "application/pdf"
+    try:
+        name = clean_filename(block.title) if block.title else None
+        document = await add_inline(services.ingest, services.idempotency, InlineFile(content, name, media_type))
+    except ServerError as error:
+        if error.status < 500 and error.status != 429:
+            error.message, error.param = f"{path}: {error.message}", path
+        raise
+    return SentDocument(document, block.title, None, blocks)
+
+
+def _decoded(data: str, path: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        field = f"{path}.source.data"
+        raise InvalidRequest(f"{field}: not valid base64: {error}", param=field) from None

@@ -1,0 +1,286 @@
+"""The objects of Anthropic's Messages API that the server supports: a source of the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from everlong_models.generate.sampling import MAX_STOP_STRINGS, StopString
+from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, content_kind
+from everlong_server.api.openai.text_formats import Nullable
+from everlong_server.api.schemas import Recall, Wire
+
+MAX_TITLE = 255
+
+
+class CacheControl(Nullable, Wire):
+    """Accepted without effect: the server keeps what it has read in any case."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class _Block(Nullable, Wire):
+    cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
+
+
+class TextBlock(_Block):
+    """A text block of a message. Blocks of answers can be sent back unchanged."""
+
+    type: Literal["text"]
+    text: str
+    citations: Any = Field(None, description="ignored")
+
+
+class TextSource(Nullable, Wire):
+    """A document's text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str = Field(min_length=1)
+
+
+class Base64Source(Nullable, Wire):
+    """A PDF document."""
+
+    type: Literal["base64"]
+    media_type: Literal["application/pdf"]
+    data: str = Field(min_length=1, description="the file, in base64")
+
+
+class ContentSource(Nullable, Wire):
+    """A document in blocks, which citations refer to by their index."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class FileSource(Nullable, Wire):
+    """A document that was uploaded to `/v1/documents` or `/v1/files`."""
+
+    type: Literal["file"]
+    file_id: str = Field(min_length=1, max_length=128)
+
+
+def _source(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    names = {"text": "TextSource", "base64": "Base64Source", "content": "ContentSource", "file": "FileSource"}
+    return names.get(kind) if isinstance(kind, str) else None
+
+
+Source = Annotated[
+    Annotated[TextSource, Tag("TextSource")]
+    | Annotated[Base64Source, Tag("Base64Source")]
+    | Annotated[ContentSource, Tag("ContentSource")]
+    | Annotated[FileSource, Tag("FileSource")],
+    Discriminator(
+        _source,
+        custom_error_type="source",
+        custom_error_message="type must be 'text', 'base64', 'content' or 'file'; upload files from a URL with "
+        "POST /v1/documents/fetch",
+    ),
+]
+
+
+class CitationsConfig(Nullable, Wire):
+    """Whether the answer cites the document."""
+
+    enabled: bool = False
+
+
+class DocumentBlock(_Block):
+    """A document that the message is about."""
+
+    type: Literal["document"]
+    source: Source
+    title: str | None = Field(None, max_length=MAX_TITLE, description="name of the document, which citations repeat")
+    context: str | None = Field(None, description="text about the document, put before the message and never cited")
+    citations: CitationsConfig = Field(default_factory=CitationsConfig)
+
+
+class ImageBlock(Wire):
+    """Refused: the models read text."""
+
+    type: Literal["image"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: object) -> object:
+        raise ValueError("images are not supported: the models of this server read text")
+
+
+def _block(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    names = {"text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock"}
+    return names.get(kind) if isinstance(kind, str) else None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[DocumentBlock, Tag("DocumentBlock")]
+    | Annotated[ImageBlock, Tag("ImageBlock")],
+    Discriminator(_block, custom_error_type="block", custom_error_message="type must be 'text' or 'document'"),
+]
+Content = Annotated[
+    Annotated[str, Tag("Text")] | Annotated[list[Block], Field(min_length=1, max_length=MAX_MESSAGES), Tag("Blocks")],
+    Discriminator(
+        lambda value: "Blocks" if (kind := content_kind(value)) == "Parts" else kind,
+        custom_error_type="content",
+        custom_error_message="content must be a string or a list of blocks",
+    ),
+]
+
+
+class ConversationMessage(Nullable, Wire):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant", "system"] = Field(description="system: only before all others")
+    content: Content
+
+
+class AnthropicMetadata(Nullable, Wire):
+    """Facts about the request."""
+
+    user_id: str | None = Field(None, max_length=512, description="ignored")
+
+
+class NoThinking(Nullable, Wire):
+    """The models do not think before they answer."""
+
+    type: Literal["disabled"]
+
+
+class JsonOutputFormat(Nullable, Wire):
+    """A JSON Schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Nullable, Wire):
+    """The form of the answer."""
+
+    format: JsonOutputFormat | None = None
+
+
+class _Conversation(Nullable, Wire):
+    """The fields of a request that decide on its input."""
+
+    model: str = Field(max_length=256)
+    messages: list[ConversationMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
+    cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
+    thinking: NoThinking | None = None
+    output_config: OutputConfig | None = None
+    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
+
+
+class CountMessageTokens(_Conversation):
+    """A conversation whose tokens are counted."""
+
+
+class CreateAnthropicMessage(_Conversation):
+    """A conversation whose last message is answered."""
+
+    max_tokens: int = Field(ge=1, le=1_000_000)
+    stop_sequences: list[StopString] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=0, le=1_000_000)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    metadata: AnthropicMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = Field(None, description="ignored")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="seed of the sampling; not a field of Anthropic's API")
+
+
+class CharLocation(Wire):
+    """A cited part of a text, in characters."""
+
+    type: Literal["char_location"] = "char_location"
+    cited_text: str
+    document_index: int
+    document_title: str | None
+    file_id: str | None
+    start_char_index: int
+    end_char_index: int
+
+
+class PageLocation(Wire):
+    """The cited pages of a PDF. Pages count from 1."""
+
+    type: Literal["page_location"] = "page_location"
+    cited_text: str
+    document_index: int
+    document_title: str | None
+    file_id: str | None
+    start_page_number: int
+    end_page_number: int = Field(description="the page after the last one")
+
+
+class BlockLocation(Wire):
+    """The cited blocks of a document in blocks. Blocks count from 0."""
+
+    type: Literal["content_block_location"] = "content_block_location"
+    cited_text: str
+    document_index: int
+    document_title: str | None
+    file_id: str | None
+    start_block_index: int
+    end_block_index: int = Field(description="the block after the last one")
+
+
+Location = CharLocation | PageLocation | BlockLocation
+
+
+class AnswerText(Wire):
+    """A part of an answer, and what it cites."""
+
+    type: Literal["text"] = "text"
+    text: str
+    citations: list[Location] | None
+
+
+class AnthropicUsage(Wire):
+    """Token counts. The input, documents included, has `input_tokens` + `cache_read_input_tokens`."""
+
+    input_tokens: int = Field(description="tokens that were read for this answer")
+    cache_creation_input_tokens: Literal[0] = 0
+    cache_read_input_tokens: int = Field(description="tokens that had been read before")
+    output_tokens: int
+
+
+class AnthropicMessage(Wire):
+    """An answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerText]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(Wire):
+    """The number of tokens of a request."""
+
+    input_tokens: int
+
+
+class AnthropicError(Wire):
+    """What went wrong. `code` and `param` are those of the server's own API."""
+
+    type: str
+    message: str
+    code: str
+    param: str | None
+
+
+class AnthropicErrorBody(Wire):
+    """An error, in Anthropic's form."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicError
+    request_id: str

@@ -1,0 +1,146 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: a conversation that the client sends whole each time, as in Anthropic's API.
+
+Messages and documents that the server has read before are not read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import JSONResponse, Response
+
+from everlong_models import SamplingParams
+from everlong_server.api.anthropic.conversation import Conversation, parse_conversation
+from everlong_server.api.anthropic.message_schemas import (
+    AnthropicErrorBody,
+    AnthropicMessage,
+    CountMessageTokens,
+    CreateAnthropicMessage,
+    TokenCount,
+)
+from everlong_server.api.anthropic.message_view import live_events, message_view, replayed_events
+from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.error_forms import anthropic_error
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES, as_server_error
+from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.openai.text_formats import require_schema
+from everlong_server.api.sse import event_stream
+from everlong_server.api.turn_parameters import answer_recall
+from everlong_server.api.views import CallerServices
+from everlong_server.engine.answering.events import ResponseCompleted
+from everlong_server.engine.answering.turn import Turn
+from everlong_server.engine.documents.inline import wait_until_read
+from everlong_server.errors import InvalidRequest
+from everlong_server.services import Services
+from everlong_server.store.idempotency import IdempotencyRecord
+
+VERSIONS = ("2023-06-01", "2026-10-21")
+"""Their answers are the same. The server takes the sampling parameters that the later one removed."""
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: described | {"model": AnthropicErrorBody}
+    for status, described in ERROR_RESPONSES.items()
+    if status not in (415, 422)
+} | {
+    400: {"model": AnthropicErrorBody, "description": "A value is invalid"},
+    "4XX": {"model": AnthropicErrorBody, "description": "An error"},  # keeps FastAPI from adding its own
+}
+router = APIRouter(prefix="/v1/messages", tags=["anthropic"], responses=_ERRORS, route_class=JsonRoute)
+
+AnthropicVersion = Annotated[
+    str | None, Header(alias="anthropic-version", max_length=64, description="one of " + ", ".join(VERSIONS))
+]
+
+
+@router.post("", response_model=AnthropicMessage, responses={200: {"content": {"text/event-stream": {}}}})
+async def create(
+    body: CreateAnthropicMessage,
+    request: Request,
+    services: CallerServices,
+    version: AnthropicVersion = None,
+    key: IdempotencyKey = None,
+) -> Response:
+    """Answers a conversation about the documents in its messages, as JSON or, with `stream`, as server-sent events.
+
+    New documents are read before the answer begins. What was read for an earlier request is not read again;
+    `usage.cache_read_input_tokens` counts its tokens. A retry with the same Idempotency-Key returns the first answer.
+    """
+    _require_version(version)
+    keepalive = services.shared.settings.keepalive_seconds
+    record = await services.idempotency.begin(key)
+    try:
+        await record.check_same_request("anthropic", body.model_dump_json())
+        view, id = record.answer, f"msg_{record.id}"
+        if view is None:
+            begun = await run_unless_disconnected(request, _begin(services, body))
+            if begun is not None and body.stream:
+                turn, conversation = begun
+                events = live_events(id, turn.events, conversation, record)
+                return event_stream(events, keepalive, lambda error: anthropic_error(as_server_error(error)))
+            if begun is not None:
+                view = await run_unless_disconnected(request, _whole(id, *begun, record))
+        if view is None:
+            await record.give_up(None)
+            return Response(status_code=CLIENT_CLOSED)
+    except BaseException as error:
+        await record.give_up(error)
+        raise
+    return event_stream(replayed_events(view), keepalive) if body.stream else JSONResponse(view)
+
+
+@router.post("/count_tokens")
+async def count_tokens(
+    body: CountMessageTokens, services: CallerServices, version: AnthropicVersion = None
+) -> TokenCount:
+    """Counts the tokens of a conversation as the model would get it, documents and passages included.
+
+    Documents of the request are stored and read, as for an answer.
+    """
+    _require_version(version)
+    conversation = await parse_conversation(services, body)
+    recall = answer_recall(services, body.recall)
+    if conversation.documents:
+        await wait_until_read(services.ingest, conversation.documents)
+    return TokenCount(
+        input_tokens=await services.chat_turns.count_tokens(conversation.documents, conversation.messages, recall)
+    )
+
+
+def _require_version(version: str | None) -> None:
+    if version is not None and version not in VERSIONS:
+        raise InvalidRequest(
+            f"anthropic-version: {version[:32]!r} is not supported; leave it out or send {' or '.join(VERSIONS)}",
+            param="anthropic-version",
+        )
+
+
+async def _begin(services: Services, body: CreateAnthropicMessage) -> tuple[Turn, Conversation]:
+    """Start the turn of a request, once its documents are read. Raises `ServerError` if it is invalid or refused."""
+    params, recall = await _sampling(services, body), answer_recall(services, body.recall)
+    conversation = await parse_conversation(services, body)
+    if conversation.documents:
+        await wait_until_read(services.ingest, conversation.documents)
+    turn = await services.chat_turns.answer(conversation.documents, conversation.messages, params, recall)
+    return turn, conversation
+
+
+async def _sampling(services: Services, body: CreateAnthropicMessage) -> SamplingParams:
+    given = body.model_dump(include={"max_tokens", "temperature", "top_k", "top_p", "seed"}, exclude_none=True)
+    params = SamplingParams(**given, stop=tuple(body.stop_sequences))
+    if body.output_config is None or body.output_config.format is None:
+        return params
+    schema = await require_schema(services, body.output_config.format.schema_, "output_config.format.schema")
+    return params.model_copy(update={"json_schema": schema})
+
+
+async def _whole(id: str, turn: Turn, conversation: Conversation, record: IdempotencyRecord) -> dict[str, Any]:
+    """Wait for the answer, record the message and return it."""
+    view: dict[str, Any] = {}
+    async with contextlib.aclosing(turn.events) as events:
+        async for event in events:
+            if isinstance(event, ResponseCompleted):
+                view = await message_view(id, event.message, conversation)
+    await record.finish(view)
+    return view

@@ -1,0 +1,41 @@
+"""The bodies of errors in the formats of other APIs, chosen by the request's path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everlong_server.errors import ServerError
+from everlong_server.observability.logs import REQUEST_ID
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_form(known: ServerError, path: str) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error of a request for `path`."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return 400 if known.status in (415, 422) else known.status, anthropic_error(known)
+    if path.startswith("/api/"):
+        return known.status, ollama_error(known)
+    return known.status, known.body()
+
+
+def ollama_error(known: ServerError) -> dict[str, Any]:
+    """Return an error in Ollama's form: the message alone."""
+    return {"error": known.message}
+
+
+def anthropic_error(known: ServerError) -> dict[str, Any]:
+    """Return an error in Anthropic's form, with our `code` and `param`."""
+    invalid = "invalid_request_error" if known.status < 500 else "api_error"
+    error = {
+        "type": _ANTHROPIC_TYPES.get(known.status, invalid), "message": known.message, "code": known.code,
+        "param": known.param,
+    }  # fmt: skip
+    return {"type": "error", "error": error, "request_id": REQUEST_ID.get() or ""}

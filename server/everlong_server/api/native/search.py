@@ -1,0 +1,117 @@
+"""`/v1/search`: passages of documents for a text, without an answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.schemas import Evidence, Wire
+from everlong_server.api.views import CallerServices
+from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS
+from everlong_server.errors import InvalidRequest, NotFound, TooLarge
+from everlong_server.services import Services
+from everlong_server.store.search.query import PassageFilter
+
+router = APIRouter(prefix="/v1", tags=["documents"], responses=ERROR_RESPONSES, route_class=JsonRoute)
+
+MAX_PASSAGES = 100
+_Page = Annotated[int | None, Field(ge=1)]
+
+
+class SearchFilters(Wire):
+    """Which passages are considered. A document without pages or headings has none that a filter for these accepts."""
+
+    first_page: _Page = Field(None, description="passages that begin on this page or slide, or a later one")
+    last_page: _Page = Field(None, description="passages that begin on this page or slide, or an earlier one")
+    section: str | None = Field(
+        None, min_length=1, max_length=1000, description="passages whose nearest heading contains this, ignoring case"
+    )
+
+
+class SearchDocuments(Wire):
+    """A search in documents: in `documents`, or in those of `session`."""
+
+    query: str = Field(min_length=1, description="a question, or words")
+    documents: list[str] | None = Field(None, min_length=1, max_length=MAX_DOCUMENTS, description="ids of documents")
+    session: str | None = Field(None, description="id of a session")
+    limit: int = Field(10, ge=1, le=MAX_PASSAGES, description="maximum number of passages")
+    filters: SearchFilters | None = None
+
+
+class FoundPassage(Evidence):
+    """A passage that a search found, with the same offsets as `Evidence`."""
+
+    filename: str | None
+    score: float = Field(
+        description="1 for a passage that is first by words and by meaning, less for later places; 0 to 1. By words alone, if no "
+        "document has vectors yet"
+    )
+    similarity: float | None = Field(
+        description="cosine of the vectors of passage and query; null: the document has no vectors (yet)"
+    )
+    words: float = Field(
+        description="share of the query's words that the passage has, weighted by their rarity, 0 to 1"
+    )
+
+
+class SearchResult(Wire):
+    """The passages, best first."""
+
+    object: Literal["list"] = "list"
+    data: list[FoundPassage]
+
+
+@router.post("/search", response_model=SearchResult)
+async def search(body: SearchDocuments, request: Request, services: CallerServices) -> Response:
+    """Returns the passages of documents that fit a query best, without an answer. Deleted documents of a session are skipped."""
+    result = await run_unless_disconnected(request, _search(services, body))
+    if result is None:
+        return Response(status_code=CLIENT_CLOSED)
+    return JSONResponse(result.model_dump(mode="json"))
+
+
+async def _search(services: Services, body: SearchDocuments) -> SearchResult:
+    limit = services.shared.settings.max_message_chars
+    if len(body.query) > limit:
+        raise TooLarge(f"query has {len(body.query)} characters, the limit is {limit}", param="query")
+    given = body.filters or SearchFilters()
+    only = PassageFilter(given.first_page, given.last_page, given.section)
+    documents = await _documents(services, body)
+    found = await services.search.search(documents, body.query, body.limit, None if only == PassageFilter() else only)
+    names = await services.passages.filenames({passage.document for passage in found})
+    offsets = set(Evidence.model_fields)
+    return SearchResult(
+        data=[
+            FoundPassage(
+                **{name: getattr(passage, name) for name in offsets},
+                filename=names.get(passage.document),
+                similarity=passage.similarity,
+                words=passage.share,
+            )
+            for passage in found
+        ]
+    )
+
+
+async def _documents(services: Services, body: SearchDocuments) -> list[str]:
+    """Return the ids of the documents to search. Raises `InvalidRequest` and `NotFound`."""
+    if (body.documents is None) == (body.session is None):
+        raise InvalidRequest("send either `documents` or `session`", param="documents")
+    if body.session is not None:
+        try:
+            return list((await services.sessions.get(body.session)).documents)
+        except NotFound as error:
+            raise NotFound(error.message, param="session", code=error.code) from None
+    documents = list(dict.fromkeys(body.documents or ()))
+    for number, document in enumerate(documents):
+        try:
+            await services.documents.get(document)
+        except NotFound as error:
+            raise NotFound(error.message, param=f"documents.{number}", code=error.code) from None
+    return documents

@@ -1,0 +1,161 @@
+"""`/api/chat` and `/api/generate`: answers as lines of JSON (NDJSON), or with `stream: false` as one object."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.ollama.ndjson import ndjson_stream
+from everlong_server.api.ollama.requests import begin, plain_name
+from everlong_server.api.ollama.schemas import (
+    OllamaChat,
+    OllamaChatAnswer,
+    OllamaError,
+    OllamaGenerate,
+    OllamaGenerated,
+)
+from everlong_server.api.openai.messages import require_model
+from everlong_server.api.views import CallerServices
+from everlong_server.engine.answering.events import ResponseCompleted, TextDelta
+from everlong_server.engine.answering.turn import Turn
+from everlong_server.services import Services
+from everlong_server.store.idempotency import IdempotencyRecord
+from everlong_server.store.messages import AnswerMessage
+
+OLLAMA_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: described | {"model": OllamaError} for status, described in ERROR_RESPONSES.items()
+}
+router = APIRouter(prefix="/api", tags=["ollama"], responses=OLLAMA_ERRORS, route_class=JsonRoute)
+
+Line = dict[str, Any]
+_STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
+
+
+@router.post("/chat", response_model=OllamaChatAnswer, responses=_STREAMED)
+async def chat(body: OllamaChat, request: Request, services: CallerServices, key: IdempotencyKey = None) -> Response:
+    """Answers a chat. Messages up to an earlier answer are not read again.
+
+    A retry with the same Idempotency-Key returns the first answer.
+    """
+    return await _answer(services, request, body, key, loads=not body.messages)
+
+
+@router.post("/generate", response_model=OllamaGenerated, responses=_STREAMED)
+async def generate(
+    body: OllamaGenerate, request: Request, services: CallerServices, key: IdempotencyKey = None
+) -> Response:
+    """Answers a prompt. A retry with the same Idempotency-Key returns the first answer."""
+    return await _answer(services, request, body, key, loads=not body.prompt)
+
+
+async def _answer(
+    services: Services, request: Request, body: OllamaChat | OllamaGenerate, key: str | None, *, loads: bool
+) -> Response:
+    """Answer a request. `loads`: it only asks for the model to be loaded."""
+    lines = _Lines(body.model, _chat_text if isinstance(body, OllamaChat) else _generated_text)
+    if loads:
+        require_model(services, plain_name(body.model))
+        loaded = lines.line("", done=True, done_reason="load")
+        return ndjson_stream(_replayed(loaded), services) if body.stream else JSONResponse(loaded)
+    record = await services.idempotency.begin(key)
+    try:
+        await record.check_same_request(request.url.path, body.model_dump_json())
+        whole = record.answer
+        if whole is None:
+            turn = await run_unless_disconnected(request, begin(services, body))
+            if turn is not None and body.stream:
+                return ndjson_stream(lines.live(turn, record), services)
+            if turn is not None:
+                whole = await run_unless_disconnected(request, lines.whole(turn, record))
+        if whole is None:
+            await record.give_up(None)
+            return Response(status_code=CLIENT_CLOSED)
+    except BaseException as error:
+        await record.give_up(error)
+        raise
+    return ndjson_stream(_replayed(whole), services) if body.stream else JSONResponse(whole)
+
+
+async def _replayed(whole: Line) -> AsyncGenerator[Line, None]:
+    """Yield a whole answer as a single line, the last."""
+    yield whole
+
+
+def _chat_text(text: str) -> Line:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def _generated_text(text: str) -> Line:
+    return {"response": text}
+
+
+class _Lines:
+    """Makes the lines of one answer. `text`: returns the fields of a line with a piece of text."""
+
+    def __init__(self, model: str, text: Callable[[str], Line]) -> None:
+        self._model = model
+        self._text = text
+        self._started = time.perf_counter_ns()
+        self._first: int | None = None
+        """When the first piece of text arrived."""
+
+    def line(self, text: str, **fields: Any) -> Line:
+        """Return a line, with the fields that it has besides its text."""
+        created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": created, **self._text(text), **fields}
+
+    async def live(self, turn: Turn, record: IdempotencyRecord) -> AsyncGenerator[Line, None]:
+        """Yield the answer's lines. Records the whole answer before the last one, or releases the key if there is none."""
+        async with record, contextlib.aclosing(turn.events) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    self._note_first()
+                    yield self.line(event.text, done=False, **({"logprobs": event.logprobs} if event.logprobs else {}))
+                elif isinstance(event, ResponseCompleted):
+                    await record.finish(self._whole(event.message))
+                    yield self._last("", event.message)
+
+    async def whole(self, turn: Turn, record: IdempotencyRecord) -> Line:
+        """Wait for the answer, record it and return it."""
+        answer: Line = {}
+        async with contextlib.aclosing(turn.events) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    self._note_first()
+                elif isinstance(event, ResponseCompleted):
+                    answer = self._whole(event.message)
+        await record.finish(answer)
+        return answer
+
+    def _note_first(self) -> None:
+        self._first = self._first or time.perf_counter_ns()
+
+    def _whole(self, message: AnswerMessage) -> Line:
+        logprobs = {} if message.logprobs is None else {"logprobs": message.logprobs}
+        return self._last(message.content, message) | logprobs
+
+    def _last(self, text: str, message: AnswerMessage) -> Line:
+        """Return the last line, with the counts and durations."""
+        now = time.perf_counter_ns()
+        first = self._first or now
+        return self.line(
+            text,
+            done=True,
+            done_reason="stop" if message.finish_reason == "stop" else "length",
+            total_duration=now - self._started,
+            load_duration=0,
+            prompt_eval_count=message.usage.prompt_tokens,
+            prompt_eval_duration=first - self._started,
+            eval_count=message.usage.completion_tokens,
+            eval_duration=now - first,
+        )

@@ -1,0 +1,148 @@
+"""`/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/api/embed`: the served models, and vectors of texts."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from everlong_models.catalogue.entry import entries
+from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED
+from everlong_server.api.ollama.answers import OLLAMA_ERRORS
+from everlong_server.api.ollama.requests import plain_name
+from everlong_server.api.ollama.schemas import (
+    OllamaDescription,
+    OllamaDetails,
+    OllamaEmbed,
+    OllamaEmbeddings,
+    OllamaModel,
+    OllamaModels,
+    OllamaShow,
+    OllamaVersion,
+)
+from everlong_server.api.openai.messages import require_model
+from everlong_server.api.views import CallerServices, embedding_model_view
+from everlong_server.engine.embeddings import shortened
+from everlong_server.errors import InvalidRequest
+from everlong_server.services import Services
+
+OLLAMA_VERSION = "0.13.0"
+"""Clients refuse servers that are too old for them. This is the version whose chat, generate and embed were followed."""
+
+router = APIRouter(prefix="/api", tags=["ollama"], responses=OLLAMA_ERRORS, route_class=JsonRoute)
+
+
+@router.get("/version")
+async def version(request: Request) -> OllamaVersion:
+    """Returns the version of Ollama whose API the server follows, and the server's own."""
+    return OllamaVersion(version=OLLAMA_VERSION, everlong=request.app.version)
+
+
+@router.get("/tags")
+async def tags(services: CallerServices) -> OllamaModels:
+    """Lists the served model, and the embedding model if the server has one."""
+    return OllamaModels(models=_models(services))
+
+
+@router.get("/ps")
+async def running(services: CallerServices) -> OllamaModels:
+    """Lists the loaded models, which are all that the server has."""
+    return OllamaModels(models=_models(services))
+
+
+@router.post("/show")
+async def show(body: OllamaShow, services: CallerServices) -> OllamaDescription:
+    """Describes a model."""
+    if (given := body.model or body.name) is None:
+        raise InvalidRequest("model: Field required", param="model", code="missing_parameter")
+    name, model = plain_name(given), services.shared.model
+    embedding = embedding_model_view(services)
+    if embedding is not None and name == embedding.id:
+        (found,) = (each for each in _models(services) if each.name == name)
+        return OllamaDescription(
+            license="", parameters="", template="", details=found.details, model_info={}, capabilities=["embedding"],
+            modified_at=found.modified_at,
+        )  # fmt: skip
+    require_model(services, name)
+    known, found = entries().get(model.backbone_name or ""), _models(services)[0]
+    info: dict[str, Any] = {
+        "general.architecture": found.details.family,
+        "general.basename": model.name,
+        "everlong.memory": model.memory_name,
+        "everlong.segment_length": model.segment_length,
+        "everlong.state_bytes": model.state_bytes,
+    }
+    if known is not None:
+        info["general.parameter_count"] = known.parameters
+    return OllamaDescription(
+        license=known.licence if known else "",
+        parameters="",
+        template=model.tokenizer.chat_template or "",
+        details=found.details,
+        model_info=info,
+        capabilities=["completion"],
+        modified_at=found.modified_at,
+    )
+
+
+@router.post("/embed", response_model=OllamaEmbeddings)
+async def embed(body: OllamaEmbed, request: Request, services: CallerServices) -> Response:
+    """Returns a vector of length 1 for each text."""
+    found = await run_unless_disconnected(request, _embeddings(services, body))
+    return Response(status_code=CLIENT_CLOSED) if found is None else JSONResponse(found.model_dump())
+
+
+async def _embeddings(services: Services, body: OllamaEmbed) -> OllamaEmbeddings:
+    started = time.perf_counter_ns()
+    embedder = services.embeddings.require_model(plain_name(body.model))
+    dimensions = body.dimensions or embedder.dimension
+    if dimensions > embedder.dimension:
+        raise InvalidRequest(
+            f"dimensions: {dimensions} is more than the model's {embedder.dimension}", param="dimensions"
+        )
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    embedded = await services.embeddings.embed(
+        embedder, [(f"input.{number}", text) for number, text in enumerate(texts)]
+    )
+    return OllamaEmbeddings(
+        model=body.model,
+        embeddings=shortened(embedded.means(), dimensions).tolist(),
+        total_duration=time.perf_counter_ns() - started,
+        prompt_eval_count=embedded.tokens,
+    )
+
+
+def _models(services: Services) -> list[OllamaModel]:
+    """Return the served model and, if there is one, the embedding model."""
+    model, since = services.shared.model, datetime.fromtimestamp(services.shared.started_at, UTC).isoformat()
+    known = entries().get(model.backbone_name or "")
+    family = known.architecture if known else ""
+    details = OllamaDetails(
+        format="gguf" if known else "safetensors",
+        family=family,
+        families=[family] if family else [],
+        parameter_size=_short(known.parameters) if known else "",
+        quantization_level="",
+    )
+    found = [
+        OllamaModel(
+            name=model.name, model=model.name, modified_at=since, size=known.bytes if known else 0,
+            digest=model.fingerprint, details=details,
+        )
+    ]  # fmt: skip
+    embedding = embedding_model_view(services)
+    if embedding is not None:
+        bert = OllamaDetails(format="", family="bert", families=["bert"], parameter_size="", quantization_level="")
+        found.append(
+            OllamaModel(name=embedding.id, model=embedding.id, modified_at=since, size=0, digest="", details=bert)
+        )
+    return found
+
+
+def _short(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"

@@ -1,0 +1,1 @@
+"""OpenAI's completions: texts are continued without a chat format."""

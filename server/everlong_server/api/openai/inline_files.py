@@ -1,0 +1,94 @@
+"""Files inside a request: as base64, or as the URL of an allowed host. The server stores them like uploaded files."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from everlong_server.api.bodies.fetched import open_url, parse_allowed_url
+from everlong_server.api.bodies.request_file import HttpBody, RequestFile
+from everlong_server.errors import InvalidRequest, ServerError
+from everlong_server.services import Services
+
+
+class _DataBody:
+    """The content of a file, as an `HttpBody`."""
+
+    def __init__(self, content: bytes, media_type: str, filename: str | None) -> None:
+        self._content = content
+        self.headers: Mapping[str, str] = {"content-type": media_type, "content-length": str(len(content))}
+        self.query_params: Mapping[str, str] = {"filename": filename} if filename else {}
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield the content."""
+        yield self._content
+
+
+async def file_of_data(services: Services, data: str, filename: str | None, name: str) -> str:
+    """Store the file in `data`, base64 or a data URL with base64, and return its id. `name`: the field of the request.
+
+    The same file under the same name is stored once, so a request can be repeated while its file is being read.
+    """
+    media_type, encoded = "application/octet-stream", data
+    if data.startswith("data:"):
+        head, comma, encoded = data.removeprefix("data:").partition(",")
+        media_type, base, _ = head.partition(";base64")
+        if not comma or not base:
+            raise InvalidRequest(f"{name}: must be base64, or a data URL with base64", param=name)
+    try:
+        content = await asyncio.to_thread(base64.b64decode, encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{name}: is not base64: {error}", param=name) from None
+    digest = await asyncio.to_thread(hashlib.sha256, content)
+    body = _DataBody(content, media_type, filename)
+    return await _stored(services, f"data {digest.hexdigest()} {filename}", lambda: nullcontext(body), name)
+
+
+async def file_of_url(services: Services, url: str, filename: str | None, name: str) -> str:
+    """Download and store the file at `url`, and return its id. `name`: the field of the request.
+
+    A URL is downloaded once a day (`EVERLONG_IDEMPOTENCY_SECONDS`). Raises `PermissionDenied` for a host that is not in
+    EVERLONG_FETCH_HOSTS.
+    """
+    try:
+        address = parse_allowed_url(url, services.shared.settings.fetch_hosts)
+    except ServerError as error:
+        raise _in_field(error, name) from None
+    return await _stored(services, f"url {url} {filename}", lambda: open_url(address, filename), name)
+
+
+async def _stored(
+    services: Services, what: str, open_body: Callable[[], AbstractAsyncContextManager[HttpBody]], name: str
+) -> str:
+    """Return the id of the file `what`, after storing it unless it is known."""
+    for attempt in itertools.count():  # another one after the file was deleted
+        # No header can have a zero byte, so no client's key can be equal.
+        record = await services.idempotency.begin(f"\0{attempt} {what}")
+        id = f"doc_{record.id}"
+        if record.answer is not None:
+            if await services.documents.exists(id):
+                return id
+            continue
+        async with record:
+            if record.first or not await services.documents.exists(id):
+                try:
+                    async with open_body() as body:
+                        await services.ingest.add(RequestFile(body, limit=services.ingest.max_bytes), record, None)
+                except ServerError as error:
+                    raise _in_field(error, name) from None
+            await record.finish(id)
+        return id
+    raise AssertionError("unreachable")
+
+
+def _in_field(error: ServerError, name: str) -> ServerError:
+    """Return the error as one of the field `name`, unless it is about the server or a quota."""
+    if error.status in (400, 403, 413, 415, 422):
+        error.message = f"{name}: {error.message.removeprefix('url: ')}"
+        error.param = name
+    return error

@@ -1,0 +1,1 @@
+"""OpenAI's embeddings and vector stores, and Cohere's rerank: the search, without an answer."""

@@ -1,0 +1,140 @@
+"""The objects of `/v1/embeddings` and `/v1/rerank`: a source of the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from everlong_server.api.openai.text_formats import Nullable
+from everlong_server.api.schemas import Wire
+from everlong_server.engine.embeddings import MAX_TEXT_TOKENS
+
+MAX_TEXTS = 2048
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _refuse_tokens(value: object) -> object:
+    """Raise for a list of tokens, or of such lists."""
+    first = value[0] if isinstance(value, list) and value else None
+    if _is_token(first) or (isinstance(first, list) and (not first or _is_token(first[0]))):
+        raise PydanticCustomError(
+            "tokens",
+            "lists of token ids are not supported, since each model has its own: send text (with LangChain: "
+            "`check_embedding_ctx_length=False`)",
+        )
+    return value
+
+
+_Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[
+    Annotated[_Text, Tag("Text")] | Annotated[list[_Text], Field(min_length=1, max_length=MAX_TEXTS), Tag("Texts")],
+    Discriminator(
+        lambda value: {str: "Text", list: "Texts"}.get(type(value)),
+        custom_error_type="texts",
+        custom_error_message="input must be a string or a list of strings",
+    ),
+    BeforeValidator(_refuse_tokens),
+]
+
+
+class CreateEmbeddings(Nullable, Wire):
+    """Texts to embed."""
+
+    model: str = Field(max_length=256, description="the embedding model of `GET /v1/models`")
+    input: Texts = Field(
+        description=f"a text or a list of texts, of at most {MAX_TEXT_TOKENS} tokens each. The vector of a text of more than 256 "
+        "tokens is the mean of its parts' vectors"
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: the bytes of 32-bit floats, little-endian"
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="keep only the first components of each vector, and scale it to length 1"
+    )
+    user: str | None = Field(None, max_length=512, description="ignored")
+
+
+class Embedding(Wire):
+    """The vector of a text, of length 1."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int = Field(description="place of the text in `input`, from 0")
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Wire):
+    """Token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Wire):
+    """The vectors, in the order of the texts."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class RerankText(Wire):
+    """A document as an object. Other fields are not supported."""
+
+    text: str = Field(min_length=1)
+
+
+RerankDocument = Annotated[
+    Annotated[_Text, Tag("Text")] | Annotated[RerankText, Tag("RerankText")],
+    Discriminator(
+        lambda value: (
+            "Text" if isinstance(value, str) else "RerankText" if isinstance(value, dict | RerankText) else None
+        ),
+        custom_error_type="document",
+        custom_error_message="a document must be a string or an object with `text`",
+    ),
+]
+
+
+class CreateRerank(Nullable, Wire):
+    """Texts to order by how near they are to a query. Takes the fields of Cohere's and Jina's APIs."""
+
+    model: str = Field(max_length=256, description="the embedding model of `GET /v1/models`")
+    query: str = Field(min_length=1)
+    documents: list[RerankDocument] = Field(
+        min_length=1, max_length=MAX_TEXTS, description=f"at most {MAX_TEXT_TOKENS} tokens each"
+    )
+    top_n: int | None = Field(None, ge=1, description="maximum number of results; default: all documents")
+    return_documents: bool = Field(False, description="return the texts, too")
+
+
+class RerankResult(Wire):
+    """A document's place in the order."""
+
+    index: int = Field(description="place of the document in the request, from 0")
+    relevance_score: float = Field(
+        description="cosine of the vectors of query and document, -1 to 1; of a document of more than 256 tokens, of its nearest part"
+    )
+    document: RerankText | None = Field(None, description="only with `return_documents`")
+
+
+class RerankUsage(Wire):
+    """Token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Reranking(Wire):
+    """The documents, nearest first."""
+
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    results: list[RerankResult]
+    usage: RerankUsage

@@ -1,0 +1,72 @@
+"""Filters of OpenAI's vector stores: which files are searched, by their attributes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from everlong_server.api.schemas import Wire
+
+Key = Annotated[str, Field(min_length=1, max_length=64)]
+Text = Annotated[str, Field(max_length=512)]
+
+
+def _value_kind(value: object) -> str | None:
+    if isinstance(value, list):
+        return "Values"
+    kinds: dict[type, str] = {bool: "Bool", int: "Number", float: "Number", str: "Text"}
+    return kinds.get(type(value))
+
+
+Value = Annotated[
+    Annotated[bool, Tag("Bool")] | Annotated[float, Tag("Number")] | Annotated[Text, Tag("Text")],
+    Discriminator(
+        _value_kind, custom_error_type="value", custom_error_message="a value must be a string, a number or a boolean"
+    ),
+]
+Values = Annotated[
+    Annotated[bool, Tag("Bool")]
+    | Annotated[float, Tag("Number")]
+    | Annotated[Text, Tag("Text")]
+    | Annotated[list[Value], Field(max_length=256), Tag("Values")],
+    Discriminator(
+        _value_kind,
+        custom_error_type="value",
+        custom_error_message="a value must be a string, a number, a boolean or a list",
+    ),
+]
+
+
+class Comparison(Wire):
+    """Compares an attribute of a file. A file without the attribute, or with a value of another type, passes only `ne` and `nin`."""
+
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+    key: Key
+    value: Values = Field(description="a list for `in` and `nin`")
+
+
+class Compound(Wire):
+    """Combines filters."""
+
+    type: Literal["and", "or"]
+    filters: list[AttributeFilter] = Field(min_length=1, max_length=64)
+
+
+def _kind(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind in ("and", "or"):
+        return "Compound"
+    return "Comparison" if kind in ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin") else None
+
+
+AttributeFilter = Annotated[
+    Annotated[Comparison, Tag("Comparison")] | Annotated[Compound, Tag("Compound")],
+    Discriminator(
+        _kind,
+        custom_error_type="filter",
+        custom_error_message="type must be 'and' or 'or', or 'eq', 'ne', 'gt', 'gte', 'lt', 'lte', 'in' or 'nin'",
+    ),
+]
+
+Compound.model_rebuild()

@@ -1,0 +1,53 @@
+"""Vector stores, their files and what is found in them, in the format of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
+from everlong_server.api.schemas import Evidence
+from everlong_server.engine.answering.search.store_search import Hit
+from everlong_server.store.vector_stores.records import StoredFile, VectorStore
+
+
+def view_store(store: VectorStore) -> schemas.VectorStore:
+    """Return a vector store."""
+    return schemas.VectorStore(
+        id=store.id,
+        created_at=int(store.created_at),
+        name=store.name,
+        description=store.description,
+        metadata=dict(store.metadata),
+        usage_bytes=store.bytes,
+        file_counts=schemas.FileCounts(completed=store.files, total=store.files),
+        last_active_at=int(store.active_at),
+    )
+
+
+def view_store_file(file: StoredFile) -> schemas.VectorStoreFile:
+    """Return a file of a vector store."""
+    return schemas.VectorStoreFile(
+        id=file.document,
+        created_at=int(file.created_at),
+        vector_store_id=file.store,
+        usage_bytes=file.bytes,
+        attributes=dict(file.attributes),
+    )
+
+
+def view_hit(hit: Hit, names: Mapping[str, str | None]) -> schemas.SearchResultItem:
+    """Return a passage that was found. `names`: the file names of documents."""
+    passage = hit.passage
+    return schemas.SearchResultItem(
+        file_id=passage.document,
+        filename=names.get(passage.document) or passage.document,
+        score=passage.score,
+        attributes=dict(hit.file.attributes),
+        content=[schemas.ResultText(text=passage.text)],
+        evidence=Evidence(**{name: getattr(passage, name) for name in Evidence.model_fields}),
+    )
+
+
+def first_and_last(ids: Sequence[str]) -> dict[str, str | None]:
+    """Return the first and the last id of a page, as fields of a list."""
+    return {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}

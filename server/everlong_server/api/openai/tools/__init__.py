@@ -1,0 +1,1 @@
+"""Tools in requests to OpenAI's API, and calls in its answers."""

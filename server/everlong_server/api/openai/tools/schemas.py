@@ -1,0 +1,141 @@
+"""Tools and calls of tools in OpenAI's formats, for chats and responses: a source of the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool, HostedTool
+from everlong_server.api.openai.text_formats import Nullable
+from everlong_server.api.schemas import Wire
+
+MAX_TOOLS = 128
+ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+CallId = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class FunctionDefinition(Nullable, Wire):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: str | None = Field(None, max_length=10_000)
+    parameters: dict[str, Any] = Field(
+        default_factory=lambda: {"type": "object", "properties": {}},
+        description="JSON Schema of the arguments. They always follow it",
+    )
+    strict: bool = Field(
+        False, description="true: a schema that cannot be enforced is refused; false: the arguments are then any object"
+    )
+
+
+class ChatFunctionTool(Nullable, Wire):
+    """A function tool of a chat."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+ChatTool = ChatFunctionTool
+
+
+class _Function(Wire):
+    type: Literal["function"]
+
+
+class FunctionTool(FunctionDefinition, _Function):  # in this order, errors name `type` first
+    """A function tool of a response."""
+
+
+def _tool(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"function": "FunctionTool", "file_search": "FileSearchTool"}.get(kind) if isinstance(kind, str) else None
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[FileSearchTool, Tag("FileSearchTool")],
+    Discriminator(_tool, custom_error_type="tool", custom_error_message="type must be 'function' or 'file_search'"),
+]
+
+
+class FunctionName(Nullable, Wire):
+    """The name of a function."""
+
+    name: ToolName
+
+
+class ChatNamedTool(Nullable, Wire):
+    """The function that an answer of a chat must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class NamedTool(FunctionName, _Function):
+    """The function that a response must call."""
+
+
+def _choice(value: object) -> str | None:
+    return (
+        "Mode" if isinstance(value, str) else "Named" if isinstance(value, dict | NamedTool | ChatNamedTool) else None
+    )
+
+
+def _response_choice(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "Hosted" if kind == "file_search" else _choice(value)
+
+
+_CHOICES = "tool_choice must be 'auto', 'none', 'required' or an object with a function's name"
+ToolMode = Literal["auto", "none", "required"]
+ChatToolChoice = Annotated[
+    Annotated[ToolMode, Tag("Mode")] | Annotated[ChatNamedTool, Tag("Named")],
+    Discriminator(_choice, custom_error_type="tool_choice", custom_error_message=_CHOICES),
+]
+ResponseToolChoice = Annotated[
+    Annotated[ToolMode, Tag("Mode")] | Annotated[NamedTool, Tag("Named")] | Annotated[HostedTool, Tag("Hosted")],
+    Discriminator(_response_choice, custom_error_type="tool_choice", custom_error_message=_CHOICES),
+]
+
+
+class CalledFunction(Nullable, Wire):
+    """The name and the arguments of a call."""
+
+    name: ToolName
+    arguments: str = Field(description="a JSON object, as text")
+
+
+class ChatToolCall(Nullable, Wire):
+    """A call in an answer of a chat."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class FunctionCall(Nullable, Wire):
+    """A call in a response: an item of its output. It can be sent back as input."""
+
+    type: Literal["function_call"]
+    id: str | None = Field(None, max_length=128)
+    call_id: CallId
+    name: ToolName
+    arguments: str = Field(description="a JSON object, as text")
+    status: str | None = Field(None, max_length=64)
+
+
+class OutputPart(Nullable, Wire):
+    """A part of a call's result."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class FunctionCallOutput(Nullable, Wire):
+    """The result of a call: an input item."""
+
+    type: Literal["function_call_output"]
+    id: str | None = Field(None, max_length=128, description="ignored")
+    call_id: CallId
+    output: str | list[OutputPart]
+    status: str | None = Field(None, max_length=64, description="ignored")

@@ -1,0 +1,1 @@
+"""The search without an answer: in documents, and in vector stores."""

@@ -1,0 +1,39 @@
+"""`TextSearch`: passages of documents for a text, without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from everlong_server.engine.answering.grounding import passage_query
+from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.documents.token_offsets import TokenOffsets
+from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.query import PassageFilter
+from everlong_server.store.tenants.quota import Quota
+
+MAX_DOCUMENTS = 256
+"""Documents of one search, at most. Each has two open files while it is searched."""
+
+
+class TextSearch:
+    """Searches one tenant's documents."""
+
+    def __init__(self, engine: Engine, passages: Passages, token_offsets: TokenOffsets, quota: Quota) -> None:
+        self._engine = engine
+        self._passages = passages
+        self._token_offsets = token_offsets
+        self._quota = quota
+
+    async def search(
+        self, documents: Sequence[str], text: str, limit: int, only: PassageFilter | None = None
+    ) -> list[Passage]:
+        """Return at most `limit` passages of the documents, best first, with their token offsets, pages and sections.
+
+        Skips deleted documents. Counts as one of the tenant's answers. Raises `Overloaded`, `Unavailable` and `RateLimited`.
+        """
+        with self._engine.admit():
+            async with self._quota.stream(self._engine.typical_seconds):
+                query = await asyncio.to_thread(passage_query, text)
+                found = await self._passages.rank(documents, query, limit, only)
+                return await self._passages.located(await self._token_offsets.with_tokens(found))

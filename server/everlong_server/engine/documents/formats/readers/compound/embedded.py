@@ -1,0 +1,54 @@
+"""Reads files that are embedded in other files, also inside an OLE object (MS-OLEDS)."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import struct
+from collections.abc import Iterator
+
+import olefile
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes
+
+_PLAIN = ("Package", "EmbeddedOdf", "CONTENTS", "Contents")
+"""Streams that are a file as it is."""
+_NATIVE = "\x01Ole10Native"
+
+
+def embedded_blocks(data: bytes, name: str, notes: Notes) -> Iterator[Block]:
+    """Yield the text of an embedded file. `name`: of the part that is the file, or an OLE object with it."""
+    unwrapped, inner_name = _unwrapped(data)
+    yield from notes.nested(unwrapped, inner_name or posixpath.basename(name), "Embedded file")
+
+
+def _unwrapped(data: bytes) -> tuple[bytes, str]:
+    """Return the file inside an OLE object and its name, "" if it has none; a file that is none as it is."""
+    if not data.startswith(olefile.MAGIC):
+        return data, ""
+    try:
+        with olefile.OleFileIO(io.BytesIO(data)) as ole:
+            if ole.exists(_NATIVE):
+                return native_file(ole.openstream(_NATIVE).read())
+            stream = next((name for name in _PLAIN if ole.exists(name)), None)
+            return (data if stream is None else ole.openstream(stream).read()), ""
+    except (OSError, ValueError, IndexError, struct.error):
+        return data, ""
+
+
+def native_file(stream: bytes) -> tuple[bytes, str]:
+    """Return the file and its name in the stream of a "package", an object for files of any program (MS-OLEDS, 2.3.6).
+
+    Raises `ValueError` for another stream.
+    """
+    parts = stream[6:].split(b"\0", 2)  # its title, its path, the rest
+    if len(parts) < 3:
+        raise ValueError("the object has no name")
+    path, rest = parts[1] or parts[0], parts[2]
+    size_at = 8 + int.from_bytes(rest[4:8], "little")
+    size = int.from_bytes(rest[size_at : size_at + 4], "little")
+    data = rest[size_at + 4 : size_at + 4 + size]
+    if not data:
+        raise ValueError("the object has no file")
+    name = path.decode("cp1252", "replace").replace("\\", "/").rpartition("/")[2]
+    return data, name

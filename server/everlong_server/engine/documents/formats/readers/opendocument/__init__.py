@@ -1,0 +1,1 @@
+"""Reads OpenDocument files (ISO/IEC 26300)."""

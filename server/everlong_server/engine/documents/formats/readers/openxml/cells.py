@@ -1,0 +1,101 @@
+"""Writes the numbers of spreadsheet cells as people see them: dates, times, percentages, and numbers without rounding errors."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+_LITERAL = re.compile(r'"[^"]*"|\\.|_.|\*.|\[(?!h+\]|m+\]|s+\])[^\]]*\]', re.IGNORECASE)
+"""What a number format shows as it is, and its colours and languages."""
+_EPOCH, _EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)
+_MAX_DAYS = 2958466  # the last is 9999-12-31
+
+
+class Kind(Enum):
+    """How a number is shown."""
+
+    NUMBER = "number"
+    DATE = "date"
+    DATE_TIME = "date and time"
+    DATE_1904 = "date, counted from 1904"
+    DATE_TIME_1904 = "date and time, counted from 1904"
+    TIME = "time of day"
+    DURATION = "hours and minutes"
+    PERCENT = "percentage"
+
+
+_BUILT_IN = dict.fromkeys([*range(14, 18), *range(27, 32), 36, *range(50, 59)], Kind.DATE) | {
+    **dict.fromkeys([18, 19, 20, 21, 32, 33, 34, 35, 45, 47], Kind.TIME), 22: Kind.DATE_TIME, 46: Kind.DURATION,
+    9: Kind.PERCENT, 10: Kind.PERCENT,
+}  # fmt: skip
+_FROM_1904 = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
+
+
+class Styles:
+    """The kind of each cell style of a file."""
+
+    def __init__(self, tree: Any, *, is_1904: bool) -> None:
+        """`tree`: of the part with the styles, or None. `is_1904`: whether days are counted from 1904."""
+        codes = {} if tree is None else {f.get("numFmtId"): f.get("formatCode", "") for f in tree.iter("{*}numFmt")}
+        formats = () if tree is None else (xf.get("numFmtId", "0") for xf in tree.iterfind("{*}cellXfs/{*}xf"))
+        kinds = [kind_of(codes[id]) if id in codes else _built_in(id) for id in formats]
+        self._kinds = [_FROM_1904.get(kind, kind) for kind in kinds] if is_1904 else kinds
+
+    def of(self, style: str) -> Kind:
+        """Return the kind of a style, by its number in the file."""
+        return self._kinds[int(style)] if style.isdecimal() and int(style) < len(self._kinds) else Kind.NUMBER
+
+
+def _built_in(id: str) -> Kind:
+    return _BUILT_IN.get(int(id), Kind.NUMBER) if id.isdecimal() else Kind.NUMBER
+
+
+def kind_of(code: str) -> Kind:
+    """Return how a number format such as "yyyy-mm-dd" shows numbers."""
+    letters = _LITERAL.sub("", code.partition(";")[0]).lower()
+    if "general" in letters:
+        return Kind.NUMBER
+    if "[" in letters:
+        return Kind.DURATION
+    has_time = "h" in letters or "s" in letters
+    if "y" in letters or "d" in letters or ("m" in letters and not has_time):
+        return Kind.DATE_TIME if has_time else Kind.DATE
+    if has_time:
+        return Kind.TIME
+    return Kind.PERCENT if "%" in letters else Kind.NUMBER
+
+
+def shown(value: str, kind: Kind) -> str:
+    """Return a stored number as text; the value itself if it is none."""
+    try:
+        number = float(value)
+    except ValueError:
+        return value.strip()
+    match kind:
+        case Kind.PERCENT:
+            return f"{_plain(number * 100)}%"
+        case Kind.DURATION:
+            seconds = round(number * 86400) if abs(number) < _MAX_DAYS else 0
+            return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
+        case Kind.NUMBER:
+            return _plain(number)
+    if not 0 <= number < _MAX_DAYS:
+        return _plain(number)
+    epoch = _EPOCH_1904 if kind in _FROM_1904.values() else _EPOCH
+    try:
+        moment = epoch + timedelta(seconds=round(number * 86400))
+    except OverflowError:
+        return _plain(number)
+    clock = moment.strftime("%H:%M:%S").removesuffix(":00")
+    if kind is Kind.TIME:
+        return clock
+    day = f"{moment:%Y-%m-%d}" if moment.year >= 1000 else moment.date().isoformat()
+    midnight = kind in (Kind.DATE, Kind.DATE_1904) or clock == "00:00"
+    return day if midnight else f"{day} {clock}"
+
+
+def _plain(number: float) -> str:
+    """Return a number with the 15 digits that spreadsheets keep."""
+    return f"{number:.15g}".replace("e+", "E+").replace("e-", "E-")

@@ -1,0 +1,116 @@
+"""Counts the paragraphs of numbered lists in Word files (ISO/IEC 29500-1, 17.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from everlong_server.engine.documents.formats.readers.numerals import numeral
+from everlong_server.engine.documents.formats.readers.openxml.package import W
+
+_MAX_LEVELS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """How a level is numbered. `text`: such as "%1.%2", with the numbers of the levels. `style`: of the paragraphs that it numbers."""
+
+    start: int
+    form: str
+    text: str
+    style: str
+
+
+class Numbering:
+    """The lists of a file, and how far each has been counted."""
+
+    def __init__(self, numbering: Any, styles: Any) -> None:
+        """`numbering`, `styles`: the trees of these parts, or None."""
+        abstract = {} if numbering is None else {
+            each.get(f"{W}abstractNumId"): dict(_levels(each)) for each in numbering.iterchildren(f"{W}abstractNum")
+        }  # fmt: skip
+        self._lists: dict[str, tuple[str, dict[int, _Level]]] = {}
+        self._restarts: dict[str, dict[int, int]] = {}
+        for each in () if numbering is None else numbering.iterchildren(f"{W}num"):
+            base = each.find(f"{W}abstractNumId")
+            key = "" if base is None else base.get(f"{W}val", "")
+            id = each.get(f"{W}numId", "")
+            levels = dict(abstract.get(key, {}))
+            for override in each.iterchildren(f"{W}lvlOverride"):
+                levels |= dict(_levels(override))
+                if (start := override.find(f"{W}startOverride")) is not None:
+                    self._restarts.setdefault(id, {})[_number(override.get(f"{W}ilvl"))] = _value(start)
+            self._lists[id] = key, levels
+        self._counts: dict[str, dict[int, int]] = {}
+        self._styles = {} if styles is None else {
+            style.get(f"{W}styleId", ""): style for style in styles.iterchildren(f"{W}style")
+        }  # fmt: skip
+
+    def of(self, paragraph: Any) -> str:
+        """Count a paragraph, and return its number or bullet; "" if it has none."""
+        id, level = self._place(paragraph)
+        key, levels = self._lists.get(id, ("", {}))
+        if level not in levels:
+            return ""
+        counts = self._counts.setdefault(key, {})
+        for restarted, start in self._restarts.pop(id, {}).items():
+            counts[restarted] = start - 1
+        counts[level] = counts.get(level, levels[level].start - 1) + 1
+        for deeper in range(level + 1, _MAX_LEVELS):
+            counts.pop(deeper, None)
+        form, text = levels[level].form, levels[level].text
+        if form == "bullet":
+            return "•"
+        for upper in range(level + 1):
+            if upper in levels:
+                number = counts.setdefault(upper, levels[upper].start)
+                text = text.replace(f"%{upper + 1}", numeral(number, levels[upper].form))
+        return text.strip()
+
+    def _place(self, paragraph: Any) -> tuple[str, int]:
+        """Return the list of a paragraph and the level in it, which the paragraph has itself or by its style."""
+        properties = paragraph.find(f"{W}pPr")
+        if properties is None:
+            return "", 0
+        style = properties.find(f"{W}pStyle")
+        name = "" if style is None else style.get(f"{W}val", "")
+        chain = list(self._chain(name))
+        for place, holder in [("", properties), *chain]:
+            if (found := holder.find(f"{W}numPr")) is None or (id := found.find(f"{W}numId")) is None:
+                continue
+            number, level = id.get(f"{W}val", ""), found.find(f"{W}ilvl")
+            if level is not None:
+                return number, _value(level)
+            named = {at: each.style for at, each in self._lists.get(number, ("", {}))[1].items() if each.style}
+            return number, next((at for at, style in named.items() if style in (place, name)), 0)
+        return "", 0
+
+    def _chain(self, name: str) -> Iterator[tuple[str, Any]]:
+        """Yield the names and the properties of a style and of those that it is based on."""
+        seen = set[str]()
+        while name in self._styles and name not in seen:
+            seen.add(name)
+            style = self._styles[name]
+            if (properties := style.find(f"{W}pPr")) is not None:
+                yield name, properties
+            base = style.find(f"{W}basedOn")
+            name = "" if base is None else base.get(f"{W}val", "")
+
+
+def _levels(parent: Any) -> Iterator[tuple[int, _Level]]:
+    for level in parent.iterchildren(f"{W}lvl"):
+        named = {name: level.find(f"{W}{name}") for name in ("start", "numFmt", "lvlText", "pStyle")}
+        form, text, style = (
+            "" if named[name] is None else named[name].get(f"{W}val", "") for name in ("numFmt", "lvlText", "pStyle")
+        )
+        start = 0 if named["start"] is None else _value(named["start"])
+        yield _number(level.get(f"{W}ilvl")), _Level(start, form, text, style)
+
+
+def _value(element: Any) -> int:
+    return _number(element.get(f"{W}val"))
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < _MAX_LEVELS else 0

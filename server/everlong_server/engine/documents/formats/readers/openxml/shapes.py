@@ -1,0 +1,81 @@
+"""Reads the shapes of slides and sheets: text, tables, pictures' descriptions, diagrams, charts, embedded files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from everlong_server.engine.documents.formats.blocks import Notes
+from everlong_server.engine.documents.formats.readers.equations import M, linear
+from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
+from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R
+
+_NOT_ON_THE_SLIDE = ("sldNum", "dt", "ftr", "hdr", "sldImg")
+"""Placeholders that a speaker's notes repeat from the slide."""
+
+
+def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str]:
+    """Yield the text of each shape in `tree`, the tree of a part or an element in it. `part`: the part's name."""
+    relations = package.relations(part)
+
+    def related(reference: str) -> Any:
+        relation = relations.get(reference)
+        return None if relation is None or relation.external else package.xml(relation.target)
+
+    def walk(parent: Any) -> Iterator[str]:
+        for element in parent:
+            if not isinstance(element.tag, str) or element.tag == f"{MC}Fallback":
+                continue
+            name = element.tag.rpartition("}")[2]
+            match name:
+                case "sp" if _is_furniture(element):
+                    pass
+                case "pic":
+                    yield from _descriptions(element, notes)
+                case "cNvPr" if element.get("descr", "").strip():
+                    yield f"[{' '.join(element.get('descr').split())}]"
+                case "tbl":
+                    rows = (
+                        [_paragraphs(cell) for cell in row.iterchildren(f"{A}tc")] for row in element.iter(f"{A}tr")
+                    )
+                    yield "\n".join("\t".join(row) for row in rows)
+                case "txBody" | "t":
+                    yield _paragraphs(element)
+                case "chart":
+                    chart = related(element.get(f"{R}id", ""))
+                    yield "" if chart is None else chart_text(chart)
+                case "relIds":
+                    diagram = related(element.get(f"{R}dm", ""))
+                    yield from walk(() if diagram is None else diagram)
+                case "oleObj":
+                    yield from package.embedded(relations.get(element.get(f"{R}id", "")))
+                case _:
+                    yield from walk(element)
+
+    yield from filter(None, walk(tree))
+
+
+def _descriptions(picture: Any, notes: Notes) -> list[str]:
+    """Return the description of a picture, in brackets."""
+    found = [" ".join(properties.get("descr", "").split()) for properties in picture.iter("{*}cNvPr")]
+    notes.left_out("pictures without a description", not any(found))
+    return [f"[{text}]" for text in found if text]
+
+
+def _is_furniture(shape: Any) -> bool:
+    placeholder = shape.find("{*}nvSpPr/{*}nvPr/{*}ph")
+    return placeholder is not None and placeholder.get("type") in _NOT_ON_THE_SLIDE
+
+
+def _paragraphs(body: Any) -> str:
+    return "\n".join("".join(_runs(paragraph)) for paragraph in body.iter(f"{A}p")).strip()
+
+
+def _runs(paragraph: Any) -> Iterator[str]:
+    for part in paragraph:
+        if part.tag == f"{A}br":
+            yield "\n"
+        elif part.tag in (f"{A}r", f"{A}fld"):
+            yield part.findtext(f"{A}t", "")
+        elif isinstance(part.tag, str) and part.tag != f"{MC}Fallback":
+            yield from (linear(equation) for equation in part.iter(f"{M}oMath"))

@@ -1,0 +1,212 @@
+"""Reads Excel files: a section for each sheet, with its rows, comments, text boxes and charts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lxml import etree
+
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
+from everlong_server.engine.documents.formats.readers import legacy
+from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
+from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
+from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
+
+_ESCAPED = re.compile(r"_x([0-9a-fA-F]{4})_")
+_LETTERS = re.compile(r"[A-Z]{1,3}")
+_LAYOUT = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|\d+|[A-Za-z]|(&))')
+"""Codes in headers and footers: fonts, sizes, page numbers; && is a character."""
+_EXCEL_2003 = "{urn:schemas-microsoft-com:office:spreadsheet}"
+_MAX_COLUMN = 16384
+_ROWS_TOGETHER = 1000
+
+
+def read(file: Path, notes: Notes) -> Iterator[Block]:
+    """Yield the sheets in their order, also hidden ones."""
+    if is_xml(file):
+        yield from _sheets_of_2003(file)
+        return
+    package = Package(file, notes)
+    if package.has("xl/workbook.bin"):  # xlsb
+        yield from legacy.read(file, notes, "xlsx")
+        return
+    main = package.main("sheet.main+xml", r"xl/workbook\d*\.xml")
+    workbook, relations = package.xml(main), package.relations(main)
+    if workbook is None:
+        return
+    by_kind = {relation.kind: relation.target for relation in relations.values()}
+    strings = list(_strings(package, by_kind.get("sharedStrings", "xl/sharedStrings.xml"), notes))
+    is_1904 = any(p.get("date1904") in ("1", "true") for p in workbook.iterchildren("{*}workbookPr"))
+    target = by_kind.get("styles", "")
+    styles = Styles(package.xml(target) if package.has(target) else None, is_1904=is_1904)
+    for sheet in workbook.iterfind("{*}sheets/{*}sheet"):
+        name = sheet.get("name", "")
+        relation = relations.get(sheet.get(f"{R}id", ""))
+        if relation is None or relation.external or not package.has(relation.target):
+            notes.add("the sheet is not in the file", part=name)
+            continue
+        if sheet.get("state", "visible") != "visible":
+            notes.add("the sheet is hidden", part=name)
+        yield Block(name, section=name or None)
+        yield from _Sheet(package, relation.target, strings, styles, notes).blocks()
+
+
+def _sheets_of_2003(file: Path) -> Iterator[Block]:
+    """Yield the sheets of a file that is one XML file, as Excel 2002 and 2003 write it."""
+    tree = etree.parse(file, etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True))
+    for sheet in tree.iter(f"{_EXCEL_2003}Worksheet"):
+        name = sheet.get(f"{_EXCEL_2003}Name", "")
+        yield Block(name, section=name or None)
+        lines = []
+        for row in sheet.iter(f"{_EXCEL_2003}Row"):
+            cells: list[str] = []
+            for cell in row.iterchildren(f"{_EXCEL_2003}Cell"):
+                place = cell.get(f"{_EXCEL_2003}Index", "")
+                if place.isdecimal() and len(cells) < int(place) <= _MAX_COLUMN:
+                    cells += [""] * (int(place) - 1 - len(cells))
+                data = cell.find(f"{_EXCEL_2003}Data")
+                cells.append("" if data is None else _unescaped("".join(data.itertext())).removesuffix("T00:00:00.000"))
+            lines.append("\t".join(cells).rstrip())
+        yield Block("\n".join(filter(None, lines)))
+        for comment in sheet.iter(f"{_EXCEL_2003}Comment"):
+            yield Block(f"[Comment] {' '.join(''.join(comment.itertext()).split())}")
+
+
+def _strings(package: Package, part: str, notes: Notes) -> Iterator[str]:
+    """Yield the strings that cells share."""
+    yield from (_words(item) for item in _elements(package, part, "{*}si", notes)) if package.has(part) else ()
+
+
+def _elements(package: Package, part: str, tag: str, notes: Notes) -> Iterator[Any]:
+    """Yield the elements with this tag one by one, as a sheet may be too large for memory."""
+    try:
+        with package.open(part) as stream:
+            for _, element in etree.iterparse(stream, tag=tag, huge_tree=True, recover=True, resolve_entities=False):
+                yield element
+                element.clear()
+                while element.getprevious() is not None:
+                    del element.getparent()[0]
+    except (etree.XMLSyntaxError, *DAMAGED_ENTRY) as error:
+        notes.add(f"it is damaged and may have lost text ({error})", part=part)
+
+
+def _words(item: Any) -> str:
+    """Return the text of a string, without pronunciation guides."""
+    parts = (
+        text.text or ""
+        for text in item.iter("{*}t")
+        if text.getparent() is item or not text.getparent().tag.endswith("}rPh")
+    )
+    return _unescaped("".join(parts))
+
+
+def _unescaped(text: str) -> str:
+    """Return a string without escapes of control characters, which are in words and not in the layout."""
+    text = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text) if "_x" in text else text
+    return " ".join(text.split("\n")).replace("\r", "").replace("\t", " ").strip()
+
+
+class _Sheet:
+    def __init__(self, package: Package, part: str, strings: list[str], styles: Styles, notes: Notes) -> None:
+        self._package, self._part = package, part
+        self._strings, self._styles, self._notes = strings, styles, notes
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rows, and what belongs to the sheet."""
+        relations = self._package.relations(self._part)
+        yield from self._rows()
+        for relation in relations.values():
+            if relation.external or not self._package.has(relation.target):
+                continue
+            match relation.kind:
+                case "comments" | "threadedComment":
+                    yield from map(Block, self._comments(relation.target))
+                case "drawing":
+                    tree = self._package.xml(relation.target)
+                    texts = () if tree is None else shapes(self._package, relation.target, tree, self._notes)
+                    yield from map(Block, texts)
+                case "package" | "oleObject":
+                    yield from map(Block, self._package.embedded(relation))
+        yield from self._furniture()
+
+    def _rows(self) -> Iterator[Block]:
+        """Yield the rows, of which empty ones and empty cells at the ends are dropped. Those of a sheet are one block."""
+        lines: list[str] = []
+        joined = False
+        for row in _elements(self._package, self._part, "{*}row", self._notes):
+            if line := self._row(row):
+                lines.append(line)
+            if len(lines) == _ROWS_TOGETHER:
+                yield Block(("\n" if joined else "") + "\n".join(lines), joined=joined)
+                joined, lines = True, []
+        if lines:
+            yield Block(("\n" if joined else "") + "\n".join(lines), joined=joined)
+
+    def _row(self, row: Any) -> str:
+        cells: list[str] = []
+        column = 0
+        for cell in row.iterchildren("{*}c"):
+            letters = _LETTERS.match(cell.get("r", ""))
+            column = max(column, _column(letters[0]) if letters else column)
+            text = self._cell(cell)
+            if text and column < _MAX_COLUMN:
+                cells += [""] * (column - len(cells)) + [text]
+            column += 1
+        return "\t".join(cells)
+
+    def _cell(self, cell: Any) -> str:
+        kind, value = cell.get("t", "n"), cell.findtext("{*}v")
+        if kind == "inlineStr":
+            inline = cell.find("{*}is")
+            return "" if inline is None else _words(inline)
+        if value is None:
+            formula = cell.findtext("{*}f")
+            return f"={formula}" if formula else ""
+        match kind:
+            case "s":
+                known = value.strip().isdecimal() and int(value) < len(self._strings)
+                if not known:
+                    self._notes.left_out("cells whose text is not in the file")
+                return self._strings[int(value)] if known else ""
+            case "b":
+                return "TRUE" if value.strip() in ("1", "true") else "FALSE"
+            case "str":
+                return _unescaped(value)
+            case "d" | "e":
+                return value.removesuffix("T00:00:00")
+        return shown(value, self._styles.of(cell.get("s", "")))
+
+    def _comments(self, part: str) -> Iterator[str]:
+        tree = self._package.xml(part)
+        if tree is None:
+            return
+        authors = [author.text or "" for author in tree.iter("{*}author")]
+        for comment in tree.iter("{*}comment", "{*}threadedComment"):
+            text = "".join(t.text or "" for t in comment.iter("{*}t", "{*}text")).strip()
+            # A copy of a threaded comment for old versions of Excel.
+            if text and not text.startswith("[Threaded comment]"):
+                index = comment.get("authorId", "")
+                author = authors[int(index)] if index.isdecimal() and int(index) < len(authors) else ""
+                yield f"[Comment{f' by {author}' if author else ''} on {comment.get('ref', '')}] {text}"
+
+    def _furniture(self) -> Iterator[Block]:
+        """Yield the headers and footers of printed pages, each once."""
+        seen = set[str]()
+        for part in _elements(self._package, self._part, "{*}headerFooter", self._notes):
+            for line in part:
+                text = " ".join(_LAYOUT.sub(lambda code: code[1] or " ", line.text or "").split())
+                if text and text not in seen:
+                    seen.add(text)
+                    kind = "Header" if str(line.tag).endswith("Header") else "Footer"
+                    yield Block(f"[{kind}] {text}")
+
+
+def _column(letters: str) -> int:
+    """Return the number of a column, from 0."""
+    number = 0
+    for letter in letters:
+        number = 26 * number + ord(letter) - 64
+    return number - 1

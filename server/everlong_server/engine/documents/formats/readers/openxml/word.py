@@ -1,0 +1,259 @@
+"""Reads Word files: docx, docm, dotx and dotm, after ISO/IEC 29500-1.
+
+Footnotes, endnotes and comments follow the paragraph that refers to them, headers and footers the sections that have them;
+all are marked, such as "[Footnote 1] …".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes
+from everlong_server.engine.documents.formats.readers.equations import M, linear
+from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
+from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
+from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, W
+from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
+
+_PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk"))
+_CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
+# Copies of text for old programs, pronunciation guides, and properties.
+_NO_TEXT = {W + name for name in ("pPr", "rPr", "rt", "instrText", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
+_HEX = re.compile("[0-9a-fA-F]{1,4}")
+_MOVED = {f"{W}del", f"{W}moveFrom"}
+_ANNOTATIONS = {"footnoteReference": "Footnote", "endnoteReference": "Endnote", "commentReference": "Comment"}
+
+
+def read(file: Path, notes: Notes) -> Iterator[Block]:
+    """Yield the paragraphs and tables of the file. Each heading begins a section."""
+    package = Package(file, notes)
+    yield from _Document(package, package.main("wordprocessingml.", r"word/document\d*\.xml"), notes).blocks()
+
+
+class _Document:
+    def __init__(self, package: Package, part: str, notes: Notes) -> None:
+        self._package = package
+        self._notes = notes
+        self._relations = package.relations(part)
+        self._body = package.xml(part)
+        styles = self._part("styles")
+        self._headings = _heading_styles(styles)
+        self._numbering = Numbering(self._part("numbering"), styles)
+        self._annotations = {
+            kind: self._annotations_in(f"{kind.lower()}s", kind) for kind in ("Footnote", "Endnote", "Comment")
+        }
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._pending: list[tuple[str, str]] = []
+        """Kind and id of the annotations that the current paragraph refers to."""
+        self._objects: list[str] = []
+        """Relationships of the files that are embedded in the current paragraph."""
+        self._shown = set[str]()
+        """Headers and footers that were written; most sections repeat them."""
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the document."""
+        if self._body is None:
+            return
+        sections = list(self._body.iter(f"{W}sectPr"))
+        yield from self._furniture(sections[:1], "header")
+        for block in _outermost(self._body, _PARAGRAPH, _TABLE, _CHUNK):
+            if block.tag == _CHUNK:
+                yield from self._chunk(block)
+                continue
+            text = self._block(block).strip()
+            yield Block(text, section=" ".join(text.split()) if text and self._is_heading(block) else None)
+            yield from self._annotation_blocks()
+            if block.tag == _PARAGRAPH and len(sections) > 1 and block.find(f"{W}pPr/{W}sectPr") is not None:
+                yield from self._furniture([sections.pop(0)], "footer")
+                yield from self._furniture(sections[:1], "header")
+        yield from self._furniture(sections[:1], "footer")
+        self._pending += [
+            (kind, id) for kind, all in self._annotations.items() for id in all if (kind, id) not in self._numbers
+        ]
+        yield from self._annotation_blocks()
+
+    # Parts beside the main one
+
+    def _part(self, kind: str) -> Any:
+        """Return the tree of the part that is related by `kind`; None if there is none."""
+        part = next((r.target for r in self._relations.values() if r.kind == kind and not r.external), None)
+        return None if part is None else self._package.xml(part)
+
+    def _is_heading(self, block: Any) -> bool:
+        style = block.find(f"{W}pPr/{W}pStyle")
+        return block.tag == _PARAGRAPH and style is not None and style.get(f"{W}val") in self._headings
+
+    def _annotations_in(self, part: str, kind: str) -> dict[str, Any]:
+        """Return the footnotes, endnotes or comments of the file by their id. Separators are none."""
+        tree = self._part(part)
+        found = () if tree is None else tree.iter(f"{W}{kind.lower()}")
+        return {note.get(f"{W}id", ""): note for note in found if note.get(f"{W}type", "normal") == "normal"}
+
+    def _annotation_blocks(self) -> Iterator[Block]:
+        """Yield the annotations that the last block refers to, those that they refer to, and embedded files."""
+        while self._pending:
+            kind, id = self._pending.pop(0)
+            note = self._annotations[kind].get(id)
+            if note is None:
+                self._notes.add(f"the text refers to it, but the file does not contain it: {kind.lower()} {id}")
+                continue
+            self._numbers.setdefault((kind, id), self._next_number(kind))
+            text = "\n".join(self._block(block) for block in _outermost(note, _PARAGRAPH, _TABLE)).strip()
+            author = note.get(f"{W}author")
+            label = f"Comment by {author}" if author else f"{kind} {self._numbers[kind, id]}"
+            if text:
+                self._notes.add(f"{kind.lower()}s follow the paragraphs that refer to them")
+                yield Block(f"[{label}] {text}")
+        objects, self._objects = self._objects, []
+        for id in objects:
+            yield from map(Block, self._package.embedded(self._relations.get(id)))
+
+    def _next_number(self, kind: str) -> int:
+        return 1 + sum(other == kind for other, _ in self._numbers)
+
+    def _furniture(self, sections: list[Any], kind: str) -> Iterator[Block]:
+        """Yield the headers or footers of a section that no section before it has."""
+        for reference in (r for section in sections for r in section.iter(f"{W}{kind}Reference")):
+            relation = self._relations.get(reference.get(f"{R}id", ""))
+            tree = None if relation is None else self._package.xml(relation.target)
+            blocks = () if tree is None else _outermost(tree, _PARAGRAPH, _TABLE)
+            text = "\n".join(filter(None, (self._block(block).strip() for block in blocks)))
+            if text and text not in self._shown:
+                self._shown.add(text)
+                yield Block(f"[{kind.capitalize()}] {text}")
+
+    def _chunk(self, chunk: Any) -> Iterator[Block]:
+        """Yield a file of another format that the document includes at this place."""
+        relation = self._relations.get(chunk.get(f"{R}id", ""))
+        if relation is None or relation.external:
+            self._notes.add("the document includes a part that the file does not contain")
+        elif (data := self._package.read(relation.target)) is not None:
+            yield from self._notes.nested(data, relation.target)
+
+    # Text
+
+    def _block(self, block: Any) -> str:
+        """Return the text of a paragraph, a table or a cell."""
+        if block.tag == _TABLE:
+            rows = _outermost(block, _ROW)
+            return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
+        if block.tag == _CELL:
+            return "\n".join(self._block(inner) for inner in _outermost(block, _PARAGRAPH, _TABLE)).strip()
+        number, text = self._numbering.of(block), "".join(self._inline(part) for part in block)
+        return f"{number} {text}" if number and text.strip() else text
+
+    def _inline(self, part: Any) -> str:
+        """Return the text of an element inside a paragraph."""
+        tag = part.tag
+        if not isinstance(tag, str) or tag in _NO_TEXT:
+            return ""
+        if tag in _MOVED:
+            self._notes.left_out("deleted passages (tracked changes)")
+            return ""
+        if tag in (_PARAGRAPH, _TABLE):  # of a text box
+            return f"\n{self._block(part)}\n"
+        if tag in (f"{M}oMath", f"{M}oMathPara"):
+            return linear(part)
+        match tag.removeprefix(W):
+            case "t":
+                return self._letters(part)
+            case "sym":
+                code = part.get(f"{W}char", "")
+                return self._symbol(part.get(f"{W}font", ""), int(code, 16)) if _HEX.fullmatch(code) else ""
+            case "footnoteReference" | "endnoteReference" | "commentReference" as name:
+                return self._reference(_ANNOTATIONS[name], part)
+            case "ffData":
+                return _legacy_control(part)
+            case "r" if part.find(f"{W}rPr/{W}vanish") is not None and _is_on(part.find(f"{W}rPr/{W}vanish")):
+                self._notes.left_out("passages that the file hides")
+                return ""
+            case "object":
+                self._objects += [each.get(f"{R}id", "") for each in part.iter("{*}OLEObject")] or [""]
+            case "drawing" | "pict":
+                return self._drawing(part)
+            case name if name in _CHARACTERS:
+                return _CHARACTERS[name]
+        return "".join(self._inline(child) for child in part)
+
+    def _letters(self, text: Any) -> str:
+        fonts = text.getparent().find(f"{W}rPr/{W}rFonts")
+        font = "" if fonts is None else fonts.get(f"{W}ascii", "")
+        letters = text.text or ""
+        if is_symbol_font(font):
+            return "".join(self._symbol(font, ord(c)) if "\ue000" <= c <= "\uf8ff" else c for c in letters)
+        return letters
+
+    def _symbol(self, font: str, code: int) -> str:
+        found = character(font, code)
+        if found is None:
+            self._notes.left_out(f"symbols of the font {font[:40]}")
+        return found or ""
+
+    def _reference(self, kind: str, reference: Any) -> str:
+        id = reference.get(f"{W}id", "")
+        number = self._numbers.setdefault((kind, id), self._next_number(kind))
+        self._pending.append((kind, id))
+        # The mark of a comment would part the words that it is on.
+        return "" if kind == "Comment" or reference.get(f"{W}customMarkFollows") else f"[{number}]"
+
+    def _drawing(self, drawing: Any) -> str:
+        """Return the description of a picture, the words of a diagram and of text boxes."""
+        words = [text for art in drawing.iter("{*}textpath") if (text := art.get("string", "").strip())]
+        words += [
+            f"[{' '.join(description.split())}]"
+            for shape in drawing.iter("{*}docPr", "{urn:schemas-microsoft-com:vml}shape")
+            if (description := shape.get("descr") or shape.get("alt", "")).strip()
+        ]
+        pictures = sum(1 for _ in drawing.iter("{*}blip", "{*}imagedata"))
+        self._notes.left_out("pictures without a description", max(0, pictures - len(words)))
+        for chart in drawing.iter("{*}chart"):
+            relation = self._relations.get(chart.get(f"{R}id", ""))
+            tree = None if relation is None or relation.external else self._package.xml(relation.target)
+            words.append("" if tree is None else chart_text(tree))
+        for diagram in drawing.iter("{*}relIds"):
+            relation = self._relations.get(diagram.get(f"{R}dm", ""))
+            tree = None if relation is None else self._package.xml(relation.target)
+            words += () if tree is None else ("".join(p.itertext(f"{A}t")) for p in tree.iter(f"{A}p"))
+        boxes = "".join(self._inline(child) for child in drawing)
+        return "\n".join(filter(None, words)) + boxes
+
+
+def _heading_styles(styles: Any) -> set[str]:
+    """Return the ids of the styles of headings and titles. `styles`: the tree of the part, or None."""
+    named = {} if styles is None else {
+        style.get(f"{W}styleId", ""): style.find(f"{W}name") for style in styles.iter(f"{W}style")
+    }  # fmt: skip
+    return {
+        id
+        for id, name in named.items()
+        if name is not None and name.get(f"{W}val", "").lower().startswith(("heading", "title"))
+    }
+
+
+def _legacy_control(data: Any) -> str:
+    """Return the state of a check box or a list of the forms of Word 97 to 2003. The text of their fields is in the paragraph."""
+    box = data.find(f"{W}checkBox")
+    if box is not None:
+        state = box.find(f"{W}checked")
+        state = box.find(f"{W}default") if state is None else state
+        return "[x]" if state is not None and _is_on(state) else "[ ]"
+    options = data.findall(f"{W}ddList/{W}listEntry")
+    chosen = data.find(f"{W}ddList/{W}result")
+    index = chosen.get(f"{W}val", "0") if chosen is not None else "0"
+    return options[int(index)].get(f"{W}val", "") if index.isdecimal() and int(index) < len(options) else ""
+
+
+def _is_on(switch: Any) -> bool:
+    return switch.get(f"{W}val", "1") not in ("0", "false", "off")
+
+
+def _outermost(parent: Any, *tags: str) -> Iterator[Any]:
+    """Yield the outermost descendants of `parent` with these tags, whatever elements they are in: fields, controls, insertions."""
+    for child in parent:
+        if child.tag in tags:
+            yield child
+        elif child.tag not in _NO_TEXT and child.tag not in _MOVED:
+            yield from _outermost(child, *tags)

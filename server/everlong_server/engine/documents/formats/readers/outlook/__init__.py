@@ -1,0 +1,1 @@
+"""Readers of Outlook messages: msg files and winmail.dat."""

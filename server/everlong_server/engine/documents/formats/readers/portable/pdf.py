@@ -1,0 +1,109 @@
+"""Reads PDF: the text of each page, and after it the values of its form fields and its comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pypdfium2
+from pypdfium2 import raw
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.hyphens import join_hyphens
+from everlong_server.engine.documents.formats.readers.portable.annotations import annotation_text, attached_files
+from everlong_server.engine.documents.formats.readers.portable.columns import column_text
+from everlong_server.engine.documents.formats.recognition import MAX_SIDE
+
+_CATALOG = re.compile(rb"(\d+ \d+) obj\b[^>]{0,200}?/Type\s*/Catalog\b")
+_STAMP = 200
+"""Characters that scanners and fax machines may put on a page that is a picture otherwise."""
+_COVERED = 0.5
+"""Share of the page that pictures cover then."""
+_DOTS = 200 / 72
+"""Pixels per point, for text recognition."""
+
+
+def read(file: Path, notes: Notes) -> Iterator[Block]:
+    """Yield the pages of the file."""
+    document = _opened(file, notes)
+    if document.get_formtype() != raw.FORMTYPE_NONE:
+        document.init_forms()
+        if document.get_formtype() != raw.FORMTYPE_ACRO_FORM:
+            notes.add("it has an XFA form, whose values may be missing")
+    for number in range(1, len(document) + 1):
+        try:
+            page = document[number - 1]
+        except pypdfium2.PdfiumError:
+            notes.add("the page is damaged and was left out", page=number)
+            continue
+        label = document.get_page_label(number - 1)
+        text = _page(page, number, notes)
+        files = list(attached_files(page))
+        extra = annotation_text(document, number - 1, page, notes)
+        printed = f"page {label}" if label and label != str(number) else None
+        yield Block("\n\n".join(filter(None, (text, extra))), page=number, section=printed)
+        page.close()
+        for name, data in files:
+            yield from notes.nested(data, name, "Attached file")
+    for index in range(document.count_attachments()):
+        attached = document.get_attachment(index)
+        try:
+            data = bytes(attached.get_data())
+        except pypdfium2.PdfiumError:
+            notes.add("it is damaged and was left out", part=attached.get_name())
+            continue
+        yield from notes.nested(data, attached.get_name() or "attachment", "Attached file")
+
+
+def _opened(file: Path, notes: Notes) -> Any:
+    """Open the file, and search for its catalog if its end, which names it, is missing."""
+    try:
+        return pypdfium2.PdfDocument(file)
+    except pypdfium2.PdfiumError as error:
+        if "password" in str(error).lower():
+            raise Unreadable("the PDF cannot be read: it is encrypted: upload it without a password") from None
+    data = file.read_bytes()
+    catalog = _CATALOG.search(data)
+    try:
+        if catalog is None:
+            raise pypdfium2.PdfiumError("it has no catalog")
+        document = pypdfium2.PdfDocument(data + b"\nendobj\ntrailer << /Root " + catalog[1] + b" R >>\n%%EOF\n")
+    except pypdfium2.PdfiumError:
+        raise Unreadable("the PDF cannot be read: it is damaged") from None
+    notes.add("the end of the file is missing; what was found before it was read")
+    return document
+
+
+def _page(page: Any, number: int, notes: Notes) -> str:
+    textpage = page.get_textpage()
+    text = column_text(textpage)
+    if text is None:
+        text = textpage.get_text_range()
+    else:
+        notes.add("two columns that the file mixes line by line were put one after the other", page=number)
+    text = join_hyphens(text.replace("\r\n", "\n")).replace("\ufffe", "-").strip()
+    if unknown := text.count("\ufffd"):
+        notes.add(f"{unknown} characters have no Unicode value in the file", page=number)
+    pictures = list(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=4))
+    if pictures and (not text or (len(text) < _STAMP and _covered(page, pictures) >= _COVERED)):
+        recognised = notes.recognised(lambda: _picture(page), page=number)
+        # What was recognised includes the few words that the file has as text, perhaps with faults.
+        text = recognised if len(recognised) > 2 * len(text) else text
+    elif text:
+        notes.left_out("pictures", len(pictures))
+    elif any(True for _ in page.get_objects(max_depth=1)) and not raw.FPDFPage_GetAnnotCount(page):
+        notes.add("the page has drawings and no text", page=number)
+    return text
+
+
+def _covered(page: Any, pictures: Sequence[Any]) -> float:
+    """Return the share of the page that the largest picture covers."""
+    areas = [(right - left) * (top - bottom) for left, bottom, right, top in (each.get_bounds() for each in pictures)]
+    return max(areas) / (page.get_width() * page.get_height())
+
+
+def _picture(page: Any) -> Any:
+    scale = min(_DOTS, MAX_SIDE / max(page.get_size()))
+    return page.render(scale=scale).to_pil()

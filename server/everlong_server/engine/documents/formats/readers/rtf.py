@@ -1,0 +1,361 @@
+"""Reads RTF (version 1.9.1): paragraphs, tables, notes, headers and text boxes.
+
+Footnotes and comments follow the paragraph that refers to them, footers the text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes
+from everlong_server.engine.documents.formats.readers.html import render
+from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
+
+_TOKEN = re.compile(
+    rb"\\(?P<word>[a-zA-Z]{1,32})(?P<number>-?\d{1,10})? ?|\\'(?P<hex>[0-9a-fA-F]{2})|\\(?P<sign>[^a-zA-Z])"
+    rb"|(?P<brace>[{}])|[\r\n\0]+|(?P<text>[^\\{}\r\n\0]+)|\\",
+    re.DOTALL,
+)
+_CHARACTERS = {
+    "tab": "\t", "line": "\n", "lbr": "\n", "emdash": "—", "endash": "–", "bullet": "•", "lquote": "‘", "rquote": "’",
+    "ldblquote": "“", "rdblquote": "”", "emspace": " ", "enspace": " ", "qmspace": " ", "nestcell": "\t", "nestrow": "\n",
+}  # fmt: skip
+_SIGNS = {
+    b"~": "\N{NO-BREAK SPACE}", b"_": "\N{NON-BREAKING HYPHEN}", b"-": "", b"{": "{", b"}": "}", b"\\": "\\",
+    b"\t": "\t", b":": "",
+}  # fmt: skip
+_CHARSETS = {
+    77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
+    163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
+}  # fmt: skip
+_SYSTEMS = {"mac": "mac_roman", "pc": "cp437", "pca": "cp850"}
+_PROPERTIES = {"fonttbl", "stylesheet"}
+_UNSEEN = {"v": "passages that the file hides", "deleted": "deleted passages (tracked changes)", "plain": ""}
+_NOTES = {"footnote": "Footnote", "annotation": "Comment"}
+_FURNITURE = {"header", "headerl", "headerr", "headerf", "footer", "footerl", "footerr", "footerf"}
+_WORDS = {*_NOTES, *_FURNITURE, "shptxt", "dptxbxtext", "atnauthor", "sn", "sv", "htmltag", "objdata"}
+"""Destinations whose text is collected."""
+_TRANSPARENT = {
+    "ud", "shppict", "nesttableprops", "moMath", "moMathPara", "mmath", "mr", "shp", "result", "fldrslt", "field", "shpgrp",
+}  # fmt: skip
+_QUIET = {"shpinst", "do", "upr", "pict", "picprop", "sp", "object", "nesttableprops"}
+"""Destinations without text of their own; those inside them may have some."""
+_SILENT = {
+    "shprslt", "nonshppict", "nonesttables", "colortbl", "info", "fldinst", "listtable", "listoverridetable", "revtbl", "rsidtbl",
+    "filetbl", "bkmkstart", "bkmkend", "pn", "tc", "xe", "template", "datafield", "mmathPr", "formfield", "atnid",
+}  # fmt: skip
+_DESCRIPTIONS = ("wzDescription", "gtextUNICODE")
+"""Properties of shapes that are words: a picture's description, and the text of WordArt."""
+
+
+@dataclass(slots=True)
+class _Sink:
+    """The text of one destination."""
+
+    kind: str
+    parts: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Return the text, with pairs of surrogates joined."""
+        text = "".join(self.parts)
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a group inherits. `listens`: whether text is collected; `silent`: whether inner destinations are, too."""
+
+    sink: _Sink
+    listens: bool = True
+    silent: bool = False
+    skip: int = 1
+    font: int = -1
+    hidden: str = ""
+    in_table: bool = False
+    markup: bool = False
+    properties: str = ""
+
+
+def read(file: Path, notes: Notes) -> Iterator[Block]:
+    """Yield the paragraphs and tables of the file. A heading begins a section."""
+    yield from blocks_of(file.read_bytes(), notes)
+
+
+def blocks_of(data: bytes, notes: Notes) -> Iterator[Block]:
+    """Yield the blocks of RTF; of HTML inside RTF, as in e-mail, those of the HTML."""
+    yield from _Reader(data, notes).blocks()
+
+
+class _Reader:
+    def __init__(self, data: bytes, notes: Notes) -> None:
+        self._data = data
+        self._notes = notes
+        self._body = _Sink("body")
+        self._state = _State(self._body)
+        self._stack: list[_State] = []
+        self._codec = "cp1252"
+        self._fonts: dict[int, tuple[str, str]] = {}
+        """Name and encoding of each font."""
+        self._levels: dict[int, int] = {}
+        self._style = self._level = -1
+        self._is_html = b"\\fromhtml1" in data[:4096]
+        self._bytes = bytearray()
+        self._skipping = 0
+        self._starred = False
+        self._cells: list[str] = []
+        self._in_table = False
+        self._pending: list[Block] = []
+        self._footers: dict[str, None] = {}
+        self._shown = set[str]()
+        self._count = 0
+        self._author = self._property = ""
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the text."""
+        place = 0
+        while match := _TOKEN.match(self._data, place):
+            place = match.end()
+            if match["text"] is not None:
+                self._text(match["text"])
+            elif match["hex"] is not None:
+                self._text(bytes([int(match["hex"], 16)]))
+            elif match["brace"] is not None:
+                self._flush()
+                self._skipping = 0
+                yield from self._group(is_open=match["brace"] == b"{")
+            elif match["sign"] is not None:
+                yield from self._sign(match["sign"])
+            elif match["word"] is not None:
+                number = None if match["number"] is None else int(match["number"])
+                word = match["word"].decode()
+                if word == "bin":
+                    place += max(0, number or 0)
+                else:
+                    yield from self._word(word, number)
+        self._flush()
+        while self._stack:
+            yield from self._group(is_open=False)
+        yield from self._row() if self._cells else ()
+        if self._is_html:
+            yield from render(self._body.text(), self._notes)
+        else:
+            yield from self._paragraph()
+            yield from (Block(f"[Footer] {text}") for text in self._footers)
+
+    # Tokens
+
+    def _sign(self, sign: bytes) -> Iterator[Block]:
+        if sign == b"*":
+            self._starred = True
+        elif sign in b"\r\n":
+            yield from self._word("par", None)
+        elif self._skipping:
+            self._skipping -= 1
+        else:
+            self._add(_SIGNS.get(sign, ""))
+
+    def _text(self, data: bytes) -> None:
+        """Collect bytes of the current font's encoding."""
+        dropped, self._skipping = min(self._skipping, len(data)), max(0, self._skipping - len(data))
+        if self._state.properties == "fonttbl":
+            name, codec = self._fonts.get(self._state.font, ("", ""))
+            self._fonts[self._state.font] = name + data.decode("latin-1"), codec
+        elif self._state.hidden and data.strip():
+            self._notes.left_out(self._state.hidden)
+        elif self._state.listens:
+            self._bytes += data[dropped:]
+
+    def _flush(self) -> None:
+        """Decode the collected bytes."""
+        data, self._bytes = bytes(self._bytes), bytearray()
+        if not data or not self._state.listens:
+            return
+        name, codec = self._fonts.get(self._state.font, ("", ""))
+        name = name.rstrip(";").strip()
+        if is_symbol_font(name) and self._state.sink.kind not in ("sn", "sv"):
+            self._add("".join(character(name, code) or "" for code in data))
+        else:
+            self._add(data.decode(codec or self._codec, "replace"))
+
+    def _add(self, text: str) -> None:
+        self._flush()
+        state = self._state
+        if state.listens and not state.hidden and not state.markup:
+            plain = self._is_html and state.sink.kind == "body"
+            state.sink.parts.append(escape(text, quote=False) if plain else text)
+
+    def _group(self, *, is_open: bool) -> Iterator[Block]:
+        if is_open:
+            self._stack.append(self._state)
+        elif self._stack:
+            state, self._state = self._state, self._stack.pop()
+            if state.sink is not self._state.sink:
+                yield from self._finish(state.sink)
+        self._starred = False
+
+    def _word(self, word: str, number: int | None) -> Iterator[Block]:
+        starred, self._starred = self._starred, False
+        value = 1 if number is None else number
+        state = self._state
+        if word == "u":
+            if state.listens:
+                self._flush()
+                self._add(self._unicode(value & 0xFFFF))
+            else:
+                self._flush()
+            self._skipping = state.skip
+            return
+        if self._skipping and word in _CHARACTERS:
+            self._skipping -= 1
+            return
+        self._flush()
+        if word in _WORDS or word in _QUIET or word in _SILENT or word in _PROPERTIES:
+            self._begin(word)
+        elif starred and word not in _TRANSPARENT:
+            self._state = replace(state, listens=False, silent=True)
+        elif word == "ud":
+            self._state = replace(state, listens=not state.silent)
+        elif word in _CHARACTERS:
+            self._add(_CHARACTERS[word])
+        elif word in ("par", "sect", "page", "column", "row", "cell"):
+            yield from self._end(word)
+        else:
+            self._set(word, value)
+
+    def _unicode(self, code: int) -> str:
+        name = self._fonts.get(self._state.font, ("", ""))[0].rstrip(";").strip()
+        return (character(name, code) or "") if 0xF000 <= code <= 0xF0FF and is_symbol_font(name) else chr(code)
+
+    def _set(self, word: str, value: int) -> None:
+        """Apply a control word that changes a property."""
+        state = self._state
+        match word:
+            case "uc":
+                self._state = replace(state, skip=min(max(value, 0), 9))
+            case "f":
+                self._state = replace(state, font=value)
+            case "fcharset" | "cpg" if state.properties == "fonttbl":
+                codec = _CHARSETS.get(value, "") if word == "fcharset" else _codec(value)
+                self._fonts[state.font] = self._fonts.get(state.font, ("", ""))[0], codec
+            case "ansicpg":
+                self._codec = _codec(value)
+            case _ if word in _SYSTEMS:
+                self._codec = _SYSTEMS[word]
+            case _ if word in _UNSEEN:
+                self._state = replace(state, hidden=_UNSEEN[word] if value else "")
+            case "pard":
+                self._level = self._style = -1
+                self._state = replace(state, in_table=False)
+            case "intbl":
+                self._state = replace(state, in_table=True)
+            case "htmlrtf":
+                self._state = replace(state, markup=bool(value))
+            case "s":
+                self._style = value
+            case "outlinelevel" if state.properties == "stylesheet":
+                self._levels[self._style] = value
+            case "outlinelevel":
+                self._level = value
+
+    # Destinations
+
+    def _begin(self, word: str) -> None:
+        """Begin a destination, which ends with its group."""
+        state = self._state
+        if state.silent:
+            return
+        if word in _SILENT:
+            self._state = replace(state, listens=False, silent=True)
+        elif word in _PROPERTIES:
+            self._state = replace(state, listens=False, properties=word)
+        elif word in _QUIET:
+            self._state = replace(state, listens=False)
+            if word in ("pict", "object"):
+                self._notes.left_out("pictures" if word == "pict" else "embedded objects")
+        else:
+            self._state = replace(state, sink=_Sink(word), listens=True, hidden="", markup=False)
+
+    def _finish(self, sink: _Sink) -> Iterator[Block]:
+        """Use the text of a destination that has ended."""
+        text, outer = sink.text().strip(), self._state.sink
+        match sink.kind:
+            case "htmltag":
+                outer.parts.append(sink.text())
+            case "sn":
+                self._property = text
+            case "sv":
+                if self._property in _DESCRIPTIONS and text:
+                    self._body.parts.append(f"[{' '.join(text.split())}]")
+            case "atnauthor":
+                self._author = text
+            case "annotation" if text:
+                label = f"Comment by {self._author}" if self._author else "Comment"
+                self._pending.append(Block(f"[{label}] {text}"))
+                self._author = ""
+            case "footnote":
+                self._count += 1
+                outer.parts.append(f"[{self._count}]")
+                self._notes.add("footnotes follow the paragraphs that refer to them")
+                self._pending.append(Block(f"[Footnote {self._count}] {text}"))
+            case "shptxt" | "dptxbxtext":
+                outer.parts.append(f"\n{text}\n")
+            case kind if kind in _FURNITURE and text and text not in self._shown:
+                self._shown.add(text)
+                if kind.startswith("header"):
+                    yield Block(f"[Header] {text}")
+                else:
+                    self._footers[text] = None
+
+    # Paragraphs
+
+    def _end(self, word: str) -> Iterator[Block]:
+        """End a paragraph, a cell or a row."""
+        state = self._state
+        if not state.listens or state.markup:
+            return
+        if self._is_html or state.sink is not self._body:
+            state.sink.parts.append("\n")
+        elif word == "cell":
+            self._cells.append(self._taken())
+        elif word == "row":
+            yield from self._row()
+        elif state.in_table and word == "par":
+            self._body.parts.append("\n")
+        else:
+            yield from self._paragraph()
+
+    def _taken(self) -> str:
+        text = self._body.text().strip()
+        self._body.parts.clear()
+        return text
+
+    def _row(self) -> Iterator[Block]:
+        cells, self._cells = self._cells, []
+        line = "\t".join(cells).rstrip()
+        yield Block(f"\n{line}" if self._in_table and line else line, joined=self._in_table)
+        self._in_table = not self._pending
+        yield from self._notes_on_it()
+
+    def _paragraph(self) -> Iterator[Block]:
+        text = self._taken()
+        self._in_table = False
+        level = self._level if self._level >= 0 else self._levels.get(self._style, -1)
+        yield Block(text, section=" ".join(text.split()) if text and 0 <= level < 9 else None)
+        yield from self._notes_on_it()
+
+    def _notes_on_it(self) -> Iterator[Block]:
+        pending, self._pending = self._pending, []
+        yield from pending
+
+
+def _codec(page: int) -> str:
+    name = {65001: "utf-8", 10000: "mac_roman", 936: "gb18030"}.get(page, f"cp{page}")
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        return "cp1252"

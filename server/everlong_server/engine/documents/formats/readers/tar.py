@@ -1,0 +1,50 @@
+"""Reads tar archives, compressed or not, and single compressed files (gzip, bzip2, xz)."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.readers.archive import MAX_FILES, is_of_system
+
+_MAX_BYTES = 256 << 20
+"""Unpacked bytes of one file that are read."""
+_DAMAGED = (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error, ValueError)
+
+
+def read(file: Path, notes: Notes) -> Iterator[Block]:
+    """Yield the files of the archive in its order, or the one file that is compressed."""
+    if not tarfile.is_tarfile(file):
+        yield from _single(file, notes)
+        return
+    with tarfile.open(file) as packed:
+        count = 0
+        try:
+            for entry in packed:
+                if not entry.isfile() or is_of_system(entry.name):
+                    continue
+                count += 1
+                stream = packed.extractfile(entry) if count <= MAX_FILES else None
+                if stream is not None:
+                    yield from notes.nested(stream.read(_MAX_BYTES), entry.name, "File")
+        except _DAMAGED as error:
+            notes.add(f"the archive is damaged; what follows was left out ({error})")
+        notes.left_out(f"files after the first {MAX_FILES}", max(0, count - MAX_FILES))
+
+
+def _single(file: Path, notes: Notes) -> Iterator[Block]:
+    for opener in (gzip.open, bz2.open, lzma.open):
+        try:
+            with opener(file, "rb") as stream:
+                data = stream.read(_MAX_BYTES)
+        except _DAMAGED:
+            continue
+        yield from notes.nested(data, "the compressed file")
+        return
+    raise Unreadable("the file cannot be read: it is damaged")

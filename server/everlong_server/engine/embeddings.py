@@ -1,0 +1,135 @@
+"""`TextEmbeddings`: vectors of the texts in a request, by the embedder of the search.
+
+A request is computed in slices, on a thread of its own: requests take turns, and neither the event loop nor the search waits for
+2,048 texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlong_models.freed_memory import release_memory
+from everlong_models.text.embedder import Embedder, Pieces
+from everlong_server.engine.device.engine import Engine
+from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.observability.metrics import Metrics
+from everlong_server.pools import LOW_PRIORITY, Pool
+from everlong_server.store.tenants.quota import Quota
+
+Floats = NDArray[np.float32]
+
+MAX_TEXT_TOKENS = 8192
+"""Tokens of one text, at most, as with OpenAI's models."""
+_TEXTS_AT_ONCE = 64
+_ROWS, _TOKENS = 32, 2048
+"""Size of a slice, at most: rows, and tokens with their padding."""
+_MANY_TOKENS = 16_384
+_POOL = Pool("everlong-embeddings", 1, niceness=LOW_PRIORITY)
+
+
+@dataclass(slots=True)
+class EmbeddedTexts:
+    """`rows`: for each text the vectors of its pieces, [pieces, dimension]. `weights`: the number of tokens of each piece."""
+
+    rows: list[Floats] = field(default_factory=list)
+    weights: list[list[int]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all texts."""
+        return sum(map(sum, self.weights))
+
+    def means(self) -> Floats:
+        """Return a vector of length 1 for each text, [texts, dimension]: the mean of its pieces, weighted by their tokens."""
+        means = np.stack([
+            np.average(rows, axis=0, weights=weights) for rows, weights in zip(self.rows, self.weights, strict=True)
+        ])  # fmt: skip
+        return shortened(means.astype(np.float32), means.shape[1])
+
+
+def shortened(vectors: Floats, dimensions: int) -> Floats:
+    """Return the first `dimensions` components of each vector, scaled to length 1."""
+    cut = vectors[:, :dimensions]
+    scaled: Floats = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return scaled
+
+
+class TextEmbeddings:
+    """Embeds texts for one tenant."""
+
+    def __init__(self, embedder: Embedder | None, engine: Engine, quota: Quota, metrics: Metrics) -> None:
+        self._embedder = embedder
+        self._engine = engine
+        self._quota = quota
+        self._metrics = metrics
+
+    def require_model(self, name: str) -> Embedder:
+        """Return the embedder, which a request calls `name`. Raises `NotFound`."""
+        if self._embedder is None:
+            raise NotFound(
+                f"no model {name[:64]!r}: this server has no embedding model (EVERLONG_EMBEDDINGS, EVERLONG_RECALL_PASSAGES)",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        if name != self._embedder.name:
+            raise NotFound(
+                f"no embedding model {name[:64]!r}; this server has {self._embedder.name!r}",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return self._embedder
+
+    async def embed(self, embedder: Embedder, texts: Sequence[tuple[str, str]]) -> EmbeddedTexts:
+        """Return the vectors of texts, each given as the name of its field and the text.
+
+        Counts as one of the tenant's answers, and towards its tokens. Raises `InvalidRequest` for a text of too many tokens,
+        `Overloaded`, `Unavailable` and `RateLimited`.
+        """
+        with self._engine.admit():
+            async with self._quota.stream(self._engine.typical_seconds) as cost:
+                pieces = await self._split(embedder, texts)
+                rows = [row for each in pieces for row in each.rows]
+                found = np.zeros((len(rows), embedder.dimension), np.float32)
+                for slice in _slices(rows):
+                    chosen = [rows[n] for n in slice]
+                    found[slice] = await _POOL.run(embedder.embed_rows, chosen)
+                    tokens = sum(map(len, chosen))
+                    cost.tokens += tokens
+                    self._metrics.tokens_embedded.inc(tokens)
+                if cost.tokens > _MANY_TOKENS:
+                    await _POOL.run(release_memory)
+        embedded, first = EmbeddedTexts(), 0
+        for each in pieces:
+            embedded.rows.append(found[first : first + len(each.rows)])
+            embedded.weights.append([len(row) for row in each.rows])
+            first += len(each.rows)
+        return embedded
+
+    async def _split(self, embedder: Embedder, texts: Sequence[tuple[str, str]]) -> list[Pieces]:
+        """Return the tokens of each text. Raises `InvalidRequest`."""
+        pieces: list[Pieces] = []
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            batch = texts[start : start + _TEXTS_AT_ONCE]
+            for (name, _), each in zip(
+                batch, await _POOL.run(embedder.split, [text for _, text in batch]), strict=True
+            ):
+                if each.tokens > MAX_TEXT_TOKENS:
+                    raise InvalidRequest(
+                        f"{name} has {each.tokens} tokens, the limit is {MAX_TEXT_TOKENS}: split it", param=name
+                    )
+                pieces.append(each)
+        return pieces
+
+
+def _slices(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Yield the numbers of the rows in slices, shortest rows first, so that a slice needs little padding."""
+    slice: list[int] = []
+    for n in sorted(range(len(rows)), key=lambda n: len(rows[n])):
+        if slice and (len(slice) == _ROWS or (len(slice) + 1) * len(rows[n]) > _TOKENS):
+            yield slice
+            slice = []
+        slice.append(n)
+    if slice:
+        yield slice

@@ -1,0 +1,136 @@
+"""Chooses the passages for a query from their ranking: whether any is about it, and whether the query is about the whole text.
+
+If the text holds the answer in some place, passages there stand out in the scores. A question about the whole text ("What is this
+about?", "List the characters") is nearer in meaning to a question of that kind than to any passage. Its passages cover the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+
+import numpy as np
+
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.ranking import Floats, Indexed, Ints, Ranking
+
+WHOLE = ("What is the text about?", "Summarise the text.", "Who are the characters?")
+"""What a question about a whole text means. The nearest of these competes with the passages for the query."""
+
+# Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
+_SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3
+"""A passage with this cosine is about the query by itself, or together with `_MIN_SHARE` of its words: of a question, of a remark."""
+_MIN_SHARE, _SURE_SHARE = 0.25, 0.5
+"""Share of the query's words that a passage about it has; by words alone, and to be sure of a question."""
+_RELATIVE_COSINE, _RELATIVE_WORDS = 0.5, 0.3
+"""Share of the best passage's cosine or BM25 score that every chosen passage must have."""
+_WHOLE = 0.4
+"""Cosine with one of `WHOLE` from which a query can be about the whole text. Below it are greetings and questions about nothing in
+the text, which are near to neither. Chosen on questions about 15 books and articles, SQuAD and FairytaleQA (lab notes)."""
+_PLAIN, _REMARK = 0.6, 0.8
+"""By words alone, best BM25 score ÷ that of one word that a single passage has. Below `_PLAIN`, the query is about the whole text, and
+a remark below `_REMARK` is small talk."""
+_SHORT_TEXT = 24
+"""Passages of a text in which the BM25 scores do not tell whether a query is about all of it."""
+_OPENING, _ENDING, _STRETCHES, _CLUSTERED = 2, 1, 5, 400
+"""Passages that cover the texts: of each beginning, of each end, and one of each of so many stretches of equal length. The passage of
+a stretch is chosen among at most `_CLUSTERED`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """`best`: numbers of the passages about the query, best first. `cover`: numbers of passages that cover the texts, if the query is
+    about the whole text; else ()."""
+
+    best: Sequence[int] = ()
+    cover: Sequence[int] = ()
+
+    def in_turns(self, limit: int) -> list[int]:
+        """Return at most `limit` passages, the best and the covering ones in turns.
+
+        The best comes first, since a question about some place can be taken for one about the whole text: it then loses few passages.
+        """
+        turns = (number for turn in zip_longest(self.best, self.cover) for number in turn if number is not None)
+        return list(dict.fromkeys(turns))[:limit]
+
+
+def choose(query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0) -> Chosen:
+    """Return at most `limit` passages of each kind for the query; none if the texts have nothing about it.
+
+    `whole`: the query's largest cosine with one of `WHOLE`.
+    """
+    if not len(ranking.scores):
+        return Chosen()
+    best: Sequence[int] = _best(ranking, limit) if _is_found(query, ranking) else ()
+    return Chosen(best, _covering(parts, ranking, limit)) if _is_about_whole(best, ranking, whole) else Chosen(best)
+
+
+def _is_found(query: Query, ranking: Ranking) -> bool:
+    share, cosine = float(ranking.shares.max()), float(ranking.similarities.max())
+    if not ranking.similarities.any():
+        return share >= _MIN_SHARE and (query.asks or _specificity(ranking) >= _REMARK)
+    if cosine >= _SURE or (query.asks and share >= _SURE_SHARE):
+        return True
+    return share >= _MIN_SHARE and cosine >= (_POSSIBLE if query.asks else _POSSIBLE_REMARK)
+
+
+def _specificity(ranking: Ranking) -> float:
+    """Return the best BM25 score ÷ the score of one word that a single passage has once."""
+    return float(ranking.by_words.max()) / math.log(1 + len(ranking.by_words))
+
+
+def _is_about_whole(best: Sequence[int], ranking: Ranking, whole: float) -> bool:
+    if whole >= max(_WHOLE, float(ranking.similarities.max())):
+        return True
+    by_words = not ranking.similarities.any()
+    return by_words and bool(best) and len(ranking.scores) > _SHORT_TEXT and _specificity(ranking) < _PLAIN
+
+
+def _best(ranking: Ranking, limit: int) -> list[int]:
+    order = np.argsort(-ranking.scores, kind="stable")[:limit]
+    near = ranking.similarities >= _RELATIVE_COSINE * ranking.similarities.max()
+    near &= ranking.similarities > 0
+    having = ranking.by_words >= _RELATIVE_WORDS * ranking.by_words.max()
+    having &= ranking.by_words > 0
+    return [int(n) for n in order if near[n] or having[n]]
+
+
+def _covering(parts: Sequence[Indexed], ranking: Ranking, limit: int) -> list[int]:
+    """Return passages that cover the texts: their beginnings, what represents each stretch, and their ends.
+
+    At most half are beginnings, the first passage of each document before the second ones, so that many documents leave room.
+    """
+    spans = list(pairwise(ranking.first.tolist()))
+    opening = [start + n for n in range(_OPENING) for start, end in spans if start + n < end]
+    ending = [number for start, end in spans for number in range(max(start, end - _ENDING), end)]
+    covering = [*opening[: max(1, limit // 2)], *_representing(parts, ranking), *ending]
+    return list(dict.fromkeys(covering))[:limit]
+
+
+def _representing(parts: Sequence[Indexed], ranking: Ranking) -> list[int]:
+    """Return the passage of each stretch that is nearest to the others of its stretch; without vectors, the one in its middle."""
+    count = len(ranking.scores)
+    edges = np.linspace(0, count, _STRETCHES + 1).astype(np.int64)
+    chosen = []
+    for start, end in pairwise(edges.tolist()):
+        if start == end:
+            continue
+        candidates = np.unique(np.linspace(start, end - 1, min(end - start, _CLUSTERED // _STRETCHES)).astype(np.int64))
+        vectors = _vectors(parts, ranking.first, candidates)
+        nearest = len(candidates) // 2 if vectors is None else int((vectors @ vectors.sum(axis=0)).argmax())
+        chosen.append(int(candidates[nearest]))
+    return chosen
+
+
+def _vectors(parts: Sequence[Indexed], first: Ints, numbers: Ints) -> Floats | None:
+    """Return a vector of each of the passages, [numbers, D]; None unless all of them have one."""
+    found = []
+    for part, start, end in zip(parts, first[:-1], first[1:], strict=True):
+        own = numbers[(numbers >= start) & (numbers < end)] - start
+        if len(own):
+            if part.vectors is None:
+                return None
+            found.append(np.asarray(part.vectors[own], np.float32))
+    return np.concatenate(found)

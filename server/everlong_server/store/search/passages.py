@@ -1,0 +1,345 @@
+"""`Passages`: cuts documents into passages of about seventy words, and finds passages by words and by meaning.
+
+Each document has an index of words in one SQLite file, a sidecar built from its text alone: FTS5 keeps the terms of each passage
+and of the headings it is below. Its vectors follow in the background; until then it is searched by words alone. Passages are ranked
+over all documents of a search together, so that their scores can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlong_server.errors import Damaged, NotFound
+from everlong_server.store.records import Document
+from everlong_server.store.search import sentences, word_index
+from everlong_server.store.search.choosing import WHOLE, choose
+from everlong_server.store.search.overview import Overview, overview, samples
+from everlong_server.store.search.query import PassageFilter, Query
+from everlong_server.store.search.ranking import Indexed, Ranking, rank
+from everlong_server.store.search.vectors import Vectors
+from everlong_server.store.texts import outline
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.sidecar import DocumentLookup, Sidecar
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document. `start`, `end`: offsets in characters of the text; `start_byte`, `end_byte`: in bytes of its UTF-8.
+
+    `start_token`, `end_token`: offsets in the model's tokens of the text, covering every token that has a character of the
+    passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its place in the order of a search. `share`: the share of the query's
+    words that it has, weighted by their rarity, 0 to 1. `similarity`: cosine with the query; None if it has no vector or was not compared.
+    `page`, `section`: where it begins, if the document has these.
+    """
+
+    document: str
+    start: int
+    end: int
+    start_byte: int
+    end_byte: int
+    text: str
+    score: float = 0.0
+    share: float = 0.0
+    similarity: float | None = None
+    page: int | None = None
+    section: str | None = None
+    start_token: int | None = None
+    end_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`passages`: what a search found, in the order in which to take them. `overview`: of the documents, if the query is about the whole
+    text; None otherwise."""
+
+    passages: list[Passage]
+    overview: Overview | None = None
+
+
+_T = TypeVar("_T")
+_Search = Callable[[Sequence[Document], NDArray[np.float32] | None, list[Document]], _T]
+"""Searches documents for the vector of a query, and adds those with damaged vectors to the list."""
+
+
+class Passages:
+    """Indexes and searches the passages of documents."""
+
+    def __init__(self, blobs: Blobs, documents: DocumentLookup, vectors: Vectors | None = None) -> None:
+        """`vectors`: None to search by words alone."""
+        self._blobs = blobs
+        self._documents = documents
+        self._sidecar = Sidecar(blobs, documents)
+        self._vectors = vectors
+
+    async def ensure(self, document: Document) -> None:
+        """Build the document's index of words unless it exists, and begin to build its vectors. Cancelling ends the build soon."""
+        await self._sidecar.ensure(document, _name(document.id), partial(word_index.build, self._blobs, document))
+        if self._vectors is not None:
+            self._vectors.begin(document)
+
+    async def ensure_vectors(self, document: Document) -> None:
+        """Wait until the document has vectors, if there are any to have."""
+        if self._vectors is not None:
+            await self._vectors.ensure(document)
+
+    async def vectors_progress(self, document_id: str) -> float | None:
+        """Return the share of the document that can be searched by meaning, 0 to 1; None: it is searched by words alone."""
+        return None if self._vectors is None else await self._vectors.progress(document_id)
+
+    async def delete(self, document_id: str) -> None:
+        """Delete the document's index and vectors. Does nothing if there are none."""
+        if self._vectors is not None:
+            self._vectors.stop(document_id)
+        await self._blobs.delete(_name(document_id))
+        await self._blobs.delete_all(f"{document_id}.vectors.*")
+
+    async def search(self, documents: Sequence[str], query: Query, limit: int) -> list[Passage]:
+        """Return the passages that `find` finds."""
+        return (await self.find(documents, query, limit)).passages
+
+    async def find(self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False) -> Found:
+        """Return at most `limit` passages of `documents` for the query. No passage: the documents have nothing about it.
+
+        `by_sentences`: return the sentences of these passages, each as a passage. If the query is about the whole text: the
+        beginnings of passages that cover the text, and the best ones.
+
+        Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
+        background: until then, the search in their document is by words alone.
+        """
+        return await self._searched(documents, query.text, partial(self._search, query, limit, by_sentences))
+
+    async def rank(
+        self, documents: Sequence[str], query: Query, limit: int, only: PassageFilter | None = None
+    ) -> list[Passage]:
+        """Return at most `limit` passages of `documents`, best first, whether or not they are about the query.
+
+        `score` is the passage's relevance: 1 if it is first by words and by meaning. `only`: which passages to consider. Treats
+        deleted documents, and missing and damaged indexes and vectors, as `search` does.
+        """
+        return await self._searched(documents, query.text, partial(self._rank, query, limit, only))
+
+    async def _searched(self, documents: Sequence[str], text: str, search: _Search[_T]) -> _T:
+        """Return what `search` finds in those of `documents` that exist, with their indexes. `text`: of the query."""
+        existing = []
+        for document_id in documents:
+            with contextlib.suppress(NotFound):
+                document = await self._documents.get(document_id)
+                await self.ensure(document)
+                existing.append(document)
+        vector = None
+        if self._vectors is not None and existing:
+            vector = await self._vectors.of_query(text)
+        try:
+            return await self._found(existing, vector, search)
+        except (sqlite3.DatabaseError, Damaged) as error:
+            for document in existing:
+                is_damaged, build = (
+                    partial(self._is_damaged, document, error),
+                    partial(word_index.build, self._blobs, document),
+                )
+                await self._sidecar.repair(document, _name(document.id), build, is_damaged)
+        return await self._found(existing, vector, search)
+
+    async def _found(
+        self, documents: Sequence[Document], vector: NDArray[np.float32] | None, search: _Search[_T]
+    ) -> _T:
+        """Search the documents, whose indexes exist, and have damaged vectors built again."""
+        damaged: list[Document] = []
+        found = await asyncio.to_thread(search, documents, vector, damaged)
+        for document in damaged:
+            if self._vectors is not None:
+                await self._vectors.rebuild(document)
+        return found
+
+    async def located(self, passages: Sequence[Passage]) -> list[Passage]:
+        """Return `passages` with the page and section that each begins in, if its document has these."""
+        outlines: dict[str, list[outline.OutlineEntry]] = {}
+        for document_id in {passage.document for passage in passages}:
+            with contextlib.suppress(NotFound):
+                document = await self._documents.get(document_id)
+                outlines[document_id] = (
+                    await asyncio.to_thread(outline.load, self._blobs, document_id) if document.format else []
+                )
+        entries = [outline.at(outlines.get(passage.document, ()), passage.start) for passage in passages]
+        return [
+            replace(passage, page=entry.page, section=entry.section) if entry else passage
+            for passage, entry in zip(passages, entries, strict=True)
+        ]
+
+    async def filenames(self, documents: Collection[str]) -> dict[str, str | None]:
+        """Return the file names of those of `documents` that exist."""
+        names = {}
+        for document_id in documents:
+            with contextlib.suppress(NotFound):
+                names[document_id] = (await self._documents.get(document_id)).filename
+        return names
+
+    async def complete(self, documents: Sequence[str]) -> bool:
+        """Whether all of `documents` exist and have an index. Only then does an empty result mean that nothing matches."""
+        for document_id in documents:
+            try:
+                await self._documents.get(document_id)
+            except NotFound:
+                return False
+            if not await asyncio.to_thread(self._blobs.exists, _name(document_id)):
+                return False
+        return True
+
+    def _search(
+        self, query: Query, limit: int, by_sentences: bool, documents: Sequence[Document],
+        vector: NDArray[np.float32] | None, damaged: list[Document],
+    ) -> Found:  # fmt: skip
+        """Search the documents. Adds those with damaged vectors to `damaged`. Blocks."""
+        similarity = None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
+        with contextlib.ExitStack() as stack:
+            searched, parts = self._parts(documents, stack, damaged)
+            ranking = rank(parts, query.words, vector)
+            whole = 0.0 if similarity is None else float(similarity(WHOLE).max())
+            chosen = choose(query, parts, ranking, limit, whole)
+
+            def read(numbers: Sequence[int]) -> list[Passage]:
+                passages = (self._passage(n, searched, parts, ranking) for n in numbers)
+                existing = enumerate((p for p in passages if p is not None), 1)
+                return [replace(passage, score=round(1 / place, 3)) for place, passage in existing]
+
+            if chosen.cover:
+                found = read(chosen.in_turns(limit))
+                if by_sentences:
+                    best = chosen.best[:1]
+                    found = read([*best, *(n for n in chosen.cover if n not in best)][:limit])
+                    # Sentences of more passages tell more of a text than whole passages. Its first passages name its subject.
+                    found = [
+                        p if n < len(best) or p.start < sentences.TITLE else sentences.first(p)
+                        for n, p in enumerate(found)
+                    ]
+                return Found(found, self._overview(searched))
+            found = read(chosen.best)
+            if found and by_sentences:
+                by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
+                where = next(n for n, document in enumerate(searched) if document.id == found[0].document)
+                beginning = self._read(searched[where], parts[where].index, 0)
+                found = sentences.ordered(found, query.words, similarity, by_document, beginning)
+        return Found(found)
+
+    def _overview(self, documents: Sequence[Document]) -> Overview:
+        def texts() -> Iterator[str]:
+            for document in documents:
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    self._blobs.open(document.id, document.text_offset) as file,
+                ):
+                    yield from samples(file, document.text_offset, document.bytes)
+
+        return overview((document.filename for document in documents), texts())
+
+    def _rank(
+        self, query: Query, limit: int, only: PassageFilter | None, documents: Sequence[Document],
+        vector: NDArray[np.float32] | None, damaged: list[Document],
+    ) -> list[Passage]:  # fmt: skip
+        """Rank the passages of the documents. Adds those with damaged vectors to `damaged`. Blocks."""
+        with contextlib.ExitStack() as stack:
+            searched, parts = self._parts(documents, stack, damaged)
+            ranking = rank(parts, query.words, vector)
+            relevance = ranking.relevance
+            if only is not None:
+                relevance = np.where(self._accepted(only, searched, parts), relevance, 0)
+            found = []
+            for n in np.argsort(-relevance, kind="stable")[:limit]:
+                passage = self._passage(int(n), searched, parts, ranking) if relevance[n] > 0 else None
+                if passage is not None:
+                    found.append(replace(passage, score=round(float(relevance[n]), 4)))
+        return found
+
+    def _accepted(
+        self, only: PassageFilter, documents: Sequence[Document], parts: Sequence[Indexed]
+    ) -> NDArray[np.bool_]:
+        """Return whether the filter accepts each of the documents' passages."""
+        accepted: list[bool] = []
+        for document, part in zip(documents, parts, strict=True):
+            entries = outline.load(self._blobs, document.id) if document.format else []
+            starts = part.index.execute("SELECT start FROM passages ORDER BY id")
+            accepted += [only.accepts(outline.at(entries, start)) for (start,) in starts]
+        return np.array(accepted, bool)
+
+    def _parts(
+        self, documents: Sequence[Document], stack: contextlib.ExitStack, damaged: list[Document]
+    ) -> tuple[list[Document], list[Indexed]]:
+        """Return the documents that still exist, and the part of a search that each is. `stack` keeps their files."""
+        searched: list[Document] = []
+        parts: list[Indexed] = []
+        for document in documents:
+            with contextlib.suppress(FileNotFoundError):  # the document was deleted meanwhile
+                path = stack.enter_context(self._blobs.local(_name(document.id)))
+                parts.append(self._part(document, stack.enter_context(word_index.opened(path)), stack, damaged))
+                searched.append(document)
+        return searched, parts
+
+    def _passage(
+        self, n: int, documents: Sequence[Document], parts: Sequence[Indexed], ranking: Ranking
+    ) -> Passage | None:
+        """Return a ranked passage by its number, without its score; None if the document was deleted meanwhile."""
+        which = int(np.searchsorted(ranking.first, n, side="right")) - 1
+        passage = self._read(documents[which], parts[which].index, int(n - ranking.first[which]))
+        similarity = round(float(ranking.similarities[n]), 4) if parts[which].vectors is not None else None
+        share = round(float(ranking.shares[n]), 3)
+        return None if passage is None else replace(passage, share=share, similarity=similarity)
+
+    def _read(self, document: Document, index: Any, number: int) -> Passage | None:
+        """Return a passage by its number in the document; None if the document was deleted meanwhile."""
+        start, end, start_byte, end_byte = index.execute(
+            "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?", (number,)
+        ).fetchone()
+        try:
+            with self._blobs.open(document.id, document.text_offset + start_byte) as file:
+                text = file.read(end_byte - start_byte).decode()
+        except FileNotFoundError:
+            return None
+        return Passage(document.id, start, end, start_byte, end_byte, text)
+
+    def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:
+        """Return the document's part of a search, for which `stack` keeps its files. Damaged vectors are left out."""
+        word_index.check_layout(index)
+        size = index.execute("SELECT max(id) + 1 FROM passages").fetchone()[0] or 0
+        language = index.execute("SELECT language FROM document").fetchone()[0]
+        vectors = None
+        if self._vectors is not None:
+            try:
+                vectors = stack.enter_context(self._vectors.of(document.id, size))
+            except Damaged as error:
+                log.warning("the vectors of document %s are built again: %s", document.id, error)
+                damaged.append(document)
+        return Indexed(index, size, language, vectors)
+
+    def _is_damaged(self, document: Document, error: Exception) -> bool:
+        """Whether the document's index is damaged. `error`: the error of the search, for the log."""
+        try:
+            with self._blobs.local(_name(document.id)) as path, word_index.opened(path) as index:
+                word_index.check_layout(index)
+                index.execute(
+                    "SELECT count(*) FROM passages"
+                )  # fails for an empty file, which SQLite takes for an intact database
+                index.execute("SELECT count(*) FROM places")
+                intact = index.execute("PRAGMA quick_check").fetchone()[0] == "ok"
+        except FileNotFoundError:  # the document was deleted meanwhile
+            return False
+        except (sqlite3.DatabaseError, Damaged):
+            intact = False
+        if not intact:
+            log.warning("the index of document %s is damaged and is built again: %s", document.id, error)
+        return not intact
+
+
+def _name(document_id: str) -> str:
+    return f"{document_id}.passages"

@@ -1,0 +1,41 @@
+"""`Query`: what passages are searched for. `PassageFilter`: among which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from everlong_server.store.texts.outline import OutlineEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """`text`: the question, whose meaning is compared. `words`: words to search for, each with a weight; empty: none.
+
+    `asks`: it is a question. Where meaning is compared, a remark is searched for more strictly, since it may be small talk.
+    """
+
+    text: str
+    words: Mapping[str, float]
+    asks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PassageFilter:
+    """Accepts passages that begin on the pages from `first_page` to `last_page`, below a heading that contains `section`.
+
+    None: every page, every section. `section` ignores case.
+    """
+
+    first_page: int | None = None
+    last_page: int | None = None
+    section: str | None = None
+
+    def accepts(self, entry: OutlineEntry | None) -> bool:
+        """Return whether it accepts a passage. `entry`: of the document's outline; None if that has none for the passage."""
+        page, section = (None, None) if entry is None else (entry.page, entry.section)
+        if self.first_page is not None and (page is None or page < self.first_page):
+            return False
+        if self.last_page is not None and (page is None or page > self.last_page):
+            return False
+        return self.section is None or (section is not None and self.section.casefold() in section.casefold())

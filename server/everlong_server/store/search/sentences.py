@@ -1,0 +1,144 @@
+"""Cuts passages into sentences, and orders these by how near they are to a query.
+
+A passage of seventy words has one or two sentences that matter to a question. Shown only these, a small model reads less that can
+mislead it, and a prompt of the same length holds the sentences of more passages.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from everlong_server.store.search.ranking import Floats, Indexed
+from everlong_server.store.search.terms import terms_of
+
+if TYPE_CHECKING:
+    from everlong_server.store.search.passages import Passage
+
+# A full stop after a short word with a capital, such as Mr., Dr. or J., ends no sentence.
+FULL_STOP = r"\.(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z][a-z]\.)"
+_END = re.compile(
+    rf"(?:[!?…]|{FULL_STOP})(?![.!?…])[\"'”’»)\]_*]*+\s+"
+    r"|[。！？]+[」』”]*\s*"
+    r"|\n\s*\n\s*"
+    r"|\n(?=\s*(?:[-*+•|#>]|\d+[.)]))"  # entries of lists, rows of tables, headings, quotations
+)
+_SHORTEST = 25
+"""Characters of a sentence. A shorter one ("Why?") is left with the one before."""
+_WORDS_WEIGHT = 0.4
+"""Weight of a sentence's share of the query's words against the cosine of its vector with the query's. This and the next constant were
+chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
+_NEIGHBOUR_WEIGHT = 0.3
+"""Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there."""
+
+_BEGINNING = 200
+"""Characters of a document's beginning that are taken whatever the query is."""
+_EARLY = 2
+"""Sentences that are taken before the beginning."""
+_FIRST = 200
+"""Characters of a passage's first sentences, if it has more than one."""
+TITLE = 800
+"""Characters of a document's beginning, which often has its title, its author and its subject."""
+
+Similarity = Callable[[Sequence[str]], Floats]
+
+
+def cut(text: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each sentence of `text` in characters, without gaps: white space belongs to the sentence before it."""
+    start = 0
+    for end in _END.finditer(text):
+        rest = len(text) - end.end()
+        if end.end() - start >= _SHORTEST and (rest >= _SHORTEST or not rest):
+            yield start, end.end()
+            start = end.end()
+    if start < len(text):
+        yield start, len(text)
+
+
+def first(passage: Passage) -> Passage:
+    """Return the passage without the sentences that end behind its first 200 characters; its first sentence whole."""
+    ends = [end for _, end in cut(passage.text)]
+    end = max([ends[0], *(end for end in ends if end <= _FIRST)]) if ends else 0
+    text = passage.text[:end]
+    return replace(
+        passage, text=text, end=passage.start + end, end_byte=passage.start_byte + len(text.encode())
+    )  # fmt: skip
+
+
+def ordered(
+    passages: Sequence[Passage],
+    words: Mapping[str, float],
+    similarity: Similarity | None,
+    parts: Mapping[str, Indexed],
+    beginning: Passage | None = None,
+) -> list[Passage]:
+    """Return the sentences of `passages`, those nearest to the query first. Blocks.
+
+    `words`: those of the query, with their weights. `similarity`: returns the cosines of texts with the query, [texts]; None: words
+    alone are compared, as in documents without vectors. `parts`: each document's part of the search. `beginning`: the first passage
+    of a document. Its first sentences are taken early, with the score 0: they often are the title and the author.
+    """
+    sentences = [
+        sentence
+        for passage in sorted(passages, key=lambda p: (p.document, p.start))
+        for sentence in _sentences(passage)
+    ]
+    near = _WORDS_WEIGHT * _shares(sentences, words, parts)
+    compared = [n for n, sentence in enumerate(sentences) if parts[sentence.document].vectors is not None]
+    if similarity is not None and compared:
+        near[compared] += similarity([sentences[n].text.strip() for n in compared])
+    order = np.argsort(-_with_neighbours(near, sentences), kind="stable")
+    found = [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
+    first = [] if beginning is None else [s for s in _sentences(beginning) if s.end <= beginning.start + _BEGINNING]
+    known = {(sentence.document, sentence.start) for sentence in found[:_EARLY]}
+    added = [sentence for sentence in first if (sentence.document, sentence.start) not in known]
+    places = {(sentence.document, sentence.start) for sentence in added}
+    return [*found[:_EARLY], *added, *(s for s in found[_EARLY:] if (s.document, s.start) not in places)]
+
+
+def _sentences(passage: Passage) -> Iterator[Passage]:
+    start_byte = passage.start_byte
+    for start, end in cut(passage.text):
+        text = passage.text[start:end]
+        end_byte = start_byte + len(text.encode())
+        yield replace(
+            passage,
+            text=text,
+            start=passage.start + start,
+            end=passage.start + end,
+            start_byte=start_byte,
+            end_byte=end_byte,
+        )
+        start_byte = end_byte
+
+
+def _shares(sentences: Sequence[Passage], words: Mapping[str, float], parts: Mapping[str, Indexed]) -> Floats:
+    """Return the share of the query's words that each sentence has, [sentences]; words that few of the sentences have weigh more."""
+    terms = [terms_of(parts[sentence.document].language) for sentence in sentences]
+    having = [set(term.of(sentence.text)) for term, sentence in zip(terms, sentences, strict=True)]
+    shares, total = np.zeros(len(sentences), np.float32), 0.0
+    for word, weight in words.items():
+        matches = np.array([not own.isdisjoint(term.of(word)) for term, own in zip(terms, having, strict=True)])
+        rarity = weight * math.log(1 + len(sentences) / (1 + int(matches.sum())))
+        shares += np.float32(rarity) * matches
+        total += rarity
+    return shares / np.float32(total or 1)
+
+
+def _with_neighbours(near: Floats, sentences: Sequence[Passage]) -> Floats:
+    """Add to each value a share of those of the sentences that stand directly before and after it in the text.
+
+    A sum, not a mean: sentences within a passage come before those at its ends, whose context is missing.
+    """
+    total = near.copy()
+    for n in range(1, len(sentences)):
+        before, after = sentences[n - 1], sentences[n]
+        if (before.document, before.end) == (after.document, after.start):
+            total[n] += _NEIGHBOUR_WEIGHT * near[n - 1]
+            total[n - 1] += _NEIGHBOUR_WEIGHT * near[n]
+    return total

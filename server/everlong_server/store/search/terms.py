@@ -1,0 +1,133 @@
+"""`Terms`: the terms of the index that a text or question has, in the language of the document.
+
+A word is one term, its stem. A language that is written without spaces has a term for each sequence of a few characters.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+
+import Stemmer
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+from everlong_server.store.search.normalise import searchable
+
+_WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
+_SAMPLE = 20_000
+"""Characters of a text that its language is recognised by."""
+_SURE = 40
+"""Letters that a text must have to recognise its language; a shorter one counts as English."""
+# Chinese, Japanese and Korean: two characters make a term. Thai, Lao, Burmese and Khmer have letters: three.
+_PAIRED, _TRIPLED = (
+    "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff",
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff",
+)
+_RUN = re.compile(f"(?P<paired>[{_PAIRED}]+)|(?P<tripled>[{_TRIPLED}]+)|[^{_PAIRED}{_TRIPLED}]+")
+_UNSPACED = re.compile(f"[{_PAIRED}{_TRIPLED}]")
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^A-Za-z\d]+")
+_ACCENTS = re.compile("[\u0300-\u036f]")
+_CACHED = 1 << 16
+"""Words whose terms are remembered, for each language and thread."""
+
+
+class Terms:
+    """Makes terms of one language, an ISO 639-1 code. Not to be shared by threads."""
+
+    def __init__(self, language: str) -> None:
+        names = _stemmers()
+        self._stem = Stemmer.Stemmer(names.get(language, names["en"])).stemWord
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def of(self, text: str) -> list[str]:
+        """Return the terms of a text, in its order."""
+        known = self._known
+        found: list[str] = []
+        for word in words(text):
+            terms = known.get(word)
+            if terms is None:
+                if len(known) >= _CACHED:
+                    known.clear()
+                terms = known[word] = tuple(self._terms(word))
+            found += terms
+        return found
+
+    def _terms(self, word: str) -> list[str]:
+        if word.isascii() or not _UNSPACED.search(word):
+            return [self._term(part) for part in _with_parts(word)]
+        terms: list[str] = []
+        for run in _RUN.finditer(word):
+            size = 2 if run["paired"] else 3 if run["tripled"] else 0
+            terms += _sequences(run[0], size) if size else [self._term(part) for part in _with_parts(run[0])]
+        return terms
+
+    def _term(self, word: str) -> str:
+        stem = self._stem(word.casefold())
+        return (
+            stem
+            if stem.isascii()
+            else unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", stem)))
+        )
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text as it is written, with case; a language without spaces yields runs of characters."""
+    return _WORD.findall(searchable(text))
+
+
+def language_of(text: str) -> str:
+    """Return the language that most of a text is in, as an ISO 639-1 code. A short text counts as English."""
+    sample = " ".join(words(text[:_SAMPLE]))
+    if sum(map(str.isalpha, sample[: 4 * _SURE])) < _SURE:
+        return "en"
+    with _IDENTIFYING:
+        return str(_identifier().classify(sample)[0])
+
+
+def terms_of(language: str) -> Terms:
+    """Return this thread's `Terms` of a language."""
+    known: dict[str, Terms] = _LOCAL.__dict__.setdefault("terms", {})
+    if language not in known:
+        known[language] = Terms(language)
+    return known[language]
+
+
+_LOCAL = threading.local()
+_IDENTIFYING = threading.Lock()
+
+
+@cache
+def _identifier() -> LanguageIdentifier:
+    return LanguageIdentifier.from_model_file(MODEL_FILE)
+
+
+@cache
+def _stemmers() -> dict[str, str]:
+    """Return Snowball's names of the languages that it has stemmers for, by code."""
+    codes = {
+        "ar": "arabic", "hy": "armenian", "eu": "basque", "ca": "catalan", "cs": "czech", "da": "danish", "nl": "dutch",
+        "en": "english", "et": "estonian", "fi": "finnish", "fr": "french", "de": "german", "el": "greek", "hi": "hindi",
+        "hu": "hungarian", "id": "indonesian", "ga": "irish", "it": "italian", "lt": "lithuanian", "ne": "nepali",
+        "no": "norwegian", "nb": "norwegian", "nn": "norwegian", "fa": "persian", "pl": "polish", "pt": "portuguese",
+        "ro": "romanian", "ru": "russian", "sr": "serbian", "es": "spanish", "sv": "swedish", "ta": "tamil",
+        "tr": "turkish",
+    }  # fmt: skip
+    known = set(Stemmer.algorithms())
+    return {code: name for code, name in codes.items() if name in known}
+
+
+def _with_parts(word: str) -> Sequence[str]:
+    """Return the word; before it the parts of an identifier such as `userName2`."""
+    is_plain = word.islower() or word.isdigit() or word.istitle() or word.isupper()
+    parts: list[str] = [] if is_plain else _PART.findall(word)
+    return [*parts, word] if len(parts) > 1 else [word]
+
+
+def _sequences(run: str, size: int) -> list[str]:
+    """Return all sequences of `size` characters in a run of characters, or the run itself if it is shorter; and single
+    characters of a script whose characters have meanings."""
+    found = [run[n : n + size] for n in range(len(run) - size + 1)] or [run]
+    return found + list(run) if size == 2 and len(run) > 1 else found

@@ -1,0 +1,181 @@
+"""Excel files: values as people see them, comments, text boxes and charts; a damaged or missing part does not cost the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests import files
+from tests.server.engine.documents.formats.reading import notes_of, text_of
+
+MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+TYPES = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+DRAWING = (
+    'xmlns:xdr="http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing" '
+    f'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="{TYPES}"'
+)
+STYLES = (
+    f'<styleSheet {MAIN}><numFmts><numFmt numFmtId="164" formatCode="yyyy\\-mm\\-dd"/></numFmts><cellXfs><xf numFmtId="0"/>'
+    '<xf numFmtId="14"/><xf numFmtId="164"/><xf numFmtId="9"/><xf numFmtId="22"/><xf numFmtId="20"/><xf numFmtId="46"/></cellXfs>'
+    "</styleSheet>"
+)
+RENTS = '<sheet name="Rents" sheetId="1" r:id="worksheet"/>'
+
+
+def relations(*targets: str) -> str:
+    """Return relationships. `targets`: of the kind that the file's name begins with, which is the id, too."""
+    found = ""
+    for target in targets:
+        kind = (
+            target.rpartition("/")[2].partition(".")[0].rstrip("0123456789").replace("SharedStrings", "sharedStrings")
+        )
+        found += f'<Relationship Id="{kind}" Type="{TYPES}/{kind}" Target="{target}"/>'
+    return (
+        f'<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{found}</Relationships>'
+    )
+
+
+def excel(
+    cells: str, *, sheets: str = RENTS, properties: str = "", strings: str = "", parts: Mapping[str, str] = {}
+) -> bytes:
+    """Return an Excel file with these cells in the first row, or this XML as its sheet. `parts`: others, or changed ones."""
+    sheet = cells if cells.startswith("<sheetData") else f'<sheetData><row r="1">{cells}</row></sheetData>'
+    workbook = f'<workbook {MAIN} xmlns:r="{TYPES}">{properties}<sheets>{sheets}</sheets></workbook>'
+    made = {
+        "_rels/.rels": relations("xl/workbook.xml").replace('/workbook"', '/officeDocument"'),
+        "xl/workbook.xml": workbook,
+        "xl/_rels/workbook.xml.rels": relations("worksheets/worksheet.xml", "styles.xml", "sharedStrings.xml"),
+        "xl/styles.xml": STYLES,
+        "xl/sharedStrings.xml": f"<sst {MAIN}>{strings}</sst>",
+        "xl/worksheets/worksheet.xml": f"<worksheet {MAIN}>{sheet}</worksheet>",
+    }
+    return files.zipped(made | parts)
+
+
+def words(place: str, text: str) -> str:
+    return f'<c r="{place}" t="inlineStr"><is><t>{text}</t></is></c>'
+
+
+def value(place: str, number: str, more: str = "") -> str:
+    return f'<c r="{place}" {more}><v>{number}</v></c>'
+
+
+ROWS = {
+    "words": (words("A1", "hello") + value("B1", "3.5"), "hello\t3.5"),
+    "formats in words": ('<c r="A1" t="inlineStr"><is><r><t>he</t></r><r><t xml:space="preserve">llo all</t></r></is></c>', "hello all"),
+    "no places": ("<c t='inlineStr'><is><t>a</t></is></c><c><v>2</v></c>", "a\t2"),
+    "gaps": (words("A1", "a") + words("D1", "d"), "a\t\t\td"),
+    "truth and errors": (value("A1", "1", 't="b"') + value("B1", "#DIV/0!", 't="e"'), "TRUE\t#DIV/0!"),
+    "formulas": ('<c r="A1" t="str"><f>B1</f><v>saved</v></c><c r="B1"><f>SUM(C1:C9)</f></c>', "saved\t=SUM(C1:C9)"),
+    "dates": (value("A1", "45293", 's="1"') + value("B1", "45293.5", 's="4"') + value("C1", "45293", 's="2"'),
+              "2024-01-02\t2024-01-02 12:00\t2024-01-02"),
+    "times": (value("A1", "0.75", 's="5"') + value("B1", "1.5", 's="6"'), "18:00\t36:00:00"),
+    "a date that is none": (value("A1", "-5", 's="1"') + value("B1", "9E99", 's="1"') + value("C1", "soon", 's="1"'), "-5\t9E+99\tsoon"),
+    "ISO date": (value("A1", "2024-01-02T00:00:00", 't="d"'), "2024-01-02"),
+    "percentage": (value("A1", "0.125", 's="3"'), "12.5%"),
+    "rounding errors": (value("A1", "0.30000000000000004") + value("B1", "12345678901234"), "0.3\t12345678901234"),
+    "lines": (words("A1", "one&#10;two") + words("B1", "b"), "one two\tb"),
+    "escapes": (words("A1", "one_x000D_&#10;two_x0009_x"), "one two x"),
+    "leading zeros": (words("A1", "007"), "007"),
+    "far cell": (words("A1", "a") + words("XFD1", "b"), "a" + "\t" * 16383 + "b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cells", "row"), ROWS.values(), ids=ROWS)
+def test_a_row_with(cells: str, row: str) -> None:
+    assert text_of(excel(cells)) == f"Rents\n\n{row}"
+
+
+STRINGS = {
+    "formats": ("<si><r><t>Über </t></r><r><t>Lease</t></r></si>", "Über Lease"),
+    "pronunciation": ('<si><t>東京</t><rPh sb="0" eb="2"><t>トウキョウ</t></rPh></si>', "東京"),
+}
+
+
+@pytest.mark.parametrize(("strings", "text"), STRINGS.values(), ids=STRINGS)
+def test_a_shared_string_with(strings: str, text: str) -> None:
+    assert text_of(excel(value("A1", "0", 't="s"'), strings=strings)) == f"Rents\n\n{text}"
+
+
+def test_a_part_in_another_case() -> None:
+    packed = files.rezipped(
+        excel(value("A1", "0", 't="s"'), strings="<si><t>word</t></si>"),
+        {"xl/sharedStrings.xml": lambda _, content: ("xl/SharedStrings.xml", content)},
+    )
+    assert text_of(packed) == "Rents\n\nword"
+
+
+def test_days_counted_from_1904() -> None:
+    assert (
+        text_of(excel(value("A1", "43831", 's="1"'), properties='<workbookPr date1904="1"/>')) == "Rents\n\n2024-01-02"
+    )
+
+
+COMMENTS = (
+    f'<comments {MAIN}><authors><author>Ada</author></authors><commentList><comment ref="A1" authorId="0"><text><r><t>late</t></r>'
+    "</text></comment></commentList></comments>"
+)
+THREAD = (
+    '<ThreadedComments xmlns="http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomments">'
+    '<threadedComment ref="A1"><text>why so late?</text></threadedComment></ThreadedComments>'
+)
+BOX = f"<xdr:wsDr {DRAWING}><xdr:sp><xdr:txBody><a:p><a:r><a:t>Box words</a:t></a:r></a:p></xdr:txBody></xdr:sp></xdr:wsDr>"
+PICTURE = (
+    f'<xdr:wsDr {DRAWING}><xdr:pic><xdr:nvPicPr><xdr:cNvPr descr="A blue cat"/></xdr:nvPicPr></xdr:pic></xdr:wsDr>'
+)
+RELATED = {
+    "comments": ("comments1.xml", COMMENTS, "[Comment by Ada on A1] late"),
+    "threads": ("threadedComment1.xml", THREAD, "[Comment on A1] why so late?"),
+    "text box": ("drawing1.xml", BOX, "Box words"),
+    "picture": ("drawing1.xml", PICTURE, "[A blue cat]"),
+}
+
+
+@pytest.mark.parametrize(("name", "part", "text"), RELATED.values(), ids=RELATED)
+def test_what_belongs_to_a_sheet(name: str, part: str, text: str) -> None:
+    parts = {"xl/worksheets/_rels/worksheet.xml.rels": relations(f"../{name}"), f"xl/{name}": part}
+    assert text_of(excel(words("A1", "x"), parts=parts)) == f"Rents\n\nx\n\n{text}"
+
+
+def test_a_chart() -> None:
+    def points(kind: str, *values: str) -> str:
+        found = "".join(f'<c:pt idx="{at}"><c:v>{each}</c:v></c:pt>' for at, each in enumerate(values))
+        return f"<c:{kind}><c:cache>{found}</c:cache></c:{kind}>"
+
+    series = f"<c:ser>{points('tx', 'Rent')}{points('cat', '2023', '2024')}{points('val', '300', '310')}</c:ser>"
+    chart = (
+        '<c:chart xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart" '
+        f"{DRAWING}><c:title><a:p><a:r><a:t>By year</a:t></a:r></a:p></c:title>{series}</c:chart>"
+    )
+    frame = '<xdr:graphicFrame><c:chart xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart" r:id="chart"/></xdr:graphicFrame>'
+    parts = {
+        "xl/worksheets/_rels/worksheet.xml.rels": relations("../drawing1.xml"),
+        "xl/drawing1.xml": f"<xdr:wsDr {DRAWING}>{frame}</xdr:wsDr>",
+        "xl/_rels/drawing1.xml.rels": relations("chart1.xml"),
+        "xl/chart1.xml": chart,
+    }
+    assert text_of(excel(words("A1", "x"), parts=parts)).endswith("[Chart] By year\n\tRent\n2023\t300\n2024\t310")
+
+
+def test_headers_of_printed_pages() -> None:
+    sheet = '<sheetData><row><c><v>1</v></c></row></sheetData><headerFooter><oddHeader>&amp;CFor &amp;"Arial"Ada&amp;&amp;Bo &amp;P</oddHeader></headerFooter>'
+    assert text_of(excel(sheet)) == "Rents\n\n1\n\n[Header] For Ada&Bo"
+
+
+def test_hidden_and_missing_sheets() -> None:
+    sheets = RENTS.replace("sheetId", 'state="veryHidden" sheetId') + '<sheet name="B" sheetId="2" r:id="none"/>'
+    packed = excel(words("A1", "secret"), sheets=sheets)
+    assert text_of(packed) == "Rents\n\nsecret"
+    assert notes_of(packed) == ["Rents: the sheet is hidden", "B: the sheet is not in the file"]
+
+
+def test_a_damaged_sheet() -> None:
+    packed = excel('<sheetData><row r="1">' + words("A1", "hello") + "</row><row><c r=")
+    assert text_of(packed) == "Rents\n\nhello"
+
+
+def test_a_string_that_is_not_in_the_file() -> None:
+    packed = excel(value("A1", "99", 't="s"') + words("B1", "ok"))
+    assert text_of(packed) == "Rents\n\n\tok"
+    assert notes_of(packed) == ["left out: cells whose text is not in the file (1)"]

