@@ -38,3 +38,9 @@ def test_samples_are_a_whole_short_text_and_blocks_of_a_long_one_from_its_beginn
     assert [block[0] for block in blocks] == ["a"] * 4 + ["b"] * 8 + ["c"] * 4
     assert {len(block) for block in blocks} == {1 << 16}
     assert blocks[-1][-1] == "c"
+
+
+def test_rows_of_dashes_and_quotation_marks_take_linear_time() -> None:
+    """With quadratic time, this would take hours."""
+    text = "so Bo" + "'-" * 500_000 + "b is. " + "a Ab" * 200_000 + " a " + "A. " * 200_000
+    assert overview([], [text]).titles == ()
