@@ -1,7 +1,7 @@
 """Take screenshots of the page of a running server: `python clients/web/screenshots.py URL FOLDER`.
 
-Uploads a book, asks about it, and writes page-light.png, page-dark.png and page-360.png. Needs Playwright, Pillow and an
-installed Chromium.
+Uploads a book, asks about it, and writes page-WIDTH-light.png and page-WIDTH-dark.png for windows of 390, 768 and 1440 pixels, and the
+pictures of the README: page-light.png and page-dark.png. Needs Playwright, Pillow and an installed Chromium.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 BOOK = Path(__file__).parents[2] / "tests" / "data" / "looking-glass.md"
 NAME = "Through the Looking-Glass.txt"
 QUESTION = "What does Humpty Dumpty sit on?"
+SIZES = ((390, 844), (768, 1024), (1440, 900))
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
@@ -54,10 +55,16 @@ def main(url: str, folder: Path) -> None:
         page = opened(browser, f"{talk}/memory", "dark", 1200, 750)
         expect(page.locator(".gauge").first).to_be_visible()
         taken(page, folder / "page-dark.png")
-        page = opened(browser, talk, "light", 360, 720)
-        expect(page.locator(".usage")).to_be_visible()
-        page.locator("h1").click()  # moves the focus out of the question
-        taken(page, folder / "page-360.png")
+        for width, height in SIZES:
+            for scheme in ("light", "dark"):
+                page = opened(browser, talk, scheme, width, height)
+                expect(page.locator(".usage")).to_be_visible()
+                if width > 1000:
+                    page.locator(".evidence a").first.click()
+                    expect(page.locator("mark")).to_be_in_viewport()
+                page.locator("h1").hover()
+                page.evaluate("document.activeElement.blur()")
+                taken(page, folder / f"page-{width}-{scheme}.png")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from everlong_server.api.ollama import answers as ollama_answers
 from everlong_server.api.ollama import models as ollama_models
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
 from everlong_server.api.openai.completions import http as completions
-from everlong_server.api.openai.retrieval import embeddings, vector_store_files, vector_stores
+from everlong_server.api.openai.retrieval import embeddings, file_batches, vector_store_files, vector_stores
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
@@ -73,7 +73,7 @@ def create_app(
     errors.install_handlers(app)
     for module in (
         documents, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
-        responses_socket, embeddings, vector_stores, vector_store_files, messages, ollama_answers, ollama_models,
+        responses_socket, embeddings, vector_stores, vector_store_files, file_batches, messages, ollama_answers, ollama_models,
         tickets, keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)

@@ -174,7 +174,7 @@ class Settings(BaseSettings):
     tenant_bytes: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of bytes stored per tenant in documents, multipart uploads and responses; unset: no limit.",
+        description="Maximum number of bytes stored per tenant in documents, multipart uploads, responses and vector stores; unset: no limit.",
     )
     tenant_sessions: int | None = Field(
         None, ge=1, description="Maximum number of sessions per tenant; unset: no limit."

@@ -398,11 +398,16 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     tab.errors = [error for error in tab.errors if "404" not in error]
 
 
-def test_it_fits_into_360_pixels(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+@pytest.mark.parametrize("zoom", [False, True])
+def test_it_fits_into_360_pixels_and_at_200_percent(
+    new_tab: Callable[..., Tab], server: Server, talk: str, zoom: bool
+) -> None:
     server.upload(TEXT, filename="A long name " * 20 + ".md")
     named = str(server.session(server.wait_read(server.upload(TEXT, filename="a" * 200 + ".txt")["id"])["id"])["id"])
     server.say(named, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
-    tab = new_tab(viewport={"width": 360, "height": 640})
+    # A window of 1280 by 800 pixels has half as many CSS pixels at 200 %.
+    size = {"width": 640, "height": 400} if zoom else {"width": 360, "height": 640}
+    tab = new_tab(viewport=size, device_scale_factor=2 if zoom else 1)
     for place in (*places(server, talk), named):
         page = tab.open(place)
         settled(page, place)
@@ -413,7 +418,8 @@ def test_it_fits_into_360_pixels(new_tab: Callable[..., Tab], server: Server, ta
               .map((e) => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}`)"""
         )
         assert wide == [], place
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, place
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], place
+        assert complaints(page) == [], place
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])

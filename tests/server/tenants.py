@@ -21,6 +21,7 @@ KINDS = {
     "response": "resp",
     "upload": "upload",
     "part": "part",
+    "batch": "vsfb",
     "vector_store": "vs",
 }
 UNKNOWN = {f"{kind}_id": f"{prefix}_{'0' * 32}" for kind, prefix in KINDS.items()} | {"key_id": "0" * 16}
@@ -78,6 +79,7 @@ def tenant(server: Server, name: str) -> Tenant:
     upload = http.post("/v1/uploads", json=facts).json()["id"]
     part = http.post(f"/v1/uploads/{upload}/parts", files={"data": b"half a te"}).json()["id"]
     store = http.post("/v1/vector_stores", json={"file_ids": [document]}).json()["id"]
-    ids = {"vector_store_id": store, "document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
+    batch = http.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [document]}).json()["id"]
+    ids = {"vector_store_id": store, "batch_id": batch, "document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
            "upload_id": upload, "part_id": part, "key_id": new_key(server, name).split("_")[1]}  # fmt: skip
     return Tenant(name, key, http, ids)

@@ -84,11 +84,16 @@ def test_an_older_server_refuses_newer_data(
     embedded.stop()
 
 
+NEW_FIELDS = {"parent": None, "client": None, "answering": False}
+"""Fields of sessions that 0.1.0 did not have, and their values for its sessions."""
+
+
 def test_a_stored_document_is_ready_and_has_its_text(upgraded: Server) -> None:
     document = upgraded.document(DOCUMENT["id"])
     document.pop("tokens_per_second")
     assert document.pop("notes") == []
     assert document.pop("vectors") is None
+    assert document.pop("pages") is False
     assert document == DOCUMENT
     listed = upgraded.http.get("/v1/documents").json()["data"]
     assert [each["id"] for each in listed] == [DOCUMENT["id"]]
@@ -97,7 +102,7 @@ def test_a_stored_document_is_ready_and_has_its_text(upgraded: Server) -> None:
 
 
 def test_a_stored_session_has_its_title_messages_and_state(upgraded: Server) -> None:
-    assert upgraded.get_session(SESSION["id"]) == SESSION | {"parent": None}
+    assert upgraded.get_session(SESSION["id"]) == SESSION | NEW_FIELDS
     messages = upgraded.http.get(f"/v1/sessions/{SESSION['id']}/messages").json()["data"]
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert messages[0]["content"] == SESSION["title"]
@@ -108,9 +113,7 @@ def test_a_stored_session_answers_as_before(upgraded: Server) -> None:
     answer = upgraded.http.post(f"/v1/sessions/{fork}/messages", json=EXPECTED["question"]).json()
     for field in ("content", "finish_reason", "usage"):
         assert answer[field] == EXPECTED["answer"][field]
-    assert upgraded.get_session(SESSION["id"]) == SESSION | {"parent": None}, (
-        "the fork's turn does not change the session"
-    )
+    assert upgraded.get_session(SESSION["id"]) == SESSION | NEW_FIELDS, "the fork's turn does not change the session"
 
 
 def test_a_stored_response_is_returned_and_continued(upgraded: Server) -> None:

@@ -61,13 +61,35 @@ def tool_grammar(
         ]
     lines.append(f"named: {' | '.join(names)}")
     if choice == "required":
-        start = ["start: calls"]
-    elif is_token or text:
-        start = [f"start: {'text' if text else 'TEXT'} | calls" + ("" if text else " | TEXT calls")]
+        return "\n".join([lines[0], "start: calls", *lines[1:]])
+    bare = ""
+    if format.writes_json and not text:
+        lines += [*_bare_calls(tools, dict(options)), f"bare_calls: bare {'next*' if parallel else ''} FENCE?"]
+        bare = " | bare_calls"
+    if is_token or text:
+        start = [f"start: {'text' if text else 'TEXT'} | calls{bare}" + ("" if text else " | TEXT calls")]
     else:
-        start = [
-            f"start: TEXT | marked rest {more}",
-            f"marked[lazy]: ANYTHING {json.dumps(marker)}",
-            r"ANYTHING: /(.|\n)*/",
-        ]
+        marked = f"marked[lazy]: ANYTHING {json.dumps(marker)}"
+        start = [f"start: TEXT | marked rest {more}{bare}", marked, r"ANYTHING: /(.|\n)*/"]
     return "\n".join([lines[0], *start, *lines[1:]])
+
+
+def _bare_calls(tools: Sequence[Tool], options: dict[str, Any]) -> list[str]:
+    """Return the rules of calls without their marker, alone or in a fence, after any text.
+
+    Models that were trained on code (Qwen2.5-Coder) write calls like this, whatever their template says.
+    """
+    flexible = {"x-guidance": options | {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}}
+    lines = [r'BARE_MIDDLE: /\s*,\s*"arguments"\s*:\s*/', r"BARE_CLOSE: /\s*\}/", r"FENCE: /\s*```/"]
+    for number, tool in enumerate(tools):
+        name, rest = rf'\{{\s*"name"\s*:\s*"{tool.name}"', f"BARE_MIDDLE bare_arguments_{number} BARE_CLOSE"
+        lines += [
+            rf"bare_open_{number}[lazy]: /(.|\n)*{name}/",
+            rf"next_open_{number}[lazy]: /\s*(```\s*)?(```(json)?\s*)?{name}/",
+            f"bare_{number}: bare_open_{number} {rest}",
+            f"next_{number}: next_open_{number} {rest}",
+            f"bare_arguments_{number}: %json {json.dumps({**flexible, **tool.parameters})}",
+        ]
+    for kind in ("bare", "next"):
+        lines.append(f"{kind}: " + " | ".join(f"{kind}_{number}" for number in range(len(tools))))
+    return lines

@@ -73,6 +73,11 @@ class ToolFormat:
     result_separator: str
     result_close: str
 
+    @property
+    def writes_json(self) -> bool:
+        """Whether a call is a JSON object with `name` and `arguments` between its markers."""
+        return self.open.endswith('{"name": "') and self.middle == '", "arguments": '
+
     @staticmethod
     def of(tokenizer: Tokenizer) -> ToolFormat | None:
         """Return the tool format of the tokenizer's chat template; None if it has none of the supported form."""

@@ -24,6 +24,7 @@ def test_llama_cpps_file_has_the_same_weights_under_its_names(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_server_answers_the_same(monkeypatch):
     monkeypatch.setattr(restore.importlib.util, "find_spec", lambda name: None)  # llama.cpp may be missing
     report = restore.run(tokens=6000, width=64, layers=3, quick=True, progress=lambda message: None)

@@ -148,3 +148,32 @@ def test_a_schema_that_cannot_be_enforced(grammars: GrammarCompiler, format: Too
 def test_a_strict_tool_may_combine_schemas(grammars: GrammarCompiler, format: ToolFormat) -> None:
     parts = {"properties": {}, "anyOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}]}
     assert grammars.tools(format, [Tool("parts", None, parts, strict=True)], "required", parallel=True)
+
+
+BARE = {
+    '{"name": "count", "arguments": {"n": 2}}': True,
+    'Sure:\n```json\n{\n  "name": "count",\n  "arguments": {\n    "n": 2\n  }\n}\n```': True,
+    '{"name": "count", "arguments": {"n": 2}}\n{"name": "get_weather", "arguments": {"city": "Rome"}}': True,
+    '```json\n{"name": "count", "arguments": {"n": 2}}\n```\n```json\n{"name": "count", "arguments": {"n": 3}}\n```': True,
+    '{"name": "count", "arguments": {"m": 2}}': False,
+    '{"name": "count", "x": 2}': False,
+    '{"name": "count", "arguments": {"n": 2}} and then': False,
+    '{"name": "other", "arguments": {"m": 2}} and then': True,
+}
+
+
+@pytest.mark.parametrize("answer", BARE)
+def test_calls_without_their_markers(
+    tokenizer: Tokenizer, grammars: GrammarCompiler, format: ToolFormat, answer: str
+) -> None:
+    """Models that were trained on code write them, whatever their template says."""
+    grammar = grammars.tools(format, [WEATHER, COUNT], "auto", parallel=True)
+    fits = True
+    for token in tokenizer.encode(answer):
+        if not grammar.allowed_tokens()[token]:
+            fits = False
+            break
+        grammar.accept(token)
+    assert fits == BARE[answer]
+    if fits:
+        assert grammar.allowed_tokens()[tokenizer.eos_ids[0]]

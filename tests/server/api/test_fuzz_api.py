@@ -72,7 +72,8 @@ def real(client: httpx.Client) -> dict[str, str]:
     facts = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
     upload = client.post("/v1/uploads", json=facts).json()["id"]
     store = client.post("/v1/vector_stores", json={"file_ids": [document]}).json()["id"]
-    return {"vector_store_id": store, "document_id": document, "file_id": document, "session_id": session, "response_id": response,
+    batch = client.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [document]}).json()["id"]
+    return {"vector_store_id": store, "batch_id": batch, "document_id": document, "file_id": document, "session_id": session, "response_id": response,
             "upload_id": upload, "model_id": "tiny-rmt"}  # fmt: skip
 
 

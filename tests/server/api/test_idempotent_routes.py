@@ -105,6 +105,10 @@ CASES = {
         "/v1/vector_stores/{vector_store_id}/files", {"json": {"file_id": "FILE"}},
         {"json": {"file_id": "FILE", "attributes": {"a": "b"}}},
     ),
+    "file batch": Case(
+        "/v1/vector_stores/{vector_store_id}/file_batches", {"json": {"file_ids": ["FILE"]}},
+        {"json": {"files": [{"file_id": "FILE"}]}}, ("vector_store_batch",),
+    ),
     "upload": Case("/v1/uploads", {"json": UPLOAD}, {"json": UPLOAD | {"bytes": 6}}, ("upload",)),
     "part": Case("/v1/uploads/{upload_id}/parts", {"files": {"data": b"words"}}, {"files": {"data": b"other"}}),
     "complete": Case("/v1/uploads/{whole_upload}/complete", {"json": {"part_ids": ["PART"]}},

@@ -2,7 +2,7 @@
 import { computed, effect, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
-import { UserError, addSession, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
+import { UserError, addSession, documents, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
 import { navigate, route } from "./route.js";
 import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
@@ -21,11 +21,34 @@ export const listed = computed(() =>
 export const found = computed(() => {
   const words = fold(query.value).split(/\s+/).filter(Boolean);
   if (words.length === 0) return listed.value;
+  if (searched.documents !== documents.value) searched = { documents: documents.value, texts: new WeakMap() };
+  const { texts } = searched;
   return listed.value.filter((each) => {
-    const text = fold(`${titleOf(each)} ${each.documents.map(nameOf).join(" ")}`);
+    const text = texts.get(each) ?? fold(`${titleOf(each)} ${each.documents.map(nameOf).join(" ")}`);
+    texts.set(each, text);
     return words.every((word) => text.includes(word));
   });
 });
+
+/** The texts that are searched, by conversation: folding thousands of them takes longer than a frame. The documents have the names. */
+let searched = { documents: documents.peek(), texts: new WeakMap<Session, string>() };
+
+const ROWS = 100;
+/** How many conversations are shown. With thousands, the browser would need many frames to lay them out. */
+const rows = signal(ROWS);
+effect(() => {
+  query.value; // a new search shows its first results
+  rows.value = ROWS;
+});
+
+/** Whether there are conversations that are not shown. */
+export const hasMore = computed(() => found.value.length > rows.value || nextPages.value.sessions !== null);
+
+/** Shows more conversations. Loads them if necessary. */
+export async function showMore(): Promise<void> {
+  if (found.value.length <= rows.value) await loadMore("sessions");
+  rows.value += ROWS;
+}
 
 export interface Group {
   name: string;
@@ -35,7 +58,7 @@ export interface Group {
 export const groups = computed((): Group[] => {
   const name = (each: Session) => (isForeign(each) ? OTHERS : grouping.value === "date" ? dateName(each) : documentsOf(each));
   const named = new Map<string, Session[]>();
-  for (const each of found.value) {
+  for (const each of found.value.slice(0, rows.value)) {
     const group = name(each);
     named.set(group, [...(named.get(group) ?? []), each]);
   }

@@ -1,14 +1,42 @@
-/** A picture of a page of a PDF, with the passage marked. */
+/** Pictures of pages of a PDF, with a passage marked. */
 import { useEffect, useState } from "preact/hooks";
 import { errorText, nameOf } from "../state/library.js";
 import { client, retryWhileOffline } from "../state/server.js";
 
 const WIDTH = 1000; // pixels
 
-export function PagePicture({ document: id, page, start, end }: { document: string; page: number; start: number; end: number }) {
+interface Place {
+  document: string;
+  page: number;
+  start: number;
+  end: number;
+}
+
+/** The page on which a passage begins, and on demand those before and after it. */
+export function PagePictures({ document, page: first, start, end }: Place) {
+  const [page, setPage] = useState(first);
+  useEffect(() => setPage(first), [document, first, start]);
+  return (
+    <>
+      <p class="row">
+        <button class="quiet small" disabled={page === 1} onClick={() => setPage(page - 1)}>
+          Page before
+        </button>
+        <span class="note">Page {page}</span>
+        <button class="quiet small" onClick={() => setPage(page + 1)}>
+          Page after
+        </button>
+      </p>
+      <PagePicture {...{ document, page, start, end }} />
+    </>
+  );
+}
+
+function PagePicture({ document: id, page, start, end }: Place) {
   const [address, setAddress] = useState<string | null>(null);
   const [error, setError] = useState<string | null>(null);
   useEffect(() => {
+    setError(null);
     const stop = new AbortController();
     let made: string | null = null;
     const show = async () => {

@@ -7,7 +7,7 @@ import { documents, errorText, loadDocument, nameOf } from "../state/library.js"
 import { route } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
 import { sessionMessages } from "../state/turns.js";
-import { PagePicture } from "./page-picture.js";
+import { PagePictures } from "./page-picture.js";
 
 const PART = 16_384; // bytes
 const MAX_PARTS = 24; // parts kept in the page; others are fetched again when they are needed
@@ -103,8 +103,8 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         </button>
       </header>
       {picture && page !== null && (
-        <div class="text" tabIndex={0} role="region" aria-label={`Page ${page}`}>
-          <PagePicture document={id} page={page} start={start!} end={end!} />
+        <div class="text" tabIndex={0} role="region" aria-label="Page">
+          <PagePictures document={id} page={page} start={start!} end={end!} />
         </div>
       )}
       {total > PART && !picture && (

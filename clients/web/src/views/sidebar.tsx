@@ -7,8 +7,8 @@ import { LoadMore } from "../components/load-more.js";
 import { Menu } from "../components/menu.js";
 import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
-import { OTHERS, chooseImport, exportJson, grouping, groups, query, removeSelected, selection, toggleSelected } from "../state/conversations.js";
-import { documentsOf, loadMore, loaded, model, nextPages, sessions, showErrors, titleOf } from "../state/library.js";
+import { OTHERS, chooseImport, exportJson, found, grouping, groups, hasMore, query, removeSelected, selection, showMore, toggleSelected } from "../state/conversations.js";
+import { documentsOf, loaded, model, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
 
@@ -38,6 +38,11 @@ export function Sidebar() {
         </a>
         <Finder />
         <div class="conversations">
+          {query.value.trim() && found.value.length > 0 && (
+            <p class="note none" role="status">
+              {plural(found.value.length, "conversation")} found
+            </p>
+          )}
           {groups.value.map(({ name, sessions }) => {
             const entries = (
               <ul>
@@ -65,7 +70,7 @@ export function Sidebar() {
             );
           })}
           {loaded.value && groups.value.length === 0 && <p class="note none">{query.value ? "No conversation matches." : "No conversations yet."}</p>}
-          {nextPages.value.sessions && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(() => loadMore("sessions"))} />}
+          {hasMore.value && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(showMore)} />}
         </div>
         <footer>
           <span class={`light ${connection.value.state}`} aria-hidden="true" />

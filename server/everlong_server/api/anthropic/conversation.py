@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
+from everlong_models import ToolCall
 from everlong_server.api.anthropic.message_schemas import (
     Base64Source,
     BlockLocation,
@@ -21,8 +23,13 @@ from everlong_server.api.anthropic.message_schemas import (
     PageLocation,
     TextBlock,
     TextSource,
+    ToolResultBlock,
+    ToolUseBlock,
 )
 from everlong_server.api.openai.messages import ParsedMessages, require_model
+from everlong_server.api.openai.tools.requests import tool_use
+from everlong_server.api.openai.tools.schemas import FunctionDefinition
+from everlong_server.engine.answering.tools import ToolChoice, ToolUse
 from everlong_server.engine.documents.inline import InlineFile, add_inline
 from everlong_server.engine.documents.text_checker import clean_filename
 from everlong_server.errors import InvalidRequest, NotFound, ServerError
@@ -32,6 +39,8 @@ from everlong_server.store.records import Document, Message
 from everlong_server.store.search.passages import Passage, Passages
 
 _BETWEEN_BLOCKS = "\n\n"
+_ERROR = "Error: "
+"""Put before the result of a call that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ async def parse_conversation(services: Services, body: CreateAnthropicMessage | 
     if system := _text(body.system):
         parsed.add_message("system", system, "system")
     for number, message in enumerate(body.messages):
-        name, texts = f"messages.{number}", list[str]()
+        name, texts, calls, results = f"messages.{number}", list[str](), list[ToolCall](), 0
         for place, block in enumerate([] if isinstance(message.content, str) else message.content):
             if isinstance(block, DocumentBlock):
                 path = f"{name}.content.{place}"
@@ -96,11 +105,52 @@ async def parse_conversation(services: Services, body: CreateAnthropicMessage | 
                 texts += [f"{block.context}\n\n"] if block.context else []
             elif isinstance(block, TextBlock):
                 texts.append(block.text)
-        parsed.add_message(message.role, message.content if isinstance(message.content, str) else "".join(texts), name)
+            elif isinstance(block, ToolUseBlock):
+                _require_role(message.role, "assistant", f"{name}.content.{place}")
+                calls.append(ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
+            elif isinstance(block, ToolResultBlock):
+                _require_role(message.role, "user", f"{name}.content.{place}")
+                result = f"{_ERROR if block.is_error else ''}{_text(block.content)}"
+                parsed.add_result(block.tool_use_id, result, f"{name}.content.{place}", "tool_use_id")
+                results += 1
+        text = message.content if isinstance(message.content, str) else "".join(texts)
+        if text or not (calls or results):
+            parsed.add_message(message.role, text, name)
+        if calls:
+            parsed.add_calls(calls, f"{name}.content")
     if len(cites) > 1:
         raise InvalidRequest("messages: citations must be enabled for all documents or for none", param="messages")
     documents, messages = await parsed.finish("messages")
     return Conversation(services.passages, documents, messages, sent, cites == {True})
+
+
+async def parse_tools(
+    services: Services, body: CreateAnthropicMessage | CountMessageTokens, conversation: Conversation
+) -> ToolUse | None:
+    """Return the tools of a request. Raises `InvalidRequest`."""
+    functions = [
+        (
+            FunctionDefinition(
+                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            ),
+            f"tools.{number}",
+        )
+        for number, tool in enumerate(body.tools)
+    ]
+    choice = body.tool_choice
+    return await tool_use(
+        services, functions, _CHOICES[choice.type], choice.name, conversation.messages,
+        parallel=not choice.disable_parallel_tool_use, schema="input_schema",
+    )  # fmt: skip
+
+
+_CHOICES: dict[str, ToolChoice] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
+
+
+def _require_role(role: str, needed: str, name: str) -> None:
+    """Raise `InvalidRequest` for a block of a message of another role."""
+    if role != needed:
+        raise InvalidRequest(f"{name}: a message of the role {role} cannot have this block", param=name)
 
 
 def _text(content: str | list[TextBlock] | None) -> str:

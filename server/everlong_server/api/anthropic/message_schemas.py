@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from everlong_models.generate.sampling import MAX_STOP_STRINGS, StopString
 from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, content_kind
 from everlong_server.api.openai.text_formats import Nullable
+from everlong_server.api.openai.tools.schemas import MAX_TOOLS, CallId, ToolName
 from everlong_server.api.schemas import Recall, Wire
 
 MAX_TITLE = 255
@@ -99,6 +100,24 @@ class DocumentBlock(_Block):
     citations: CitationsConfig = Field(default_factory=CitationsConfig)
 
 
+class ToolUseBlock(_Block):
+    """A call in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ToolResultBlock(_Block):
+    """The result of a call, in the message after it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] = ""
+    is_error: bool = Field(False, description="true: the model is told that the call failed")
+
+
 class ImageBlock(Wire):
     """Refused: the models read text."""
 
@@ -112,15 +131,22 @@ class ImageBlock(Wire):
 
 def _block(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    names = {"text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock"}
+    names = {"text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock", "tool_use": "ToolUseBlock",
+             "tool_result": "ToolResultBlock"}  # fmt: skip
     return names.get(kind) if isinstance(kind, str) else None
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
     | Annotated[DocumentBlock, Tag("DocumentBlock")]
+    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
+    | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
     | Annotated[ImageBlock, Tag("ImageBlock")],
-    Discriminator(_block, custom_error_type="block", custom_error_message="type must be 'text' or 'document'"),
+    Discriminator(
+        _block,
+        custom_error_type="block",
+        custom_error_message="type must be 'text', 'document', 'tool_use' or 'tool_result'",
+    ),
 ]
 Content = Annotated[
     Annotated[str, Tag("Text")] | Annotated[list[Block], Field(min_length=1, max_length=MAX_MESSAGES), Tag("Blocks")],
@@ -164,6 +190,30 @@ class OutputConfig(Nullable, Wire):
     format: JsonOutputFormat | None = None
 
 
+class AnthropicTool(_Block):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] = Field("custom", description="tools that Anthropic runs do not exist here")
+    name: ToolName
+    description: str | None = Field(None, max_length=10_000)
+    input_schema: dict[str, Any] = Field(description="JSON Schema of the input. It always follows it")
+    strict: bool = Field(False, description="true: a schema that cannot be enforced is refused")
+
+
+class AnthropicToolChoice(Nullable, Wire):
+    """Whether the answer calls tools. any: at least one; tool: the one called `name`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _check_name(self) -> AnthropicToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("name must be given with the type 'tool', and with no other")
+        return self
+
+
 class _Conversation(Nullable, Wire):
     """The fields of a request that decide on its input."""
 
@@ -172,6 +222,8 @@ class _Conversation(Nullable, Wire):
     system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
     cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
     thinking: NoThinking | None = None
+    tools: list[AnthropicTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: AnthropicToolChoice = Field(default_factory=lambda: AnthropicToolChoice(type="auto"))
     output_config: OutputConfig | None = None
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
@@ -241,6 +293,15 @@ class AnswerText(Wire):
     citations: list[Location] | None
 
 
+class CalledTool(Wire):
+    """A call of a tool."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
 class AnthropicUsage(Wire):
     """Token counts. The input, documents included, has `input_tokens` + `cache_read_input_tokens`."""
 
@@ -257,8 +318,8 @@ class AnthropicMessage(Wire):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[AnswerText]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    content: list[AnswerText | CalledTool]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
     usage: AnthropicUsage
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from everlong_models import ToolCall
 from everlong_server.api.anthropic.conversation import Conversation
-from everlong_server.api.anthropic.message_schemas import AnswerText, AnthropicMessage, AnthropicUsage, Location
-from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted, ResponseCreated, TextDelta
+from everlong_server.api.anthropic.message_schemas import (
+    AnswerText,
+    AnthropicMessage,
+    AnthropicUsage,
+    CalledTool,
+    Location,
+)
+from everlong_server.engine.answering.events import (
+    AnswerEvent,
+    ResponseCompleted,
+    ResponseCreated,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStarted,
+)
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.messages import AnswerMessage, Usage
 
@@ -23,32 +38,30 @@ async def message_view(message_id: str, message: AnswerMessage, conversation: Co
 async def live_events(
     message_id: str, events: AsyncGenerator[AnswerEvent, None], conversation: Conversation, record: IdempotencyRecord
 ) -> AsyncGenerator[Event, None]:
-    """Yield an answer in Anthropic's order of events. Its text is one block, whose citations follow the text.
+    """Yield an answer in Anthropic's order of events. Its text is one block, whose citations follow the text; each call is one.
 
     Records the message before its last events, or releases the key if there are none.
     """
-    started = False
+    blocks = _Blocks(conversation.cites)
     async with record, contextlib.aclosing(events):
         async for event in events:
             match event:
                 case ResponseCreated(message):
                     yield _message_start(_message(message_id, message, []))
                 case TextDelta(_, text, _) if text:
-                    if not started:
-                        started = True
-                        yield _block_start(0, conversation.cites)
-                        yield {"type": "ping"}
-                    yield _text_delta(0, text)
+                    for each in blocks.text(text):
+                        yield each
+                case ToolCallStarted(_, _, id, name):
+                    for each in blocks.call(id, name):
+                        yield each
+                case ToolArgumentsDelta(_, _, arguments):
+                    for each in blocks.arguments(arguments):
+                        yield each
                 case ResponseCompleted(message):
                     view = await message_view(message_id, message, conversation)
                     await record.finish(view)
-                    for block in view["content"]:
-                        for citation in block["citations"] or []:
-                            yield _citation_delta(0, citation)
-                    if started:
-                        yield {"type": "content_block_stop", "index": 0}
-                    for last in _end(view):
-                        yield last
+                    for each in [*blocks.end(view["content"]), *_end(view)]:
+                        yield each
 
 
 async def replayed_events(view: dict[str, Any]) -> AsyncGenerator[Event, None]:
@@ -56,22 +69,86 @@ async def replayed_events(view: dict[str, Any]) -> AsyncGenerator[Event, None]:
     usage = view["usage"] | {"output_tokens": 0}
     yield _message_start(view | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage})
     for index, block in enumerate(view["content"]):
-        yield _block_start(index, block["citations"] is not None)
-        yield _text_delta(index, block["text"])
-        for citation in block["citations"] or []:
-            yield _citation_delta(index, citation)
-        yield {"type": "content_block_stop", "index": index}
+        if block["type"] == "text":
+            yield _text_start(index, block["citations"] is not None)
+            yield _delta(index, "text_delta", text=block["text"])
+            for citation in block["citations"] or []:
+                yield _delta(index, "citations_delta", citation=citation)
+        else:
+            yield _call_start(index, block["id"], block["name"])
+            yield _delta(index, "input_json_delta", partial_json=json.dumps(block["input"], ensure_ascii=False))
+        yield _stop(index)
     for last in _end(view):
         yield last
 
 
-def _message(message_id: str, message: AnswerMessage, content: list[AnswerText]) -> dict[str, Any]:
+class _Blocks:
+    """Makes the events of an answer's blocks. `cites`: the text has citations, which are known at its end.
+
+    With citations, calls are held back until then, because the block of the text must end before them.
+    """
+
+    def __init__(self, cites: bool) -> None:
+        self._cites = cites
+        self._index = -1
+        self._text = -1
+        """The index of the block of text, once it began."""
+        self._in_text = False
+        self._holding = False
+        self._held: list[Event] = []
+
+    def text(self, text: str) -> Iterator[Event]:
+        """Yield the events of a piece of text."""
+        events: list[Event] = []
+        if not self._in_text:
+            events += self._stop_last()
+            self._index, self._in_text = self._index + 1, True
+            self._text = self._index
+            events += [_text_start(self._index, self._cites), {"type": "ping"}]
+        return self._sent([*events, _delta(self._index, "text_delta", text=text)])
+
+    def call(self, id: str, name: str) -> Iterator[Event]:
+        """Yield the events of the beginning of a call."""
+        self._holding |= self._cites and self._in_text
+        events = [] if self._in_text and self._holding else self._stop_last()
+        self._index, self._in_text = self._index + 1, False
+        return self._sent([*events, _call_start(self._index, id, name)])
+
+    def arguments(self, arguments: str) -> Iterator[Event]:
+        """Yield the events of a piece of a call's arguments."""
+        return self._sent([_delta(self._index, "input_json_delta", partial_json=arguments)])
+
+    def end(self, content: list[dict[str, Any]]) -> Iterator[Event]:
+        """Yield the events of the end of the answer. `content`: its blocks, with their citations."""
+        for citation in [each for block in content for each in block.get("citations") or []]:
+            yield _delta(self._text, "citations_delta", citation=citation)
+        if self._holding:
+            yield _stop(self._text)
+            yield from self._held
+        yield from self._stop_last()
+
+    def _stop_last(self) -> list[Event]:
+        return [_stop(self._index)] if self._index >= 0 else []
+
+    def _sent(self, events: list[Event]) -> Iterator[Event]:
+        """Yield the events, or hold them back."""
+        if self._holding:
+            self._held += events
+        else:
+            yield from events
+
+
+def _message(message_id: str, message: AnswerMessage, content: list[AnswerText | CalledTool]) -> dict[str, Any]:
     stop = _STOP_REASONS.get(message.finish_reason)
     return AnthropicMessage(
         id=message_id,
         model=message.model,
         content=content,
-        stop_reason="stop_sequence" if message.stop_sequence is not None else stop,
+        stop_reason="stop_sequence"
+        if message.stop_sequence is not None
+        else "tool_use"
+        if message.tool_calls and stop == "end_turn"
+        else stop,
         stop_sequence=message.stop_sequence,
         usage=_usage(message.usage),
     ).model_dump(mode="json")
@@ -90,15 +167,15 @@ def _usage(usage: Usage) -> AnthropicUsage:
     )
 
 
-async def _content(message: AnswerMessage, conversation: Conversation) -> list[AnswerText]:
-    """Return the text in blocks: one for each cited sentence with its citations, and those between."""
+async def _content(message: AnswerMessage, conversation: Conversation) -> list[AnswerText | CalledTool]:
+    """Return the text in blocks: one for each cited sentence with its citations, and those between. Calls follow."""
     cited = dict[tuple[int, int], list[Location]]()  # by the ends of the sentence; sentences do not overlap
     for citation in message.citations if conversation.cites else []:
         location = await conversation.location(citation, message.evidence[citation.evidence])
         if location is not None:
             cited.setdefault((citation.start, citation.end), []).append(location)
     text, at = message.content, 0
-    blocks: list[AnswerText] = []
+    blocks: list[AnswerText | CalledTool] = []
     for (start, end), locations in sorted(cited.items(), key=lambda item: item[0]):
         if start > at:
             blocks.append(AnswerText(text=text[at:start], citations=None))
@@ -106,24 +183,39 @@ async def _content(message: AnswerMessage, conversation: Conversation) -> list[A
         at = end
     if at < len(text):
         blocks.append(AnswerText(text=text[at:], citations=None))
-    return blocks
+    return [*blocks, *(CalledTool(id=call.id, name=call.name, input=_input(call)) for call in message.tool_calls)]
+
+
+def _input(call: ToolCall) -> dict[str, Any]:
+    """Return the arguments of a call; those of an answer that was cut within them are not complete, and left out."""
+    try:
+        return dict(json.loads(call.arguments))
+    except ValueError:
+        return {}
 
 
 def _message_start(view: dict[str, Any]) -> Event:
     return {"type": "message_start", "message": view}
 
 
-def _block_start(index: int, cites: bool) -> Event:
-    block: dict[str, Any] = {"type": "text", "text": "", "citations": [] if cites else None}
+def _text_start(index: int, cites: bool) -> Event:
+    return _start(index, {"type": "text", "text": "", "citations": [] if cites else None})
+
+
+def _call_start(index: int, id: str, name: str) -> Event:
+    return _start(index, {"type": "tool_use", "id": id, "name": name, "input": {}})
+
+
+def _start(index: int, block: dict[str, Any]) -> Event:
     return {"type": "content_block_start", "index": index, "content_block": block}
 
 
-def _text_delta(index: int, text: str) -> Event:
-    return {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
+def _delta(index: int, kind: str, **fields: Any) -> Event:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
 
 
-def _citation_delta(index: int, citation: dict[str, Any]) -> Event:
-    return {"type": "content_block_delta", "index": index, "delta": {"type": "citations_delta", "citation": citation}}
+def _stop(index: int) -> Event:
+    return {"type": "content_block_stop", "index": index}
 
 
 def _end(view: dict[str, Any]) -> Iterator[Event]:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_models import SamplingParams
-from everlong_server.api.anthropic.conversation import Conversation, parse_conversation
+from everlong_server.api.anthropic.conversation import Conversation, parse_conversation, parse_tools
 from everlong_server.api.anthropic.message_schemas import (
     AnthropicErrorBody,
     AnthropicMessage,
@@ -103,9 +103,9 @@ async def count_tokens(
     recall = answer_recall(services, body.recall)
     if conversation.documents:
         await wait_until_read(services.ingest, conversation.documents)
-    return TokenCount(
-        input_tokens=await services.chat_turns.count_tokens(conversation.documents, conversation.messages, recall)
-    )
+    tools = await parse_tools(services, body, conversation)
+    counted = await services.chat_turns.count_tokens(conversation.documents, conversation.messages, recall, tools)
+    return TokenCount(input_tokens=counted)
 
 
 def _require_version(version: str | None) -> None:
@@ -122,7 +122,8 @@ async def _begin(services: Services, body: CreateAnthropicMessage) -> tuple[Turn
     conversation = await parse_conversation(services, body)
     if conversation.documents:
         await wait_until_read(services.ingest, conversation.documents)
-    turn = await services.chat_turns.answer(conversation.documents, conversation.messages, params, recall)
+    tools = await parse_tools(services, body, conversation)
+    turn = await services.chat_turns.answer(conversation.documents, conversation.messages, params, recall, tools=tools)
     return turn, conversation
 
 

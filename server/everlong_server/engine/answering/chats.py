@@ -65,10 +65,12 @@ class ChatTurns:
         context = self._context(documents, messages, tools, checkpoint, on_complete)
         return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
 
-    async def count_tokens(self, documents: Sequence[str], messages: Sequence[Message], recall: Recall) -> int:
+    async def count_tokens(
+        self, documents: Sequence[str], messages: Sequence[Message], recall: Recall, tools: ToolUse | None = None
+    ) -> int:
         """Return the number of tokens of the prompt that `answer` would make."""
-        context = self._context(documents, messages, None, None, None)
-        return await self._turns.count_tokens(context, messages[-1].content, recall)
+        context = self._context(documents, messages, tools, None, None)
+        return await self._turns.count_tokens(context, messages[-1].content, recall, tools)
 
     @asynccontextmanager
     async def _context(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from everlong_models import ToolCall, ToolFormat
+from everlong_models import Tool, ToolCall, ToolFormat
 from everlong_models.generate.sampling import overlap
 from everlong_server.engine.answering.events import TextDelta, ToolArgumentsDelta, ToolCallStarted
+
+_FENCES = ("", "```", "```json")
+_BARE = re.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*"([\w-]+)"')
+"""The beginning of a call without a marker, up to the end of its name."""
 
 
 class CallParser:
@@ -17,12 +22,15 @@ class CallParser:
     arguments so far are kept if the name is complete. White space between text and a call belongs to neither.
     """
 
-    def __init__(self, format: ToolFormat, response_id: str) -> None:
-        """`response_id`: the id of the answer, from which those of the calls are made."""
+    def __init__(self, format: ToolFormat, tools: Sequence[Tool], response_id: str) -> None:
+        """`tools`: those that the answer may call. `response_id`: the id of the answer, from which those of the calls are made."""
         self._format = format
         self._response_id = response_id
         self._marker = format.open.split()[0]
-        self._state: Literal["text", "open", "arguments", "between"] = "text"
+        names = [tool.name for tool in tools] if format.writes_json else []
+        self._bare = [f'{fence}{{"name":"{name}"' for name in names for fence in _FENCES]
+        """The beginnings of calls without a marker, without white space."""
+        self._state: Literal["text", "between", "open", "named", "arguments"] = "text"
         self._held = ""
         self._content: list[str] = []
         self._names: list[str] = []
@@ -49,26 +57,41 @@ class CallParser:
         if shown or logprobs:
             yield TextDelta(self._response_id, shown, logprobs)
         while self._state != "text" and self._held:
-            match self._state:
-                case "open":
-                    name, found, rest = self._held.removeprefix(self._format.open).partition(self._format.middle)
-                    if not found:
-                        return
-                    self._held, self._state, self._object = rest, "arguments", _ObjectEnd()
-                    self._names.append(name)
-                    self._arguments.append([])
-                    yield ToolCallStarted(self._response_id, len(self._names) - 1, self._id(len(self._names) - 1), name)
-                case "arguments":
-                    end = self._object.find(self._held)
-                    arguments = self._held if end is None else self._held[:end]
-                    self._held, self._state = self._held[len(arguments) :], "arguments" if end is None else "between"
-                    self._arguments[-1].append(arguments)
-                    yield ToolArgumentsDelta(self._response_id, len(self._names) - 1, arguments)
-                case "between":
-                    start = self._held.find(self._marker)
-                    if start < 0:
-                        return
-                    self._held, self._state = self._held[start:], "open"
+            before = self._state, self._held
+            yield from self._advance()
+            if (self._state, self._held) == before:
+                return
+
+    def _advance(self) -> Iterator[ToolCallStarted | ToolArgumentsDelta]:
+        """Parse the next part of the calls in the held text; does nothing if it is not complete."""
+        match self._state:
+            case "between":
+                self._held = self._held[self._call_start() :]
+                if self._held.startswith(self._marker) or self._is_bare(self._held):
+                    self._state = "open"
+            case "open":
+                bare = _BARE.match(self._held)
+                name, found, rest = self._held.removeprefix(self._format.open).partition(self._format.middle)
+                if bare is not None:
+                    name, rest, self._state = bare[1], self._held[bare.end() :], "named"
+                elif found:
+                    self._state = "arguments"
+                else:
+                    return
+                self._held, self._object = rest, _ObjectEnd()
+                self._names.append(name)
+                self._arguments.append([])
+                yield ToolCallStarted(self._response_id, len(self._names) - 1, self._id(len(self._names) - 1), name)
+            case "named":
+                start = self._held.find("{")
+                if start >= 0:
+                    self._held, self._state = self._held[start:], "arguments"
+            case "arguments":
+                end = self._object.find(self._held)
+                arguments = self._held if end is None else self._held[:end]
+                self._held, self._state = self._held[len(arguments) :], "arguments" if end is None else "between"
+                self._arguments[-1].append(arguments)
+                yield ToolArgumentsDelta(self._response_id, len(self._names) - 1, arguments)
 
     def finish(self) -> str:
         """End the answer, and return the text that was held back because a call could have begun there."""
@@ -79,15 +102,31 @@ class CallParser:
 
     def _take_text(self) -> str:
         """Return the text that cannot belong to a call."""
-        start = self._held.find(self._marker)
-        end = len(self._held) - overlap(self._held, self._marker) if start < 0 else start
-        shown = self._held[:end].rstrip()
-        if start < 0:
-            self._held = self._held[len(shown) :]
-        else:
+        start = self._call_start()
+        shown = self._held[:start].rstrip()
+        if self._held.startswith(self._marker, start) or self._is_bare(self._held[start:]):
             self._held, self._state = self._held[start:], "open"
+        else:
+            self._held = self._held[len(shown) :]
         self._content.append(shown)
         return shown
+
+    def _call_start(self) -> int:
+        """Return where the first call begins, or the first text that may become one; the end of the held text if there is none."""
+        held = self._held
+        marked = held.find(self._marker)
+        end = marked if marked >= 0 else len(held) - overlap(held, self._marker)
+        bare = (n for n in range(end) if held[n] in "`{" and self._may_be_bare(held[n:]))
+        return next(bare, end)
+
+    def _may_be_bare(self, text: str) -> bool:
+        """Whether `text` begins with a call without a marker, or is the beginning of one."""
+        compact = "".join(text[: 4 * max(map(len, self._bare), default=0)].split())
+        return any(compact.startswith(bare) or bare.startswith(compact) for bare in self._bare)
+
+    def _is_bare(self, text: str) -> bool:
+        """Whether `text` begins with a call without a marker, with the whole name."""
+        return _BARE.match(text) is not None and self._may_be_bare(text)
 
     def _id(self, index: int) -> str:
         return f"call_{self._response_id.partition('_')[2]}_{index}"

@@ -154,14 +154,18 @@ class TurnRunner:
         return turn
 
     async def count_tokens(
-        self, entering: AbstractAsyncContextManager[TurnContext], content: str, recall: Recall
+        self,
+        entering: AbstractAsyncContextManager[TurnContext],
+        content: str,
+        recall: Recall,
+        tools: ToolUse | None = None,
     ) -> int:
         """Return the number of tokens that a turn's prompt would have, with all that its session has read. Answers nothing."""
         self._check(content, SamplingParams())
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
             context = await stack.enter_async_context(entering)
-            prompt = await self._prompts.prompt(context, content, recall)
+            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
             return _prompt_usage(context.session.snapshot, prompt).prompt_tokens
 
     async def _turn(
@@ -193,7 +197,9 @@ class TurnRunner:
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
             format = self._engine.model.tools
-            answer = _Answer(parser=CallParser(format, turn.id) if tools and tools.shown and format else None)
+            answer = _Answer(
+                parser=CallParser(format, tools.callable, turn.id) if tools and tools.shown and format else None
+            )
             try:
                 async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
                     async for delta in deltas:

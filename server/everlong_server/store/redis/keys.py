@@ -59,6 +59,8 @@ vector_store_files = Key("{everlong}:vectorstore:ID:files", "zset",
     "never; deleted with the vector store")
 vector_store_file = Key("{everlong}:vectorstore:ID:file:DOCUMENT", "hash", "a document in a vector store: its size and attributes",
     "never; deleted with the document or the vector store", sealed=True)
+vector_store_batch = Key("{everlong}:vectorstore:ID:batch:BATCH", "hash",
+    "documents that were added to a vector store at once: their ids", "after 1 day", expires=True)
 reading = Key("{everlong}:reading:ID", "hash",
     "a reading: the state, cursor and progress of one model in a sequence of documents",
     "never; deleted with any of its documents", sealed=True)
@@ -102,7 +104,7 @@ streams = Key("{everlong}:streams:TENANT", "set", "a tenant's running answers, e
     "never; an answer is removed when it ends")
 queued = Key("{everlong}:queued:TENANT:MODEL", "set", "the ids of a tenant's readings by one model that have not ended",
     "never; a reading is removed when it ends")
-stored = Key("{everlong}:stored:TENANT", "string", "the bytes that a tenant stores in documents, uploads and responses",
+stored = Key("{everlong}:stored:TENANT", "string", "the bytes that a tenant stores in documents, uploads, responses and vector stores",
     "never")
 reservations = Key("{everlong}:held:TENANT", "zset",
     "the ids of a tenant's uploads and responses, scored by the time until which their bytes are counted",

@@ -301,7 +301,10 @@ class Quota:
     def no_room(self) -> RateLimited:
         """Return the error for the limit of bytes. It has no retry time, since only deleting something helps."""
         return exceeded(
-            "bytes", self.limits.bytes or 0, "bytes stored in documents, uploads and responses", seconds=None
+            "bytes",
+            self.limits.bytes or 0,
+            "bytes stored in documents, uploads, responses and vector stores",
+            seconds=None,
         )
 
     async def queue_full(self, model: str) -> RateLimited:

@@ -71,5 +71,15 @@ class StoredFile:
         return StoredFile(document, store, float(stored[b"created_at"]), int(stored[b"bytes"]), attributes)
 
 
+@dataclass(frozen=True, slots=True)
+class FileBatch:
+    """Documents that were added to a set at once."""
+
+    id: str
+    store: str
+    created_at: float
+    documents: tuple[str, ...]
+
+
 def _size(fields: Mapping[str, str]) -> int:
     return sum(len(value.encode()) for value in fields.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,14 @@ from everlong_server.store.records import is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import STORE, Scripts, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, Quota, limit_argument
 from everlong_server.store.vault import Vault
-from everlong_server.store.vector_stores.records import StoredFile, VectorStore
+from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
 
 MAX_FILES = 256
 """Documents of one set, at most: as many as one search takes."""
+_BATCH_MS = 24 * 3600 * 1000
 _GONE, _NO_DOCUMENT, _FULL = 0, -1, -2
 
 # Defines `detach(stores, store, document)`, which removes a document from a set, except for the document's own list of sets.
@@ -245,6 +247,28 @@ class VectorStores:
             [keys.document_sets(document), keys.stored(self._tenant), files, keys.deleted(files, document)],
             [store_id, document, keys.vector_store("")],
         )
+
+    # Batches
+
+    async def keep_batch(self, batch: FileBatch) -> None:
+        """Keep a batch for a day. Does nothing for a retry but keep it longer."""
+        name = keys.vector_store_batch(batch.store, batch.id)
+        fields = {"created_at": batch.created_at, "documents": json.dumps(batch.documents)}
+        await self._scripts.run(STORE, [name], [_BATCH_MS, "", "", *flat(fields)])
+
+    async def batch(self, store_id: str, batch_id: str) -> FileBatch:
+        """Return a batch. Raises `NotFound`, also a day after its creation."""
+        await self.get(store_id)
+        stored = (
+            await self._redis.hgetall(keys.vector_store_batch(store_id, batch_id)) if is_id("vsfb", batch_id) else None
+        )
+        if not stored:
+            raise NotFound(
+                f"no file batch {batch_id[:64]!r} in this vector store: a batch is kept for a day", param="batch_id",
+                code="file_batch_not_found",
+            )  # fmt: skip
+        documents = tuple(json.loads(stored[b"documents"]))
+        return FileBatch(batch_id, store_id, float(stored[b"created_at"]), documents)
 
     @property
     def _limit(self) -> int | str:

@@ -58,6 +58,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/vector_stores": lambda ids: {"json": {"file_ids": [ids["file_id"]]}},
     "POST /v1/vector_stores/{vector_store_id}": lambda ids: {"json": {"name": "b"}},
     "POST /v1/vector_stores/{vector_store_id}/search": lambda ids: {"json": {"query": "secret"}},
+    "POST /v1/vector_stores/{vector_store_id}/file_batches": lambda ids: {"json": {"file_ids": [ids["file_id"]]}},
     "POST /v1/vector_stores/{vector_store_id}/files": lambda ids: {"json": {"file_id": ids["file_id"]}},
     "POST /v1/vector_stores/{vector_store_id}/files/{file_id}": lambda ids: {"json": {"attributes": {"a": "b"}}},
     "POST /v1/embeddings": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "words"}},
@@ -86,7 +87,7 @@ class Endpoint(NamedTuple):
 
     def request(self, ids: dict[str, str]) -> tuple[str, str, dict[str, Any]]:
         """Method, path and arguments, naming `ids`."""
-        ids = {"model_id": MODEL, **ids}
+        ids = {"model_id": MODEL, "page": "1", **ids}
         missing = [parameter for parameter in self.parameters if parameter not in ids]
         assert not missing, f"{self.name} is new: say whose {missing} are, in tests/server/tenants.py"
         body = {}

@@ -122,6 +122,23 @@ def test_a_prompt_beyond_the_context_is_read_into_the_memory(client: OpenAI, tok
     )
 
 
+def test_a_harness_gets_one_entry_beyond_the_prompt(client: OpenAI, tokenizer: Any) -> None:
+    """lm-eval requests one token with the scores, and drops the last entry, even if that token is the end of the text."""
+    ids = tokenizer.encode("Alice was beginning", add_special_tokens=False)
+    bias = {str(tokenizer.convert_tokens_to_ids("<|im_end|>")): 100}
+    how = {"temperature": 0, "extra_body": {}, "logit_bias": bias, "seed": 1234}
+    choice = complete(client, [ids], echo=True, logprobs=1, max_tokens=1, **how).choices[0]
+    logprobs = choice.logprobs
+    assert len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(ids) + 1
+    assert choice.text == "Alice was beginning"
+    greedy = [
+        score == max(top.values())
+        for score, top in zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True)
+    ]
+    for is_greedy, token, top in zip(greedy, logprobs.tokens[1:], logprobs.top_logprobs[1:], strict=True):
+        assert is_greedy == (max(top, key=top.__getitem__) == token)
+
+
 def test_a_retry_replays_the_texts(client: OpenAI) -> None:
     how = {"temperature": 1, "extra_headers": {"Idempotency-Key": "completion-1"}}
     first = complete(client, "Alice was", **how)
@@ -158,6 +175,16 @@ def test_invalid_requests_name_the_field(client: OpenAI, fields: dict[str, Any],
     with pytest.raises(openai.UnprocessableEntityError) as error:
         client.post("/completions", body={"model": MODEL, "prompt": "x", **fields}, cast_to=object)
     assert of(error) == (code, param), error.value.message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"), [("x" * 20_001, "prompt"), (["x", "y" * 20_001], "prompt.1"), ([1] * 20_001, "prompt")]
+)
+def test_a_prompt_that_is_too_long(client: OpenAI, prompt: Any, param: str) -> None:
+    """The server of these tests takes messages of 20,000 characters."""
+    with pytest.raises(openai.APIStatusError) as error:
+        complete(client, prompt)
+    assert (error.value.status_code, of(error)[1]) == (413, param)
 
 
 def test_an_unknown_model(client: OpenAI) -> None:

@@ -22,7 +22,7 @@ from everlong_server.api.sse import data_stream
 from everlong_server.api.turn_parameters import MAX_LOGPROBS, require_json
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.completions import CompletionEvent
-from everlong_server.errors import InvalidRequest
+from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import now
@@ -118,6 +118,9 @@ class _Work:
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
         )
+        if body.echo and params.logprobs and body.max_tokens == 1:
+            # Harnesses request one token only to get the prompt's scores, and drop the last entry of the lists: there must be one.
+            params = params.model_copy(update={"ignore_eos": True})
         if params.seed is not None:
             params = params.model_copy(update={"seed": (params.seed + text.index % body.n) % 2**63})
         score = body.logprobs if body.echo else None
@@ -170,7 +173,7 @@ class _Work:
 
 
 def _tokens(services: Services, body: CreateCompletion) -> list[list[int]]:
-    """Return the tokens of each prompt. Raises `InvalidRequest`."""
+    """Return the tokens of each prompt. Raises `InvalidRequest`, and `TooLarge` for a prompt longer than a message may be."""
     prompt, tokenizer = body.prompt, services.shared.model.tokenizer
     given: list[str | list[int]]
     if isinstance(prompt, str):
@@ -180,6 +183,13 @@ def _tokens(services: Services, body: CreateCompletion) -> list[list[int]]:
     else:
         given = [part for part in prompt if not isinstance(part, int)]
         names = [f"prompt.{number}" for number in range(len(given))]
+    limit = services.shared.settings.max_message_chars
+    for part, name in zip(given, names, strict=True):
+        if len(part) > limit:
+            unit = "characters" if isinstance(part, str) else "tokens"
+            raise TooLarge(
+                f"{name} has {len(part)} {unit}, the limit is {limit} (EVERLONG_MAX_MESSAGE_CHARS)", param=name
+            )
     tokens = [tokenizer.encode(part) if isinstance(part, str) else part for part in given]
     for part, name in zip(tokens, names, strict=True):
         services.completions.require_tokens(part, name)

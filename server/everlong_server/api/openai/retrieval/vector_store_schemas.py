@@ -107,6 +107,26 @@ class AddFile(Nullable, Wire):
     chunking_strategy: ChunkingStrategy | None = None
 
 
+class AddFiles(Nullable, Wire):
+    """Files to add at once: `files`, each with its attributes, or `file_ids` with the same ones."""
+
+    file_ids: list[FileId] | None = Field(None, min_length=1, max_length=MAX_FILES)
+    files: list[AddFile] | None = Field(None, min_length=1, max_length=MAX_FILES)
+    attributes: FileAttributes = Field(default_factory=dict, description="of all `file_ids`")
+    chunking_strategy: ChunkingStrategy | None = None
+
+
+class FileBatch(Wire):
+    """Files that were added at once."""
+
+    id: str
+    object: Literal["vector_store.files_batch"] = "vector_store.files_batch"
+    created_at: int
+    vector_store_id: str
+    status: Literal["completed"] = "completed"
+    file_counts: FileCounts
+
+
 class UpdateFile(Nullable, Wire):
     """New attributes of a file."""
 

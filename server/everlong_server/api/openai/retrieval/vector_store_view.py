@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.schemas import Evidence
 from everlong_server.engine.answering.search.store_search import Hit
-from everlong_server.store.vector_stores.records import StoredFile, VectorStore
+from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
 
 
 def view_store(store: VectorStore) -> schemas.VectorStore:
@@ -32,6 +32,17 @@ def view_store_file(file: StoredFile) -> schemas.VectorStoreFile:
         vector_store_id=file.store,
         usage_bytes=file.bytes,
         attributes=dict(file.attributes),
+    )
+
+
+def view_batch(batch: FileBatch) -> schemas.FileBatch:
+    """Return a batch of files."""
+    count = len(batch.documents)
+    return schemas.FileBatch(
+        id=batch.id,
+        created_at=int(batch.created_at),
+        vector_store_id=batch.store,
+        file_counts=schemas.FileCounts(completed=count, total=count),
     )
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
@@ -24,6 +26,14 @@ from everlong_server.store.vector_stores.records import StoredFile, VectorStore
 
 router = APIRouter(prefix="/v1/vector_stores", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
+
+def _refuse_before(value: str | None) -> str | None:
+    if value is not None:
+        raise PydanticCustomError("before", "lists go forward only: use `after`")
+    return value
+
+
+NoBefore = Annotated[str | None, Query(description="not supported"), AfterValidator(_refuse_before)]
 Newest = Annotated[Literal["desc"], Query(description="newest first")]
 
 
@@ -45,7 +55,11 @@ async def create(
 
 @router.get("")
 async def index(
-    services: CallerServices, limit: PageLimit = 20, order: Newest = "desc", after: AfterId = None
+    services: CallerServices,
+    limit: PageLimit = 20,
+    order: Newest = "desc",
+    after: AfterId = None,
+    before: NoBefore = None,
 ) -> schemas.VectorStoreList:
     """Lists all vector stores, newest first."""
     stores, more = await services.vector_stores.newest(limit, after)

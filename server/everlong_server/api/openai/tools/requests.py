@@ -31,7 +31,7 @@ async def chat_tool_use(
     choice = body.tool_choice
     named = None if isinstance(choice, str) else choice.function.name
     mode = choice if isinstance(choice, str) else "required"
-    return await _tool_use(services, functions, mode, named, conversation, parallel=body.parallel_tool_calls)
+    return await tool_use(services, functions, mode, named, conversation, parallel=body.parallel_tool_calls)
 
 
 async def response_tool_use(
@@ -44,10 +44,10 @@ async def response_tool_use(
     mode: ToolChoice = "required" if isinstance(choice, NamedTool) else choice if isinstance(choice, str) else "auto"
     if not functions and body.tools and mode == "required":
         mode = "auto"  # the server searches anyway
-    return await _tool_use(services, functions, mode, named, conversation, parallel=body.parallel_tool_calls)
+    return await tool_use(services, functions, mode, named, conversation, parallel=body.parallel_tool_calls)
 
 
-async def _tool_use(
+async def tool_use(
     services: Services,
     functions: Sequence[tuple[FunctionDefinition, str]],
     mode: ToolChoice,
@@ -55,8 +55,10 @@ async def _tool_use(
     conversation: Sequence[Message],
     *,
     parallel: bool,
+    schema: str = "parameters",
 ) -> ToolUse | None:
-    """Return the use of `functions`, each with the name of its field. `named`: the one that must be called."""
+    """Return the use of `functions`, each with the name of its field. `named`: the one that must be called. `schema`: the
+    request's name for the field `parameters`. Raises `InvalidRequest`."""
     model = services.shared.model
     if not functions:
         if named is not None or mode == "required":
@@ -68,11 +70,11 @@ async def _tool_use(
         return ToolUse((), "none") if called else None
     format, tools = require_tool_format(model, "tools"), list[Tool]()
     for function, name in functions:
-        require_json(function.parameters, f"{name}.parameters")
+        require_json(function.parameters, f"{name}.{schema}")
         if function.parameters.get("type", "object") != "object":
             raise InvalidRequest(
-                f"{name}.parameters.type: must be 'object', got {str(function.parameters['type'])[:60]!r}",
-                param=f"{name}.parameters.type",
+                f"{name}.{schema}.type: must be 'object', got {str(function.parameters['type'])[:60]!r}",
+                param=f"{name}.{schema}.type",
             )
         tools.append(Tool(function.name, function.description, function.parameters, function.strict))
     require_distinct(tools, "tools")
@@ -86,5 +88,5 @@ async def _tool_use(
         try:
             await services.shared.engine.tool_grammar(format, [tool], "required", parallel=False, schema=None)
         except GrammarError as error:
-            raise InvalidRequest(f"{name}.parameters: {error}", param=f"{name}.parameters") from error
+            raise InvalidRequest(f"{name}.{schema}: {error}", param=f"{name}.{schema}") from error
     return use

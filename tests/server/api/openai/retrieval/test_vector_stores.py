@@ -166,6 +166,40 @@ def test_what_is_refused(
     assert words in answer.json()["error"]["message"]
 
 
+def test_files_are_added_in_batches(client: OpenAI, files: list[str]) -> None:
+    store = client.vector_stores.create().id
+    batch = client.vector_stores.file_batches.create_and_poll(store, file_ids=files[:2], attributes={"a": 1})
+    assert (batch.object, batch.status, batch.file_counts.total) == ("vector_store.files_batch", "completed", 2)
+    assert client.vector_stores.files.retrieve(files[1], vector_store_id=store).attributes == {"a": 1}
+    each = [{"file_id": files[2], "attributes": {"b": "c"}}]
+    client.vector_stores.file_batches.create(store, files=each)
+    assert client.vector_stores.files.retrieve(files[2], vector_store_id=store).attributes == {"b": "c"}
+    for wrong, param in (
+        ({"file_ids": ["doc_x"]}, "file_ids.0"),
+        ({"files": [{"file_id": "doc_x"}]}, "files.0.file_id"),
+    ):
+        with pytest.raises(openai.NotFoundError) as error:
+            client.vector_stores.file_batches.create(store, **wrong)
+        assert of(error) == ("file_not_found", param)
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client.vector_stores.file_batches.create(store)
+    assert of(refused)[1] == "file_ids"
+    with pytest.raises(openai.NotFoundError) as error:
+        client.vector_stores.file_batches.retrieve("vsfb_x", vector_store_id=store)
+    assert of(error) == ("file_batch_not_found", "batch_id")
+    client.vector_stores.delete(store)
+
+
+def test_lists_go_forward_only(client: OpenAI, files: list[str]) -> None:
+    store = client.vector_stores.create(file_ids=files[:1]).id
+    for ask in (client.vector_stores.list, lambda **more: client.vector_stores.files.list(store, **more)):
+        for field, value in (("before", "vs_x"), ("order", "asc")):
+            with pytest.raises(openai.UnprocessableEntityError) as error:
+                ask(**{field: value})
+            assert of(error)[1] == field
+    client.vector_stores.delete(store)
+
+
 def test_files_that_do_not_exist(client: OpenAI, files: list[str]) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.vector_stores.create(file_ids=[files[0], "doc_x"])

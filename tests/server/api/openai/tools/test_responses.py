@@ -183,7 +183,7 @@ def test_a_new_file_reads_the_calls_again(client: OpenAI, book: str) -> None:
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a result without a call": ([{"type": "function_call_output", "call_id": "x", "output": "1"}], {}, "input.0.call_id"),
-    "another type": (QUESTION, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    "another type": (QUESTION, {"tools": [{"type": "web_search"}]}, "tools.0"),
     "an unknown tool": (QUESTION, {"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     "another item": ([{"type": "reasoning", "summary": []}], {}, "input.0"),
     "a strict schema that cannot be enforced": (

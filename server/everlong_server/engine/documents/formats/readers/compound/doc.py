@@ -55,12 +55,12 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the paragraphs of the file."""
     try:
         with olefile.OleFileIO(file) as ole:
-            document = _Document(ole, notes)
+            blocks = list(_Document(ole, notes).blocks())
             objects = list(_objects(ole, notes))
     except (OSError, ValueError, IndexError, struct.error):
         yield from legacy.read(file, notes, "doc")
         return
-    yield from document.blocks()
+    yield from blocks
     for name, data in objects:
         yield from embedded_blocks(data, name, notes)
 

@@ -1,0 +1,97 @@
+"""What a screen reader gets: the names, roles and states of the page, in their order."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.files import pdf
+from tests.page.conftest import QUESTION, Tab
+from tests.process import Server
+from tests.server.engine.documents.formats.test_pages import upload
+
+START = """
+- navigation "Conversations":
+  - link "New conversation"
+  - search:
+    - searchbox "Search conversations"
+    - button /Conversations. more/
+  - region "Today":
+    - heading "Today" [level=2]
+    - list
+  - button "Settings"
+  - button "Keys"
+- main:
+  - heading "Ask a long text" [level=1]
+  - button "Choose files"
+  - region "Documents":
+    - heading "Documents" [level=2]
+    - button "Talk about it" [disabled]
+    - list:
+      - listitem:
+        - checkbox "looking-glass.md"
+        - link "Read looking-glass.md"
+        - button "Delete looking-glass.md"
+"""
+
+TALK = f"""
+- main:
+  - heading "{QUESTION}" [level=1]:
+    - button "{QUESTION}"
+  - link "Memory"
+  - button "More"
+  - region "Messages":
+    - region "Documents":
+      - list:
+        - listitem:
+          - link "Read looking-glass.md"
+      - button "+ Add a document"
+    - article "Question":
+      - paragraph: {QUESTION}
+      - button "Edit the question"
+    - article "Answer":
+      - button "Copy the answer"
+      - button "Regenerate"
+      - region "Evidence":
+        - list:
+          - listitem:
+            - link /Evidence 1, looking-glass.md/
+      - group: /Rests on \\d+ passage/
+  - text: Question
+  - textbox "Question"
+  - button "Ask" [disabled]
+"""
+
+
+def test_the_tree_of_a_screen_reader(tab: Tab, talk: str) -> None:
+    page = tab.open()
+    expect(page.locator(".card").first).to_be_visible()
+    expect(page.locator("body")).to_match_aria_snapshot(START)
+    page = tab.open(talk)
+    expect(page.locator(".usage").first).to_be_attached()
+    expect(page.locator("body")).to_match_aria_snapshot(TALK)
+
+
+def test_the_page_of_a_pdf_is_shown_with_the_passage_marked(tab: Tab, server: Server) -> None:
+    words = "The Red Queen runs to stay in the same place."
+    made = upload(server, pdf(["Nothing here.", words]), filename="queen.pdf").json()
+    session = server.session(server.wait_read(made["id"])["id"])["id"]
+    page = tab.open(session)
+    tab.ask("Where does the Red Queen run to stay?")
+    evidence = page.locator(".evidence a").filter(has_text="Red Queen").first
+    expect(evidence).to_contain_text("page 1")  # the passage begins there
+    evidence.click()
+    expect(page.locator("mark")).to_be_in_viewport()
+    page.get_by_role("button", name="Page 1").click()
+    expect(page.get_by_role("img", name=re.compile("Page 1 of queen.pdf"))).to_be_visible()
+    page.get_by_role("button", name="Page after").click()
+    picture = page.get_by_role("img", name=re.compile("Page 2 of queen.pdf"))
+    expect(picture).to_be_in_viewport()
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1000
+    expect(page.locator("mark")).not_to_be_visible()
+    page.get_by_role("button", name="Page 1").click()
+    expect(page.locator("mark")).to_be_visible()
+    page.goto("about:blank")
+    server.http.delete(f"/v1/sessions/{session}")
+    server.http.delete(f"/v1/documents/{made['id']}")
