@@ -90,15 +90,20 @@ async def create(
     return event_stream(replayed_events(view), keepalive) if body.stream else JSONResponse(view)
 
 
-@router.post("/count_tokens")
+@router.post("/count_tokens", response_model=TokenCount)
 async def count_tokens(
-    body: CountMessageTokens, services: CallerServices, version: AnthropicVersion = None
-) -> TokenCount:
+    body: CountMessageTokens, request: Request, services: CallerServices, version: AnthropicVersion = None
+) -> Response:
     """Counts the tokens of a conversation as the model would get it, documents and passages included.
 
     Documents of the request are stored and read, as for an answer.
     """
     _require_version(version)
+    counted = await run_unless_disconnected(request, _count(services, body))
+    return Response(status_code=CLIENT_CLOSED) if counted is None else JSONResponse(counted.model_dump())
+
+
+async def _count(services: Services, body: CountMessageTokens) -> TokenCount:
     conversation = await parse_conversation(services, body)
     recall = answer_recall(services, body.recall)
     if conversation.documents:

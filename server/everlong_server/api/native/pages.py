@@ -6,10 +6,11 @@ import asyncio
 from typing import Annotated
 from weakref import WeakValueDictionary
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.native.document_text import MAX_BYTES, text
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.documents.formats.pictures import draw_page
@@ -31,6 +32,7 @@ _tenant_pages: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary
 )
 async def picture(
     document_id: str,
+    request: Request,
     page: Annotated[int, Path(ge=1, le=1_000_000, description="number of the page, from 1")],
     services: CallerServices,
     width: Annotated[int, Query(ge=100, le=3000, description="width of the picture in pixels")] = 1000,
@@ -56,9 +58,12 @@ async def picture(
         with services.shared.stores.blobs.local(originals.name(document_id)) as file:
             return draw_page(file, page, width, passage)
 
-    try:
+    async def draw() -> bytes:
         async with _tenant_pages.setdefault(services.tenant, asyncio.Semaphore(1)):
-            content = await _PAINTERS.run(drawn)
+            return await _PAINTERS.run(drawn)
+
+    try:
+        content = await run_unless_disconnected(request, draw())
     except FileNotFoundError:  # deleted in the meantime
         raise NotFound(f"no document {document_id!r}", param="document_id", code="document_not_found") from None
-    return Response(content, media_type="image/png")
+    return Response(status_code=CLIENT_CLOSED) if content is None else Response(content, media_type="image/png")

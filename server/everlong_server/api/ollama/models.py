@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from everlong_models.catalogue.entry import entries
 from everlong_server.api.bodies.json_body import JsonRoute
@@ -93,11 +94,12 @@ async def show(body: OllamaShow, services: CallerServices) -> OllamaDescription:
 @router.post("/embed", response_model=OllamaEmbeddings)
 async def embed(body: OllamaEmbed, request: Request, services: CallerServices) -> Response:
     """Returns a vector of length 1 for each text."""
-    found = await run_unless_disconnected(request, _embeddings(services, body))
-    return Response(status_code=CLIENT_CLOSED) if found is None else JSONResponse(found.model_dump())
+    content = await run_unless_disconnected(request, _embeddings(services, body))
+    return Response(status_code=CLIENT_CLOSED) if content is None else Response(content, media_type="application/json")
 
 
-async def _embeddings(services: Services, body: OllamaEmbed) -> OllamaEmbeddings:
+async def _embeddings(services: Services, body: OllamaEmbed) -> str:
+    """Return the response as JSON."""
     started = time.perf_counter_ns()
     embedder = services.embeddings.require_model(plain_name(body.model))
     dimensions = body.dimensions or embedder.dimension
@@ -109,12 +111,16 @@ async def _embeddings(services: Services, body: OllamaEmbed) -> OllamaEmbeddings
     embedded = await services.embeddings.embed(
         embedder, [(f"input.{number}", text) for number, text in enumerate(texts)]
     )
-    return OllamaEmbeddings(
-        model=body.model,
-        embeddings=shortened(embedded.means(), dimensions).tolist(),
-        total_duration=time.perf_counter_ns() - started,
-        prompt_eval_count=embedded.tokens,
-    )
+
+    def encode() -> str:
+        return OllamaEmbeddings(
+            model=body.model,
+            embeddings=shortened(embedded.means(), dimensions).tolist(),
+            total_duration=time.perf_counter_ns() - started,
+            prompt_eval_count=embedded.tokens,
+        ).model_dump_json()
+
+    return await asyncio.to_thread(encode)  # takes a second for 2,048 texts
 
 
 def _models(services: Services) -> list[OllamaModel]:

@@ -164,6 +164,7 @@ class TurnRunner:
         self._check(content, SamplingParams())
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
+            await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             context = await stack.enter_async_context(entering)
             prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
             return _prompt_usage(context.session.snapshot, prompt).prompt_tokens

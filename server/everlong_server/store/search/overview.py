@@ -15,8 +15,9 @@ from typing import IO
 
 # Words with a capital behind a small letter or a comma: not at the beginning of a sentence. With titles such as Mr., and with
 # several words if a name has them.
-_NAME = re.compile(r"(?<=[a-zà-ÿ,;] )((?:[A-Z][a-z]{0,3}\. )*[A-ZÀ-Þ]\w[\w’'-]*(?: [A-ZÀ-Þ][\w’'-]+)*)")
-_POSSESSIVE = re.compile(r"[’']s$|[’'-]+$")
+_NAME = re.compile(
+    r"(?<=[a-zà-ÿ,;] )((?:[A-Z][a-z]{0,3}\. ){0,3}[A-ZÀ-Þ]\w[\w’'-]{0,40}(?: [A-ZÀ-Þ][\w’'-]{1,40}){0,4})(?![\w’'-])"
+)
 _COUNT, _RARE, _MOST_COMMON = 8, 3, 40
 """Names of an overview; how often each must be mentioned; names among which those with the same words are looked for."""
 _SHARE = 0.25
@@ -71,6 +72,6 @@ def samples(file: IO[bytes], start: int, size: int) -> Iterator[str]:
 
 def _names(text: str) -> Iterator[str]:
     for found in _NAME.finditer(text):
-        name = _POSSESSIVE.sub("", found.group(1))
+        name = found.group(1).removesuffix("’s").removesuffix("'s").rstrip("’'-")
         if len(name) > 1:
             yield name

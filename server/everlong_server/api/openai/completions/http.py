@@ -29,6 +29,8 @@ from everlong_server.store.records import now
 
 router = APIRouter(prefix="/v1/completions", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
+MAX_ECHOED = 1_000_000
+"""Tokens of prompts that a response repeats, for all its texts together."""
 _AT_ONCE = 4
 """Texts of one request that are generated at once."""
 
@@ -99,6 +101,13 @@ class _Work:
             )
         if not body.max_tokens and not body.echo:
             raise InvalidRequest("max_tokens: 0 tokens only with `echo`", param="max_tokens")
+        echoed = sum(map(len, prompts)) * body.n if body.echo else 0
+        if echoed > MAX_ECHOED:
+            raise InvalidRequest(
+                f"echo: {echoed} tokens of prompts would be returned, the limit for a request is {MAX_ECHOED}: send shorter or fewer "
+                "prompts, or a smaller n",
+                param="echo",
+            )
         if body.logprobs is not None:
             scored = sum(map(len, prompts)) if body.echo else 0
             total = (scored + body.max_tokens * len(prompts)) * body.n * (1 + body.logprobs)
@@ -107,7 +116,7 @@ class _Work:
                     f"logprobs: {total} log-probabilities, the limit for a request is {MAX_LOGPROBS}: send shorter or fewer prompts",
                     param="logprobs",
                 )
-        return _Work(services, body, record, prompts)
+        return await asyncio.to_thread(_Work, services, body, record, prompts)  # decodes the prompts
 
     def _complete(self, text: Text) -> AsyncGenerator[CompletionEvent, None]:
         body = self._body
@@ -124,7 +133,7 @@ class _Work:
         if params.seed is not None:
             params = params.model_copy(update={"seed": (params.seed + text.index % body.n) % 2**63})
         score = body.logprobs if body.echo else None
-        return self._services.completions.complete(list(text.prompt), params, generate=body.max_tokens > 0, score=score)
+        return self._services.completions.complete(text.prompt, params, generate=body.max_tokens > 0, score=score)
 
     async def completion(self) -> dict[str, Any]:
         """Generate all texts, record the completion and return it."""

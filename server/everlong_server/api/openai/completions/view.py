@@ -19,7 +19,7 @@ class Text:
     """One text of a completion, as it is generated. `echo`: the prompt's text, which precedes it; None: it does not."""
 
     index: int
-    prompt: Sequence[int]
+    prompt: list[int]
     tokenizer: Tokenizer
     echo: str | None
     top: int | None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from everlong_server.api.openai.retrieval.filter_schemas import AttributeFilter, Value
+from everlong_server.api.openai.retrieval.filter_schemas import Filter, Value
 from everlong_server.api.openai.retrieval.vector_store_schemas import MAX_RESULTS
 from everlong_server.api.openai.text_formats import Nullable
 from everlong_server.api.schemas import Wire
@@ -34,7 +34,7 @@ class FileSearchTool(Nullable, Wire):
         le=MAX_RESULTS,
         description="maximum number of passages; default: the server's, which is also the limit",
     )
-    filters: AttributeFilter | None = Field(None, description="which files are searched, by their attributes")
+    filters: Filter | None = Field(None, description="which files are searched, by their attributes")
     ranking_options: FileSearchRanking | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from everlong_server.api.schemas import Wire
 
@@ -60,6 +60,22 @@ def _kind(value: object) -> str | None:
     return "Comparison" if kind in ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin") else None
 
 
+MAX_VALUES = 1000
+"""Values that a filter may compare with in total. Each is compared with each file of a search."""
+
+
+def _values(filter: Comparison | Compound) -> int:
+    if isinstance(filter, Compound):
+        return sum(map(_values, filter.filters))
+    return len(filter.value) if isinstance(filter.value, list) else 1
+
+
+def _limit_values(filter: Comparison | Compound) -> Comparison | Compound:
+    if (count := _values(filter)) > MAX_VALUES:
+        raise ValueError(f"a filter may have {MAX_VALUES} values, this one has {count}")
+    return filter
+
+
 AttributeFilter = Annotated[
     Annotated[Comparison, Tag("Comparison")] | Annotated[Compound, Tag("Compound")],
     Discriminator(
@@ -68,5 +84,8 @@ AttributeFilter = Annotated[
         custom_error_message="type must be 'and' or 'or', or 'eq', 'ne', 'gt', 'gte', 'lt', 'lte', 'in' or 'nin'",
     ),
 ]
+
+Filter = Annotated[AttributeFilter, AfterValidator(_limit_values)]
+"""A whole filter, of limited size."""
 
 Compound.model_rebuild()

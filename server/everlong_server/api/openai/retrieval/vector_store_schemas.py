@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from everlong_server.api.openai.retrieval.filter_schemas import AttributeFilter, Key, Text, Value
+from everlong_server.api.openai.retrieval.filter_schemas import Filter, Key, Text, Value
 from everlong_server.api.openai.text_formats import Nullable
 from everlong_server.api.schemas import Evidence, Wire
 from everlong_server.store.vector_stores.stores import MAX_FILES
@@ -196,7 +196,7 @@ class SearchVectorStore(Nullable, Wire):
     """A search in a vector store."""
 
     query: Queries
-    filters: AttributeFilter | None = None
+    filters: Filter | None = None
     max_num_results: int = Field(10, ge=1, le=MAX_RESULTS)
     ranking_options: RankingOptions = Field(default_factory=RankingOptions)
     rewrite_query: Literal[False] = Field(False, description="queries are not rewritten")

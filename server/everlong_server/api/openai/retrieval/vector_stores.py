@@ -47,7 +47,11 @@ async def create(
         documents = [await require_file(services, file, f"file_ids.{n}") for n, file in enumerate(body.file_ids)]
         store = VectorStore(f"vs_{id}", now(), body.name, body.description, body.metadata)
         await services.vector_stores.create(store)
-        await attach_all(services, store.id, documents, [{}] * len(documents))
+        try:
+            await attach_all(services, store.id, documents, [{}] * len(documents))
+        except BaseException:  # the client does not learn the id of a refused store
+            await services.vector_stores.delete(store.id)
+            raise
         return view_store(await services.vector_stores.get(store.id))
 
     return await run_once(services, key, ("vector_store", body.model_dump_json()), schemas.VectorStore, make)

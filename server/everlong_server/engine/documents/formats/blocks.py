@@ -73,8 +73,11 @@ class Notes:
 
     def left_out(self, things: str, count: int = 1) -> None:
         """Count things that are not in the text. `things`: a plural, such as "pictures without a description"."""
-        if count:
+        things = things[:_MAX_LENGTH]
+        if count and (things in self._left_out or len(self._left_out) < MAX_NOTES):
             self._left_out[things] += count
+        else:
+            self._more += count
 
     def recognised(self, picture: Callable[[], Any], *, page: int) -> str:
         """Return the text of a page that is a picture, with a note on it. `picture`: returns a `PIL.Image`."""

@@ -65,6 +65,10 @@ def _text(file: Path, notes: Notes, name: str) -> Iterator[Block]:
     yield Block("".join(pieces(file, notes, part=name)).strip())
 
 
+_MAX_OUTLINE = 50_000
+"""Pages and sections that an outline has: every search that finds a passage of the document loads it."""
+
+
 def _write(blocks: Iterator[Block], notes: Notes, text: IO[str], limit: int) -> list[OutlineEntry]:
     """Write the blocks with a blank line between them, and return where pages and sections begin.
 
@@ -79,7 +83,9 @@ def _write(blocks: Iterator[Block], notes: Notes, text: IO[str], limit: int) -> 
         # A lone surrogate cannot be encoded, and texts must not contain NUL.
         separator = "\n\n" if position and not block.joined else ""
         clean = separator + block.text.encode("utf-8", "replace").decode().replace("\0", "")
-        if block.page is not None or block.section is not None:
+        if (block.page is not None or block.section is not None) and len(outline) == _MAX_OUTLINE:
+            notes.add(f"only the first {_MAX_OUTLINE} pages and sections can be named in evidence")
+        elif block.page is not None or block.section is not None:
             section = block.section[:200] if block.section else None
             outline.append(OutlineEntry(position + len(separator), block.page, section))
         blank = blank and clean.isspace()
