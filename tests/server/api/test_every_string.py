@@ -70,24 +70,29 @@ def sample(schema: dict[str, Any], known: dict[str, Any]) -> Any:
     return "x" * max(1, schema.get("minLength", 1))
 
 
-def variants(schema: dict[str, Any], known: dict[str, Any], value: str) -> Iterator[Any]:
-    """Yield samples of the schema with `value` in place of one value, or as an additional key of one object."""
-    schema = resolved(schema)
+def variants(schema: dict[str, Any], known: dict[str, Any], value: str, above: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Yield samples of the schema with `value` in place of one value, or as an additional key of one object.
+
+    `above`: the schemas that it is part of, each of which is entered once.
+    """
+    if (name := schema.get("$ref", "")) in above:
+        return
+    above, schema = (*above, name) if name else above, resolved(schema)
     for union in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(union, ()):
-            yield from variants(part, known, value)
+            yield from variants(part, known, value, above)
     if schema.get("type") == "array":
-        for item in variants(schema["items"], known, value):
+        for item in variants(schema["items"], known, value, above):
             yield [item]
     if schema.get("type") == "object":
         whole = sample(schema, known)
         yield whole | {value: 1}
         yield whole | {value: {value: value}}
         for name, part in schema.get("properties", {}).items():
-            for inner in variants(part, known, value):
+            for inner in variants(part, known, value, above):
                 yield whole | {name: inner}
         if isinstance(rest := schema.get("additionalProperties"), dict):
-            for inner in variants(rest, known, value):
+            for inner in variants(rest, known, value, above):
                 yield whole | {"key": inner}
                 yield whole | {value: inner}
         elif rest is True:

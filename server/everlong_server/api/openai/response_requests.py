@@ -101,6 +101,8 @@ async def _input(
                 pass  # its passages were shown to the model then, and are not shown again
             case InputMessage():
                 items.append(await _message(services, parsed, entry, name))
+    if entries and all(isinstance(entry, FileSearchCallInput) for entry in entries):
+        raise InvalidRequest("input: the input has no message", param="input")
     documents, conversation = await parsed.finish("input")
     return documents, conversation, items
 

@@ -144,3 +144,9 @@ def test_recall_off_and_unknown_stores(client: OpenAI, store: str) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         respond(client, QUESTION, tools=tool(store, "vs_" + "0" * 32))
     assert of(missing) == ("vector_store_not_found", "tools")
+
+
+def test_an_input_of_searches_alone_is_refused(client: OpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as error:
+        respond(client, [{"type": "file_search_call", "id": "fs_x"}])
+    assert of(error)[1] == "input"
