@@ -128,6 +128,11 @@ class Documents:
         """Whether the document exists for any tenant. The answer must not reach a client of another tenant."""
         return is_id("doc", document_id) and bool(await self._redis.exists(keys.document(document_id)))
 
+    async def was_deleted(self, document_id: str) -> bool:
+        """Whether the document was deleted within the last hour."""
+        assert self._tenant is not None, "only a tenant has a list"
+        return bool(await self._redis.exists(keys.deleted(keys.documents(self._tenant), document_id)))
+
     async def newest(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
         """Return a page of documents, newest first, and whether more follow. `after`: the last id of the page before."""
         assert self._tenant is not None, "only a tenant has a list"

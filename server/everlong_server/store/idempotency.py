@@ -78,9 +78,10 @@ class IdempotencyRecords:
         """Return the records of another tenant."""
         return IdempotencyRecords(self._redis, tenant, self._replica, self._seconds, self._unreleased, self._vault)
 
-    async def begin(self, key: str | None) -> IdempotencyRecord:
+    async def begin(self, key: str | None, id: str | None = None) -> IdempotencyRecord:
         """Return the record of the request that the client calls `key`; without a key, a record that is not stored.
 
+        `id`: of the object to make, if it is the first attempt; None: a random one.
         Raises `Conflict` if a living replica is working on the same request.
         """
         if key is None:
@@ -89,7 +90,7 @@ class IdempotencyRecords:
         owner = f"{self._replica}|{uuid.uuid4().hex}"
         try:
             found = await self._scripts.run(
-                _BEGIN, [record], [owner, uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
+                _BEGIN, [record], [owner, id or uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have written the record all the same
             await self.release(IdempotencyRecord(self, record, owner, "", "", None, first=True))
@@ -99,15 +100,11 @@ class IdempotencyRecords:
                 "a request with this Idempotency-Key is still running: retry in a second", param="Idempotency-Key",
                 code="idempotency_in_progress", retry_after=1,
             )  # fmt: skip
-        kind, id, fingerprint = (part.decode() for part in found[:3])
+        kind, made, fingerprint = (part.decode() for part in found[:3])
         answer = self._vault.unseal(found[3], "answer") if found[3] else b""
         return IdempotencyRecord(
-            self, record, owner, id, fingerprint, json.loads(answer or b"null"), first=kind == "first"
+            self, record, owner, made, fingerprint, json.loads(answer or b"null"), first=kind == "first"
         )
-
-    def unkeyed(self, id: str) -> IdempotencyRecord:
-        """Return a record that is not stored, for an object whose id follows from its content and which may exist already."""
-        return IdempotencyRecord(self, None, "", id, "", None, first=False)
 
     async def write(self, record: IdempotencyRecord, field: str, value: str) -> bool:
         """Write a field (or "forget" the record); False if another replica has taken the record over."""

@@ -6,14 +6,16 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from everlong_server.api.bodies.fetched import open_url, parse_allowed_url
 from everlong_server.api.bodies.request_file import HttpBody, RequestFile
+from everlong_server.engine.documents.formats.catalogue import HEAD, detect
+from everlong_server.engine.documents.inline import store_once
 from everlong_server.errors import InvalidRequest, ServerError
 from everlong_server.services import Services
+from everlong_server.store.idempotency import IdempotencyRecord
 
 
 class _DataBody:
@@ -46,7 +48,10 @@ async def file_of_data(services: Services, data: str, filename: str | None, name
         raise InvalidRequest(f"{name}: is not base64: {error}", param=name) from None
     digest = await asyncio.to_thread(hashlib.sha256, content)
     body = _DataBody(content, media_type, filename)
-    return await _stored(services, f"data {digest.hexdigest()} {filename}", lambda: nullcontext(body), name)
+    kind = detect(
+        content[:HEAD], filename, media_type.partition(";")[0]
+    )  # the source of a page is another file than the page
+    return await _stored(services, f"data {digest.hexdigest()} {kind} {filename}", lambda: nullcontext(body), name)
 
 
 async def file_of_url(services: Services, url: str, filename: str | None, name: str) -> str:
@@ -66,24 +71,15 @@ async def _stored(
     services: Services, what: str, open_body: Callable[[], AbstractAsyncContextManager[HttpBody]], name: str
 ) -> str:
     """Return the id of the file `what`, after storing it unless it is known."""
-    for attempt in itertools.count():  # another one after the file was deleted
-        # No header can have a zero byte, so no client's key can be equal.
-        record = await services.idempotency.begin(f"\0{attempt} {what}")
-        id = f"doc_{record.id}"
-        if record.answer is not None:
-            if await services.documents.exists(id):
-                return id
-            continue
-        async with record:
-            if record.first or not await services.documents.exists(id):
-                try:
-                    async with open_body() as body:
-                        await services.ingest.add(RequestFile(body, limit=services.ingest.max_bytes), record, None)
-                except ServerError as error:
-                    raise _in_field(error, name) from None
-            await record.finish(id)
-        return id
-    raise AssertionError("unreachable")
+
+    async def add(record: IdempotencyRecord) -> None:
+        try:
+            async with open_body() as body:
+                await services.ingest.add(RequestFile(body, limit=services.ingest.max_bytes), record, None)
+        except ServerError as error:
+            raise _in_field(error, name) from None
+
+    return await store_once(services.ingest, services.idempotency, what, add)
 
 
 def _in_field(error: ServerError, name: str) -> ServerError:
