@@ -7,6 +7,7 @@ with it. That is the mask over a row's logits.
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
 """Keywords beside which forbidding other properties could make a schema impossible."""
 _CACHED = 16
 """Number of compiled grammars in the cache."""
+_CHECKED = 256
+"""Number of tools in the cache of checked ones: those of two requests."""
 
 
 class Grammar:
@@ -76,6 +79,7 @@ class GrammarCompiler:
         self._tokens: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled = functools.lru_cache(_CACHED)(self._compile)
+        self._checked = functools.lru_cache(_CHECKED)(self._check)
 
     def json(self, schema: dict[str, Any]) -> Grammar:
         """Return a grammar for JSON that follows `schema`. Raises `GrammarError` if it is invalid, too large, or not supported."""
@@ -99,25 +103,35 @@ class GrammarCompiler:
         The arguments of a call always follow the schema of its tool. If that cannot be enforced and the tool is not strict, they are
         any JSON object. Raises `GrammarError`, which names the tool.
         """
-        enforced = [self._enforced(tool) for tool in tools]
+        enforced = [self.enforced(tool) for tool in tools]
         if schema is not None:
             self.json(schema)
         text = tool_grammar(format, enforced, choice, self._special, _JSON, parallel=parallel, text=schema)
         return self._grammar(text, free_text=schema is None and choice != "required")
 
-    def _enforced(self, tool: Tool) -> Tool:
-        """Return the tool with the schema that its arguments will follow."""
-        schema = tool.parameters
+    def enforced(self, tool: Tool) -> Tool:
+        """Return the tool with the schema that its arguments will follow. Raises `GrammarError`, which names the tool.
+
+        A schema is compiled once, for all requests until it leaves the cache.
+        """
+        try:
+            return replace(tool, parameters=json.loads(self._checked(json.dumps(tool.parameters), tool.strict)))
+        except GrammarError as error:
+            raise GrammarError(f"the parameters of {tool.name!r}: {error}") from error
+
+    def _check(self, parameters: str, strict: bool) -> str:
+        """Return the schema that arguments will follow, as JSON. `parameters`: the tool's schema. Raises `GrammarError`."""
+        schema = json.loads(parameters)
         if "properties" in schema and not _COMBINING.intersection(schema):
             # Small models invent properties endlessly where a schema does not forbid them.
             schema = {"additionalProperties": False, **schema}
         try:
             self.json({"type": "object", **schema})
-        except GrammarError as error:
-            if tool.strict:
-                raise GrammarError(f"the parameters of {tool.name!r}: {error}") from error
-            return replace(tool, parameters={"type": "object"})
-        return replace(tool, parameters={"type": "object", **schema})
+        except GrammarError:
+            if strict:
+                raise
+            return json.dumps({"type": "object"})
+        return json.dumps({"type": "object", **schema})
 
     def _special(self, piece: str) -> int | None:
         """Return the token that is `piece`, if text cannot spell it."""

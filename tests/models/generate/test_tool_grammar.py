@@ -177,3 +177,21 @@ def test_calls_without_their_markers(
     assert fits == BARE[answer]
     if fits:
         assert grammar.allowed_tokens()[tokenizer.eos_ids[0]]
+
+
+def test_the_schemas_of_many_tools_are_compiled_once(
+    tokenizer: Tokenizer, format: ToolFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile, compiled = GrammarCompiler._compile, list[str]()
+
+    def counted(self: GrammarCompiler, text: str) -> Any:
+        compiled.append(text)
+        return compile(self, text)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", counted)
+    compiler = GrammarCompiler(tokenizer, VOCAB)
+    tools = [Tool(f"tool_{n}", None, {"properties": {f"p{n}": {"type": "integer"}}}) for n in range(24)]
+    for tool in tools:
+        compiler.enforced(tool)
+    compiler.tools(format, tools, "auto", parallel=True)
+    assert len(compiled) == len(tools) + 1

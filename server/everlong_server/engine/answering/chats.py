@@ -62,14 +62,14 @@ class ChatTurns:
         whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
         answer and the session after it, before the caller has the last event.
         """
-        context = self._context(documents, messages, tools, checkpoint, on_complete)
+        context = self._context(documents, messages, recall, tools, checkpoint, on_complete)
         return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
 
     async def count_tokens(
         self, documents: Sequence[str], messages: Sequence[Message], recall: Recall, tools: ToolUse | None = None
     ) -> int:
         """Return the number of tokens of the prompt that `answer` would make."""
-        context = self._context(documents, messages, tools, None, None)
+        context = self._context(documents, messages, recall, tools, None, None)
         return await self._turns.count_tokens(context, messages[-1].content, recall, tools)
 
     @asynccontextmanager
@@ -77,6 +77,7 @@ class ChatTurns:
         self,
         documents: Sequence[str],
         messages: Sequence[Message],
+        recall: Recall,
         tools: ToolUse | None,
         checkpoint: ChatCheckpoint | None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None,
@@ -101,10 +102,13 @@ class ChatTurns:
             chat_id = digests(fingerprint, documents, [*messages, Message("assistant", text)], after, shown)[-1]
             count = session.messages + len(messages) - included + 1
             next_session = replace(session, id=chat_id, snapshot=snapshot, messages=count, created_at=now())
-            try:
-                await self._chats.keep(next_session)
-            except RedisError as error:  # the answer is complete; continuing the chat will only cost more
-                log.warning("cannot store the state of a chat; its next request prefills it again: %s", error)
+            # The state must not outlive a document whose passages it holds, but a chat knows those of its session only. A
+            # checkpoint may hold passages of earlier searches. A response stores its own state.
+            if not recall.also_in and checkpoint is None:
+                try:
+                    await self._chats.keep(next_session)
+                except RedisError as error:  # the answer is complete; continuing the chat will only cost more
+                    log.warning("cannot store the state of a chat; its next request prefills it again: %s", error)
             if on_complete is not None:
                 await on_complete(answer, next_session)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model, Tool, ToolFormat
+from everlong_models import Grammar, GrammarCompiler, GrammarError, MemoryState, MemoryView, Model, Tool, ToolFormat
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import (
@@ -80,6 +80,20 @@ class Engine:
         """Compile a grammar for answers that may call tools, like `grammar`. The arguments: see `GrammarCompiler.tools`."""
         compile = partial(self._grammars.tools, parallel=parallel, schema=schema)
         return await _GRAMMAR_COMPILERS.run(compile, format, tools, choice)
+
+    async def check_tools(self, tools: Sequence[Tool]) -> tuple[int, GrammarError] | None:
+        """Return the number of the first tool whose schema cannot be enforced, and why; None if there is none. Compiles each schema,
+        for the answer's grammar too."""
+
+        def check() -> tuple[int, GrammarError] | None:
+            for number, tool in enumerate(tools):
+                try:
+                    self._grammars.enforced(tool)
+                except GrammarError as error:
+                    return number, error
+            return None
+
+        return await _GRAMMAR_COMPILERS.run(check)
 
     def start(self) -> None:
         """Start the device thread."""

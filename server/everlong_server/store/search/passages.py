@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged, NotFound
+from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.search import sentences, word_index
 from everlong_server.store.search.choosing import WHOLE, choose
@@ -32,6 +33,8 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)
+SEARCHERS = Pool("everlong-search", 4)
+"""Threads of searches without an answer. One whose client has gone runs on until it ends; answers do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Found:
 _T = TypeVar("_T")
 _Search = Callable[[Sequence[Document], NDArray[np.float32] | None, list[Document]], _T]
 """Searches documents for the vector of a query, and adds those with damaged vectors to the list."""
+_Threads = Callable[..., Awaitable[_T]]
+"""Runs a function with its arguments on a thread."""
 
 
 class Passages:
@@ -118,7 +123,9 @@ class Passages:
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
         background: until then, the search in their document is by words alone.
         """
-        return await self._searched(documents, query.text, partial(self._search, query, limit, by_sentences))
+        return await self._searched(
+            documents, query.text, partial(self._search, query, limit, by_sentences), asyncio.to_thread
+        )
 
     async def rank(
         self, documents: Sequence[str], query: Query, limit: int, only: PassageFilter | None = None
@@ -128,9 +135,9 @@ class Passages:
         `score` is the passage's relevance: 1 if it is first by words and by meaning. `only`: which passages to consider. Treats
         deleted documents, and missing and damaged indexes and vectors, as `search` does.
         """
-        return await self._searched(documents, query.text, partial(self._rank, query, limit, only))
+        return await self._searched(documents, query.text, partial(self._rank, query, limit, only), SEARCHERS.run)
 
-    async def _searched(self, documents: Sequence[str], text: str, search: _Search[_T]) -> _T:
+    async def _searched(self, documents: Sequence[str], text: str, search: _Search[_T], threads: _Threads[_T]) -> _T:
         """Return what `search` finds in those of `documents` that exist, with their indexes. `text`: of the query."""
         existing = []
         for document_id in documents:
@@ -142,7 +149,7 @@ class Passages:
         if self._vectors is not None and existing:
             vector = await self._vectors.of_query(text)
         try:
-            return await self._found(existing, vector, search)
+            return await self._found(existing, vector, search, threads)
         except (sqlite3.DatabaseError, Damaged) as error:
             for document in existing:
                 is_damaged, build = (
@@ -150,14 +157,15 @@ class Passages:
                     partial(word_index.build, self._blobs, document),
                 )
                 await self._sidecar.repair(document, _name(document.id), build, is_damaged)
-        return await self._found(existing, vector, search)
+        return await self._found(existing, vector, search, threads)
 
     async def _found(
-        self, documents: Sequence[Document], vector: NDArray[np.float32] | None, search: _Search[_T]
-    ) -> _T:
+        self, documents: Sequence[Document], vector: NDArray[np.float32] | None, search: _Search[_T],
+        threads: _Threads[_T],
+    ) -> _T:  # fmt: skip
         """Search the documents, whose indexes exist, and have damaged vectors built again."""
         damaged: list[Document] = []
-        found = await asyncio.to_thread(search, documents, vector, damaged)
+        found = await threads(search, documents, vector, damaged)
         for document in damaged:
             if self._vectors is not None:
                 await self._vectors.rebuild(document)

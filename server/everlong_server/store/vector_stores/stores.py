@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from everlong_server.errors import InvalidRequest, NotFound
-from everlong_server.store.records import is_foreign, is_id
+from everlong_server.store.records import Hash, is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
@@ -19,7 +20,7 @@ from everlong_server.store.vector_stores.records import FileBatch, StoredFile, V
 MAX_FILES = 256
 """Documents of one set, at most: as many as one search takes."""
 _BATCH_MS = 24 * 3600 * 1000
-_GONE, _NO_DOCUMENT, _FULL = 0, -1, -2
+_GONE, _NO_DOCUMENT, _FULL, _CHANGED = 0, -1, -2, -3
 
 # Defines `detach(stores, store, document)`, which removes a document from a set, except for the document's own list of sets.
 # `stores`: prefix of the keys of sets. Returns the bytes that the reference counted; nothing if there was none.
@@ -46,14 +47,16 @@ redis.call('INCRBY', KEYS[3], ARGV[3])
 return 1
 """
 
-# Changes fields of a set or a reference. KEYS: it, stored. ARGV: bytes to count, limit of bytes or '', fields and values
-# Returns 1, 0 (it is gone), or -1001 (too many bytes)
+# Changes a field of a set or a reference. KEYS: it, stored.
+# ARGV: bytes to count, limit of bytes or '', expected value of the field or '' for any, field, value
+# Returns 1, 0 (it is gone), -3 (the field has another value), or -1001 (too many bytes)
 _UPDATE = """
 local counted = redis.call('HGET', KEYS[1], 'counted')
 if not counted then return 0 end
+if ARGV[3] ~= '' and redis.call('HGET', KEYS[1], ARGV[4]) ~= ARGV[3] then return -3 end
 local more = ARGV[1] - counted
 if ARGV[2] ~= '' and more > 0 and tonumber(redis.call('GET', KEYS[2]) or 0) + more > tonumber(ARGV[2]) then return -1001 end
-redis.call('HSET', KEYS[1], 'counted', ARGV[1], unpack(ARGV, 3))
+redis.call('HSET', KEYS[1], 'counted', ARGV[1], ARGV[4], ARGV[5])
 redis.call('INCRBY', KEYS[2], more)
 return 1
 """
@@ -139,9 +142,7 @@ class VectorStores:
 
     async def get(self, store_id: str) -> VectorStore:
         """Return the set. Raises `NotFound`."""
-        stored = await self._redis.hgetall(keys.vector_store(store_id)) if is_id("vs", store_id) else None
-        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
-            raise _no_store(store_id)
+        stored = await self._stored(store_id)
         files = await self._redis.zcard(keys.vector_store_files(store_id))
         return VectorStore.of(self._vault.opened(stored), int(files))
 
@@ -156,11 +157,15 @@ class VectorStores:
         pairs = zip(found[::2], found[1::2], strict=True)
         return [VectorStore.of(self._vault.opened(stored), int(files)) for stored, files in pairs if stored], more
 
-    async def update(self, store: VectorStore) -> VectorStore:
-        """Set name, description and metadata. Raises `NotFound` and `RateLimited`."""
-        await self.get(store.id)  # checks the tenant, which never changes: it need not be in the same step
-        await self._update(keys.vector_store(store.id), store.counted, store.changeable(), _no_store(store.id))
-        return await self.get(store.id)
+    async def update(self, store_id: str, changes: Mapping[str, Any]) -> VectorStore:
+        """Change name, description or metadata. Keeps what others change at the same time. Raises `NotFound` and `RateLimited`."""
+        updated = False
+        while not updated:
+            stored = await self._stored(store_id)  # checks the tenant, which never changes
+            store = replace(VectorStore.of(self._vault.opened(stored), 0), **changes)
+            name, missing = keys.vector_store(store_id), _no_store(store_id)
+            updated = await self._update(name, store.counted, store.changeable(), missing, stored[b"label"])
+        return await self.get(store_id)
 
     async def delete(self, store_id: str) -> None:
         """Delete the set. Its documents stay. Raises `NotFound`."""
@@ -278,12 +283,23 @@ class VectorStores:
         if done == OVER_BYTES:
             raise self._quota.no_room()
 
-    async def _update(self, key: str, counted: int, fields: dict[str, str], missing: NotFound) -> None:
-        args: list[Any] = [counted, self._limit, *flat(self._vault.sealed(fields))]
+    async def _stored(self, store_id: str) -> Hash:
+        """Return the hash of a set, as it is stored. Raises `NotFound`."""
+        stored = await self._redis.hgetall(keys.vector_store(store_id)) if is_id("vs", store_id) else None
+        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
+            raise _no_store(store_id)
+        return cast(Hash, stored)
+
+    async def _update(
+        self, key: str, counted: int, field: dict[str, str], missing: NotFound, expected: bytes = b""
+    ) -> bool:
+        """Set a field. Returns False if it does not have the `expected` value, as it is stored."""
+        args: list[Any] = [counted, self._limit, expected, *flat(self._vault.sealed(field))]
         done = await self._scripts.run(_UPDATE, [key, keys.stored(self._tenant)], args)
         self._require_room(done)
         if done == _GONE:
             raise missing
+        return bool(done != _CHANGED)
 
 
 def _no_store(store_id: str) -> NotFound:

@@ -9,6 +9,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -401,3 +402,28 @@ def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Pat
     (few, _), (many, most) = searched
     assert many < 10 * few, searched
     assert most < 5 * many, searched  # a question's words are bounded
+
+
+async def test_abandoned_searches_keep_no_thread_that_answers_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that runs cannot be stopped when its client goes."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    begun, going_on = threading.Event(), threading.Event()
+
+    def endless(*_: Any) -> list[Passage]:
+        begun.set()
+        going_on.wait()
+        return []
+
+    monkeypatch.setattr(Passages, "_rank", endless)
+    documents: Any = None
+    search = asyncio.create_task(Passages(Blobs(f"file://{tmp_path}"), documents).rank([], Query("", {}), 1))
+    try:
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        search.cancel()
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(int) == 0
+    finally:
+        going_on.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -83,11 +82,10 @@ async def update(
     vector_store_id: str, body: schemas.UpdateVectorStore, services: CallerServices
 ) -> schemas.VectorStore:
     """Changes the name, the description or the metadata of a vector store."""
-    store = await services.vector_stores.get(vector_store_id)
     changes = body.model_dump(include=body.model_fields_set - {"expires_after"})
     if "metadata" in changes:
         changes["metadata"] = changes["metadata"] or {}
-    return view_store(await services.vector_stores.update(replace(store, **changes)))
+    return view_store(await services.vector_stores.update(vector_store_id, changes))
 
 
 @router.delete("/{vector_store_id}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from everlong_models import GrammarError, Tool, ToolCall
+from everlong_models import Tool, ToolCall
 from everlong_server.api.openai.chat_schemas import ChatMessage, CreateChatCompletion
 from everlong_server.api.openai.response_schemas import CreateResponse
 from everlong_server.api.openai.tools.schemas import FunctionDefinition, FunctionTool, NamedTool
@@ -13,6 +14,9 @@ from everlong_server.engine.answering.tools import ToolChoice, ToolUse, require_
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.records import Message
+
+_MAX_SCHEMAS = 200_000
+"""Most characters of the schemas of a request's tools: they take seconds to compile."""
 
 
 def chat_calls(message: ChatMessage, name: str) -> list[ToolCall]:
@@ -68,7 +72,8 @@ async def tool_use(
             message.role == "assistant" and model.tools.open in message.content for message in conversation
         )
         return ToolUse((), "none") if called else None
-    format, tools = require_tool_format(model, "tools"), list[Tool]()
+    require_tool_format(model, "tools")
+    tools = list[Tool]()
     for function, name in functions:
         require_json(function.parameters, f"{name}.{schema}")
         if function.parameters.get("type", "object") != "object":
@@ -84,9 +89,13 @@ async def tool_use(
             use = use.only(named)
         except KeyError:
             raise InvalidRequest(f"tool_choice: no function {named!r} among the tools", param="tool_choice") from None
-    for tool, (_, name) in zip(tools, functions, strict=True):
-        try:
-            await services.shared.engine.tool_grammar(format, [tool], "required", parallel=False, schema=None)
-        except GrammarError as error:
-            raise InvalidRequest(f"{name}.{schema}: {error}", param=f"{name}.{schema}") from error
+    characters = sum(len(json.dumps(tool.parameters)) for tool in tools)
+    if characters > _MAX_SCHEMAS:
+        raise InvalidRequest(
+            f"tools: their schemas have {characters} characters in all, the limit is {_MAX_SCHEMAS}", param="tools"
+        )
+    if (failed := await services.shared.engine.check_tools(tools)) is not None:
+        number, error = failed
+        field = f"{functions[number][1]}.{schema}"
+        raise InvalidRequest(f"{field}: {error}", param=field) from error
     return use

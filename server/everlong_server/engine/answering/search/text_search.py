@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from everlong_server.engine.answering.grounding import passage_query
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import SEARCHERS, Passage, Passages
 from everlong_server.store.search.query import PassageFilter
 from everlong_server.store.tenants.quota import Quota
 
@@ -34,6 +33,6 @@ class TextSearch:
         """
         with self._engine.admit():
             async with self._quota.stream(self._engine.typical_seconds):
-                query = await asyncio.to_thread(passage_query, text)
+                query = await SEARCHERS.run(passage_query, text)
                 found = await self._passages.rank(documents, query, limit, only)
                 return await self._passages.located(await self._token_offsets.with_tokens(found))

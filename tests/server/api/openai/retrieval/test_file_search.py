@@ -113,6 +113,13 @@ def test_a_conversation_goes_on(client: OpenAI, store: str) -> None:
     assert background.output[1].evidence[0]["text"] in PAID
 
 
+def test_no_chat_is_kept_with_passages_that_are_not_its_own(client: OpenAI, server: Server, store: str) -> None:
+    before = {*server.redis.scan_iter("{everlong}:chat:*")}
+    first = respond(client, QUESTION, tools=tool(store))
+    respond(client, "Was that much?", previous_response_id=first.id)
+    assert {*server.redis.scan_iter("{everlong}:chat:*")} == before, "it would outlive the deletion of the file"
+
+
 @pytest.mark.parametrize("choice", ["auto", "required", "none", {"type": "file_search"}])
 def test_every_choice_of_tools(client: OpenAI, store: str, choice: Any) -> None:
     answer = respond(client, QUESTION, tools=tool(store), tool_choice=choice)

@@ -258,6 +258,11 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
         {"tools": [{"type": "function", "function": {**WEATHER, "strict": True, "parameters": {"not": {"required": ["x"]}}}}]},
         "tools.0.function.parameters",
     ),
+    "more characters of schemas than the limit": (
+        [QUESTION],
+        {"tools": [{"type": "function", "function": {"name": f"t{n}", "parameters": {"description": "x" * 90_000}}} for n in range(3)]},
+        "tools",
+    ),
 }  # fmt: skip
 
 
