@@ -110,7 +110,8 @@ def test_results_equal_those_of_a_cpu(name: str, lean: bool) -> None:
 
 
 def test_all_memories_are_tried() -> None:
-    assert OPTIONS.keys() == MEMORIES.keys()
+    # `native` needs a backbone of another kind: its tests are in memories/test_native.py.
+    assert OPTIONS.keys() | {"native"} == MEMORIES.keys()
 
 
 @pytest.mark.parametrize(("name", "lean"), WAYS)

@@ -136,7 +136,7 @@ def test_the_memory_of_a_recurrent_model_is_described_in_plain_words(tab: Tab, s
     page.route("**/memory", change)
     page = tab.open(f"{talk}/memory")
     panel = page.get_by_role("region", name="The memory", exact=True)
-    expect(panel).to_contain_text("The model carries all")
+    expect(panel).to_contain_text("The model carries the whole text so far")
     expect(panel).to_contain_text("Its layers with attention see")
     expect(panel).to_contain_text("All tokens so far, mixed into one state; older ones fade")
     expect(panel).to_contain_text("It takes 3.8 MB in all layers. Half of a token has faded after 5 to 10 tokens")
@@ -343,7 +343,7 @@ def test_a_document_shows_what_is_not_in_its_text(tab: Tab, server: Server) -> N
 def test_the_file_dialog_offers_the_formats_that_the_server_accepts(tab: Tab, server: Server) -> None:
     page = tab.open()
     expect(page.locator(".drop")).to_contain_text(
-        "Text, PDF, Word, PowerPoint, Excel, EPUB, HTML or 12 other formats of up to"
+        "Text, PDF, Word, PowerPoint, Excel, EPUB, HTML or 14 other formats of up to"
     )  # the formats are loaded
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Choose files").click()

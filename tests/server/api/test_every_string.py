@@ -126,7 +126,8 @@ def known(alice: Tenant) -> dict[str, Any]:
 def check(answer: httpx.Response, value: str, sent: str) -> None:
     assert answer.status_code < 500, (answer.status_code, answer.text[:500], sent[:500])
     if answer.status_code >= 400:
-        assert answer.json()["error"]["code"], sent[:500]
+        error = answer.json()["error"]  # in Ollama's form it is a text
+        assert error if isinstance(error, str) else error["code"], sent[:500]
         assert len(answer.content) < 5_000, "the error repeats the value"
     elif value == LONE:
         raise AssertionError(f"accepted: {sent[:500]}")
@@ -177,7 +178,7 @@ def test_parameters(alice: Tenant, value: str) -> None:
             url += f"?{quote(parameter['name'])}={given}&{given}"
         else:
             headers = {parameter["name"]: value.encode("utf-8", "surrogatepass")[:60_000].replace(b"\0", b"")}
-        url = url.format(**alice.ids)
+        url = url.format(**{"page": 1} | alice.ids)
         with alice.http.stream(method, url, headers=headers) as answer:
             assert answer.status_code < 500, (url[:200], answer.read()[:500])
 

@@ -374,7 +374,7 @@ def test_a_session_knows_the_program_that_created_it(server: Server) -> None:
     assert server.http.post(path, headers=page).json()["client"] == "page"
     assert server.session()["client"] == "api"
     refused = server.http.post("/v1/sessions", json={}, headers={"X-Everlong-Client": "a b"})
-    server.error(refused, 422, "invalid_value", "header.X-Everlong-Client")
+    server.error(refused, 422, "invalid_value", "X-Everlong-Client")
     # 0.1.0 did not store it.
     server.redis.hdel(keys.session(session["id"]), "client")
     assert server.get_session(session["id"])["client"] is None

@@ -35,8 +35,8 @@ from tests.server.api.openai.talk import MODEL, answer, chat, of, user
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": "x", "file_id": "y"}}]}]},
-            "unknown_parameter",
-            "messages.0.content.0.file.file_data",
+            "invalid_value",
+            "messages.0.content.0.file",
         ),
         (
             {"messages": [user("x"), {"role": "assistant", "content": user("", "doc_x")["content"]}, user("y")]},

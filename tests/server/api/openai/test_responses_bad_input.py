@@ -38,11 +38,11 @@ def items(**fields: Any) -> dict[str, Any]:
         (items(content=[{"type": "input_image", "image_url": "x"}]), "invalid_value", "input.0.content.0"),
         (items(content=[{"type": ["input_text"]}]), "invalid_value", "input.0.content.0"),
         (items(content=[{"type": "input_text"}]), "missing_parameter", "input.0.content.0.text"),
-        (items(content=[{"type": "input_file", "file_data": "x"}]), "missing_parameter", "input.0.content.0.file_id"),
+        (items(content=[{"type": "input_file", "file_data": "x"}]), "invalid_value", "input.0.content.0.file_data"),
         (
             items(content=[{"type": "input_file", "file_id": "doc_x", "file_url": "http://x"}]),
-            "unknown_parameter",
-            "input.0.content.0.file_url",
+            "invalid_value",
+            "input.0.content.0",
         ),
         (
             {

@@ -24,7 +24,8 @@ from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import KeyMissing, NotFound
 from everlong_server.store.records import Document, new_id
-from everlong_server.store.search.passages import Passage, split
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.splitting import split
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import Vault
 from tests.models.text.test_tokenizer import CAPITALS, PIECES, bpe, wordpiece
