@@ -82,14 +82,6 @@ def test_other_formats_are_converted(client: OpenAI) -> None:
     assert "one paw" in response.output[0].evidence[0]["text"]
 
 
-def test_a_page_and_its_source_are_two_files(client: OpenAI) -> None:
-    page = b"<!DOCTYPE html><html><body><p>Dinah washed her children's faces.</p></body></html>"
-    before = count(client)
-    for media_type in ("text/html", "text/plain", "text/html"):
-        ask(client, file_data=encoded(page, media_type))
-    assert count(client) == before + 2
-
-
 def test_a_file_of_an_allowed_host(client: OpenAI, web: str) -> None:  # noqa: F811
     before = count(client)
     for _ in range(2):
