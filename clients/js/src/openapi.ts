@@ -284,7 +284,7 @@ export interface components {
             page?: number | null;
             /** @description 1 ÷ the place of the passage in the order of the search */
             score: number;
-            /** @description heading above the passage, for Word, EPUB and HTML */
+            /** @description where the passage is: a heading, a sheet, a file of an archive, or a printed page number */
             section?: string | null;
             start: number;
             start_byte: number;
@@ -360,7 +360,7 @@ export interface components {
             page?: number | null;
             /** @description 1 for a passage that is first by words and by meaning, less for later places; 0 to 1. By words alone, if no document has vectors yet */
             score: number;
-            /** @description heading above the passage, for Word, EPUB and HTML */
+            /** @description where the passage is: a heading, a sheet, a file of an archive, or a printed page number */
             section?: string | null;
             /** @description cosine of the vectors of passage and query; null: the document has no vectors (yet) */
             similarity: number | null;

@@ -148,7 +148,9 @@ class Evidence(Wire):
     text: str
     score: float = Field(description="1 ÷ the place of the passage in the order of the search")
     page: int | None = Field(None, description="page of a PDF on which the passage begins")
-    section: str | None = Field(None, description="heading above the passage, for Word, EPUB and HTML")
+    section: str | None = Field(
+        None, description="where the passage is: a heading, a sheet, a file of an archive, or a printed page number"
+    )
 
 
 class Citation(Wire):

@@ -33,8 +33,8 @@ async def upload(
     filename: Annotated[str | None, Query(max_length=255, description="name to show for the document")] = None,
     key: IdempotencyKey = None,
 ) -> schemas.Document:
-    """Uploads UTF-8 text or a PDF, Word, EPUB or HTML file, as the body or as the part `file` of a form. The server reads it in
-    the background."""
+    """Uploads a text, or a file in one of the formats of `GET /v1/formats`, as the body or as the part `file` of a form. The server
+    reads it in the background."""
     async with await services.idempotency.begin(key) as record:
         source = RequestFile(request, limit=services.ingest.max_bytes)
         document = await services.ingest.add(source, record, "document")
