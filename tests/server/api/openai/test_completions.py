@@ -165,6 +165,7 @@ def test_a_retry_replays_the_texts(client: OpenAI) -> None:
         ({"prompt": ["x"] * 129}, "invalid_value", "prompt"),
         ({"prompt": ["x"] * 100, "n": 2}, "invalid_value", "n"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"prompt": ["é" * 20_000] * 2, "n": 64, "echo": True, "max_tokens": 0}, "invalid_value", "echo"),
         ({"logprobs": 21}, "invalid_value", "logprobs"),
         ({"logprobs": 20, "max_tokens": 100_000}, "invalid_value", "logprobs"),
         ({"sparkle": 1}, "unknown_parameter", "sparkle"),

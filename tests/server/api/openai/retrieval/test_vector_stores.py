@@ -19,6 +19,9 @@ PAID = "The physician was paid forty guineas for setting the broken arm."
 RAIN = "It rained on the roofs for many long days and nights."
 
 
+MANY = {"type": "in", "key": "a", "value": ["x"] * 256}
+
+
 def put(server: Server, text: str, name: str) -> str:
     return str(server.upload(text, filename=name)["id"])
 
@@ -154,6 +157,7 @@ def test_search(server: Server, client: OpenAI, files: list[str]) -> None:
         ("/search", {"query": "a", "rewrite_query": True}, "rewrite_query", "False"),
         ("/search", {"query": "a", "filters": {"type": "like", "key": "a", "value": ""}}, "filters", "'nin'"),
         ("/search", {"query": "a", "filters": {"type": "eq", "key": "a", "value": {}}}, "filters.value", "a boolean or a list"),
+        ("/search", {"query": "a", "filters": {"type": "or", "filters": [MANY] * 4}}, "filters", "1000 values, this one has 1024"),
     ],
 )  # fmt: skip
 def test_what_is_refused(

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from everlong_server.engine.documents.formats import catalogue, conversion
+from everlong_server.engine.documents.formats import catalogue, conversion, worker
+from everlong_server.engine.documents.formats.blocks import MAX_NOTES, Block, Notes
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.outline import OutlineEntry, at
@@ -279,6 +280,19 @@ def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.Monkey
     monkeypatch.setattr(conversion, "is_installed", lambda: False)  # recognising text would get more time
     with pytest.raises(InvalidRequest, match="takes too long"):
         converted(files.pdf(["x"]))
+
+
+def test_an_outline_and_notes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_MAX_OUTLINE", 3)
+    notes, text = Notes(lambda *_: None), io.StringIO()
+    outline = worker._write((Block(f"Words {n}", section=str(n)) for n in range(9)), notes, text, 1000)
+    assert [entry.section for entry in outline] == ["0", "1", "2"]
+    assert text.getvalue().endswith("Words 8")
+    assert [note.text for note in notes.all()] == ["only the first 3 pages and sections can be named in evidence"]
+    for n in range(1000):
+        notes.left_out(f"things {n} {'x' * 1000}")
+    assert len(notes.all()) <= 2 * MAX_NOTES + 2
+    assert max(len(note.text) for note in notes.all()) < 300
 
 
 def test_a_conversion_that_is_killed_leaves_no_files(
