@@ -22,7 +22,7 @@ CONTRACT = json.loads((Path(__file__).parents[2] / "clients" / "openapi.json").r
 
 COMMON = {"session": "ses_1", "object": "session.memory", "segments": 4, "segment_length": 300, "open": 7}
 COMMON |= {"tokens": 1200, "bytes": 73_728, "documents": [{"document": "doc_1", "start": 4, "end": 1100}]}
-PLAIN = {"layer": None, "change": None}
+PLAIN = {"layer": None, "change": None, "bytes": None, "half_life": None}
 QUOTE = {
     "document": "doc_1",
     "start": 3,

@@ -88,7 +88,7 @@ class Chats:
     def __init__(self, others: Any) -> None:
         self.others, self.asked, self.closed = others, 0, 0
 
-    async def answer(self, *_: Any) -> Turn:
+    async def answer(self, *_: Any, **__: Any) -> Turn:
         self.asked += 1
         if self.asked > 1:
             await asyncio.sleep(0)
@@ -117,7 +117,7 @@ def completion(stream: bool) -> CreateChatCompletion:
 
 def services_of(chats: Chats) -> Any:
     record = AsyncMock(answer=None)
-    shared = SimpleNamespace(model=None, settings=SimpleNamespace(keepalive_seconds=15))
+    shared = SimpleNamespace(model=SimpleNamespace(tools=None), settings=SimpleNamespace(keepalive_seconds=15))
     return SimpleNamespace(chat_turns=chats, shared=shared, idempotency=AsyncMock(begin=AsyncMock(return_value=record)))
 
 
