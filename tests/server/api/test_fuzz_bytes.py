@@ -269,7 +269,7 @@ def frames(count: int) -> dict[str, int]:
 
     shared = SimpleNamespace(
         settings=Settings(), credentials=SimpleNamespace(check=fine),
-        model=SimpleNamespace(name="m", memory=SimpleNamespace(vocab_size=100, visible_tokens=100)),
+        model=SimpleNamespace(tools=None, name="m", memory=SimpleNamespace(vocab_size=100, visible_tokens=100)),
     )  # fmt: skip
     services: Any = SimpleNamespace(
         shared=shared, quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
