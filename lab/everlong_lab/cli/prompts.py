@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option, Typer
 
 from everlong_lab.cli.common import DataDir, Seed, names_of, reported, sizes
-from everlong_server.cli.common import ModelsDir, chosen_models_dir, err
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail
 
 prompts = Typer(add_completion=False)
 
@@ -24,6 +24,14 @@ def _prompts(
     without: Annotated[float, Option(min=0, max=1, help="Hide the right passages of this share of questions.")] = 0.1,
     room: Annotated[str, Option(help="Use one of these numbers of tokens for passages.")] = "130,250,400",
     turns: Annotated[int, Option(min=1, help="Ask at most so many questions about the same passages.")] = 3,
+    lengths: Annotated[
+        str, Option(help="Hide the texts in documents of these lengths, in tokens.")
+    ] = "2000,8000,32000",
+    per_document: Annotated[int, Option(min=1, help="Write at most so many prompts about a document.")] = 10,
+    template: Annotated[
+        str, Option(help="Use this template of the server's: told, or instruct for instruct models.")
+    ] = "told",
+    embeddings: Annotated[str, Option(help="Search by meaning too: auto, off, or a model's folder.")] = "auto",
     seed: Seed = 0,
     models_dir: ModelsDir = None,
 ) -> None:
@@ -32,13 +40,17 @@ def _prompts(
 
     from everlong_lab.eval.grounded.prompts import PromptsPlan, write
     from everlong_lab.eval.grounded.questions import TRAINING_SETS
+    from everlong_lab.eval.grounded.report import TEMPLATES
     from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
     from everlong_server.errors import ServerError
+    from everlong_server.store.search.vectors import load_embedder
 
-    tokens = sizes(room, "--room")
+    if template not in TEMPLATES:
+        raise fail(f"--template={template}: must be one of {', '.join(TEMPLATES)}")
     plan = PromptsPlan(
-        names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, tokens, turns, seed=seed
-    )
+        names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, sizes(room, "--room"), turns,
+        sizes(lengths, "--lengths"), per_document, template, seed,
+    )  # fmt: skip
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with reported(ServerError, OSError):
         tokenizer = load_tokenizer(
@@ -56,6 +68,7 @@ def _prompts(
                     data,
                     file,
                     lambda what, done: bar.update(shown, description=what, completed=done),
+                    load_embedder(embeddings),
                 )
             )
         part.replace(to)

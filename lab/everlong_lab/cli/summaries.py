@@ -8,5 +8,6 @@ SUMMARIES = {
     "bench": "Measure speed and memory, and compare them with the targets.",
     "train": "Train a memory by a recipe.",
     "prompts": "Write prompts with questions about texts, as training data for `everlong train`.",
+    "sentences": "Put the answers of such prompts into sentences.",
     "eval": "Measure the quality of models and their answers.",
 }

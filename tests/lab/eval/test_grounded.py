@@ -25,6 +25,7 @@ from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
 from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.grounding import TEMPLATE
+from everlong_server.engine.answering.prompt import INSTRUCT
 from everlong_server.settings import Settings
 from everlong_server.store.search.search_corpus import SearchCorpus
 
@@ -316,9 +317,9 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tm
         write(folder / "books-260" / f"{number}.md", novel[number * 200 :])
     (folder / "books-260" / "novel.md").write_text("Heath. " * 3_000)
 
-    def make(seed: int) -> list[dict]:
+    def make(seed: int, **changes: object) -> list[dict]:
         to, told = io.StringIO(), []
-        plan = prompts.PromptsPlan(questions=12, impossible=2, lengths=(300, 600), seed=seed)
+        plan = prompts.PromptsPlan(questions=12, impossible=2, lengths=(300, 600), seed=seed, **changes)
         told_of = lambda what, done: told.append((what, done))  # noqa: E731
         count = asyncio.run(prompts.write(plan, words, folder, to, told_of))
         lines = [json.loads(line) for line in to.getvalue().splitlines()]
@@ -344,6 +345,12 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tm
     for before, turn in later:
         assert not turn["prompt"].startswith(TEMPLATE.opening)
         assert any(answer.split()[-1] in before for answer in turn["answers"])
+    lines = make(0, template="instruct")
+    assert all(line["turns"][0]["prompt"].startswith((INSTRUCT.opening, INSTRUCT.nothing)) for line in lines)
+    turns = [turn for line in lines for turn in line["turns"]]
+    in_sentences = [turn for turn in turns if "question" in turn]
+    assert 0 < len(in_sentences) < len(turns)
+    assert all(turn["prompt"].endswith(turn["question"]) for turn in in_sentences)
 
 
 def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(

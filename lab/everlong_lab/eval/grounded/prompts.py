@@ -20,19 +20,23 @@ from typing import Any, TextIO
 from everlong_lab.corpora import text
 from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank
 from everlong_lab.eval.grounded.questions import TRAINING_SETS, texts
+from everlong_lab.eval.grounded.report import TEMPLATES
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.grounding import TEMPLATE, search_query, select_passages
+from everlong_models.text.embedder import Embedder
+from everlong_server.engine.answering.grounding import search_query, select_passages
 from everlong_server.store.records import Document
+from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 _PASSAGES = 16
-_LINES = 10
-"""Maximum number of prompts about one document."""
 _MAX_UNPRODUCTIVE = 100
 """Stop with an error after so many documents in a row without a prompt."""
-_BRIEFLY = ("", "", " Answer in a few words.", " Answer in a few words.", " Answer briefly.")
+_ENDINGS = ("", "", " Answer in a few words.", " Answer in a few words.", " Answer briefly.")
+"""Ends of questions, equally frequent."""
+_INSTRUCT_ENDINGS = ("", "", "", " Answer in a few words.")
+"""With `INSTRUCT`, which asks for a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class PromptsPlan:
     """`sets`: sets of questions, from `TRAINING_SETS`. `questions`: number of answerable questions per set. `impossible`:
     number of unanswerable questions of SQuAD. `without`: share of questions whose right passages are left out. `room`:
     choices of the number of tokens for passages. `turns`: maximum number of questions in a chat; the later ones are
-    answered by the passages of the first. `lengths`: document lengths in tokens, used in turn."""
+    answered by the passages of the first. `lengths`: document lengths in tokens, used in turn. `per_document`: maximum number
+    of prompts about one. `template`: from `TEMPLATES`."""
 
     sets: tuple[str, ...] = tuple(TRAINING_SETS)
     questions: int = 1_000
@@ -49,16 +54,23 @@ class PromptsPlan:
     room: tuple[int, ...] = (130, 250, 400)
     turns: int = 3
     lengths: tuple[int, ...] = (2_000, 8_000, 32_000)
+    per_document: int = 10
+    template: str = "told"
     seed: int = 0
 
 
 async def write(
-    plan: PromptsPlan, count: Callable[[str], int], data: Path, to: TextIO, progress: Callable[[str, float], None]
+    plan: PromptsPlan,
+    count: Callable[[str], int],
+    data: Path,
+    to: TextIO,
+    progress: Callable[[str, float], None],
+    embedder: Embedder | None = None,
 ) -> int:
     """Write prompts as JSON lines for `everlong_lab.tasks.prompts`; return their number.
 
     `count` returns the number of tokens of a text. `progress` is called with a set's name and the share of it that is
-    done. Raises `DataError`.
+    done. `embedder`: None to search by words alone. Raises `DataError`.
     """
     tested = {book.name for book in books(data / "books")}
     kept, _ = text.books(text.find(data, "books-260"))
@@ -67,7 +79,7 @@ async def write(
     jobs += [("squad", False, plan.impossible)] if "squad" in plan.sets else []
     written = 0
     with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
-        writer = _PromptWriter(plan, SearchCorpus(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
+        writer = _PromptWriter(plan, SearchCorpus(Blobs(f"file://{folder}"), embedder), count, random.Random(plan.seed))  # noqa: S311 - for samples
         for name, answerable, wanted in jobs:
             sources, done, unproductive = texts(data, name, "train"), 0, 0
             sources = [each for each in sources if any(bool(q.answers) == answerable for q in each.questions)]
@@ -97,13 +109,15 @@ class _PromptWriter:
 
     def __init__(self, plan: PromptsPlan, texts: SearchCorpus, count: Callable[[str], int], rng: random.Random) -> None:
         self._plan, self._texts, self._count, self._rng = plan, texts, count, rng
+        self._template = TEMPLATES[plan.template]
 
     async def lines(self, name: str, haystack: HaystackDocument) -> list[dict[str, Any]]:
         """Return the prompts about a document, as lines of the file."""
         document = await self._texts.put(haystack.text)
+        await self._texts.passages.ensure_vectors(document)
         lines: list[dict[str, Any]] = []
         waiting = list(haystack.questions)
-        while waiting and len(lines) < _LINES:
+        while waiting and len(lines) < self._plan.per_document:
             question = waiting.pop(0)
             others = [other for other in waiting if other.source == question.source]
             chat = await self._chat(document, haystack, question, others)
@@ -119,23 +133,31 @@ class _PromptWriter:
     ) -> tuple[list[dict[str, Any]], list[DocumentQuestion]] | None:
         """Return the turns of a chat and those of `others` that follow the question in it.
 
-        Returns None if the search missed the answer: other passages may hold it in part, so the right answer is unknown.
+        Returns None if the search missed the answer: other passages may hold it in part, so the right answer is unknown. Also if
+        it took the question for one about the whole text.
         """
-        rng = self._rng
-        query = search_query(question.question, None)
-        found = await self._texts.passages.search([document.id], query, _PASSAGES) if query else []
+        rng, template, found = self._rng, self._template, list[Passage]()
+        if query := search_query(question.question, None):
+            by_sentences = template.gap is not None
+            result = await self._texts.passages.find([document.id], query, _PASSAGES, by_sentences=by_sentences)
+            if result.overview is not None:
+                return None
+            found = result.passages
         without = bool(question.answers) and rng.random() < self._plan.without
         if without:
             found = [p for p in found if not any(p.start < end and start < p.end for start, end in question.right)]
-        evidence, before = select_passages(found, "", rng.choice(self._plan.room), self._count)
+        evidence, before = select_passages(found, "", rng.choice(self._plan.room), self._count, template)
         pieces = [(p.start, p.end) for p in evidence]
         answers = list(question.answers) if question.answers and evidence and not without else [REFUSAL]
         if answers[0] != REFUSAL and rank(haystack, question, pieces) is None:
             return None
         followers = [other for other in others if other.answers and rank(haystack, other, pieces) is not None]
         followers = followers[: self._plan.turns - 1] if answers[0] != REFUSAL else []
-        brief = rng.choice(_BRIEFLY)
-        first = {"prompt": (before or TEMPLATE.nothing) + question.question + brief, "answers": answers}
+        ending = rng.choice(_ENDINGS if template.gap is None else _INSTRUCT_ENDINGS)
+        turns = [{"prompt": (before or template.nothing) + question.question + ending, "answers": answers}]
         # Later turns do not repeat the passages.
-        later = [{"prompt": other.question + brief, "answers": list(other.answers)} for other in followers]
-        return [first, *later], followers
+        turns += [{"prompt": other.question + ending, "answers": list(other.answers)} for other in followers]
+        if not ending:  # `everlong sentences` puts these answers into sentences
+            for turn, asked in zip(turns, [question, *followers], strict=True):
+                turn["question"] = asked.question
+        return turns, followers

@@ -12,6 +12,7 @@ from everlong_lab.eval.grounded.scores import Mean, mean, ratio
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model
 from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template
+from everlong_server.engine.answering.prompt import INSTRUCT
 
 WAYS = {
     "neither": "the question alone",
@@ -29,10 +30,11 @@ before. `impossible`: about this document's passages, which do not hold the answ
 
 TEMPLATES = {
     "told": TEMPLATE,
+    "instruct": INSTRUCT,
     "passages": Template("Passages from the text above that may help to answer:\n\n", "\n\n[…]\n\n", "\n\nQuestion: "),
     "plain": Template("", "\n\n", "\n\n"),
 }
-"""The template that the server uses, and those it was compared with."""
+"""The templates that the server uses, for models trained with it and for instruct models, and those they were compared with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+"""`everlong sentences`: put the answers of prompts into sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option, Typer
+
+from everlong_lab.cli.common import Device, reported
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, err
+
+sentences = Typer(add_completion=False)
+
+
+@sentences.command()
+def _sentences(
+    file: Annotated[Path, Argument(help="A file that `everlong prompts` has written.", exists=True, dir_okay=False)],
+    to: Annotated[Path, Option("--out", help="Write the prompts with sentences to this file.")],
+    model: Annotated[str, Option(help="Let this instruct model write the sentences.")] = "qwen2.5-coder-1.5b-instruct",
+    device: Device = "cpu",
+    models_dir: ModelsDir = None,
+) -> None:
+    """Put the answers of prompts into sentences, unless the question asks for a few words."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from everlong_lab.eval.grounded import sentences as grounded
+    from everlong_models.backbone.loading import load_backbone
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with reported(OSError, ValueError), Progress(*columns, console=err) as bar:
+        shown = bar.add_task("loading", total=1.0)
+        backbone, tokenizer = load_backbone(
+            model, models_dir=chosen_models_dir(models_dir), device=device,
+            progress=lambda message: bar.update(shown, description=message),
+        )  # fmt: skip
+        writer = grounded.SentenceWriter(
+            backbone, tokenizer, lambda done: bar.update(shown, description="writing sentences", completed=done)
+        )
+        written, asked = grounded.write(file, to, writer)
+    err.print(f"{written:,} of {asked:,} answers are sentences now, the others stay as they were, in {to}")

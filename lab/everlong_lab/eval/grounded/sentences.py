@@ -1,0 +1,125 @@
+"""`everlong sentences`: put the answers of prompts into sentences.
+
+Data sets answer in a few words ("his dog"), and a model trained on them does so too. People prefer "Ulysses was recognised by his dog."
+An instruct model writes the sentence from question and answer. One that says more or less than the answer is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from everlong_lab.eval.grounded.scores import content_words
+from everlong_lab.tasks.chat_encoder import ChatEncoder
+from everlong_lab.tasks.reading import REFUSAL
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.text.tokenizer import Tokenizer
+
+_ASK = """Write the answer as one complete sentence with the words of the question. Add nothing else.
+
+Question: Who did the old king send to the tower?
+Answer: his youngest son
+Sentence: The old king sent his youngest son to the tower.
+
+Question: Why was the shepherd afraid?
+Answer: He heard wolves.
+Sentence: The shepherd was afraid because he heard wolves.
+
+Question: {question}
+Answer: {answer}
+Sentence:"""
+_MAX_TOKENS = 48
+_MAX_MORE = 3
+"""Content words of a sentence that stand neither in the question nor in the answer ("lives", for "Where does he live?"), at most."""
+_ROWS = 256
+
+
+def write(file: Path, to: Path, write_sentences: Callable[[Sequence[tuple[str, str]]], list[str]]) -> tuple[int, int]:
+    """Write the prompts of `file` to `to`, with sentences for the answers to turns that have a `question`.
+
+    `write_sentences`: for pairs of a question and an answer. Returns how many answers became sentences, and how many there were.
+    """
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    pairs = list(dict.fromkeys(pair for turn in _turns(lines) for pair in _pairs(turn)))
+    sentences = {
+        pair: sentence
+        for pair, sentence in zip(pairs, write_sentences(pairs), strict=True)
+        if says_the_same(*pair, sentence)
+    }
+    for turn in _turns(lines):
+        turn["answers"] = [sentences.get(pair) or as_sentence(pair[1]) for pair in _pairs(turn)] or turn["answers"]
+    to.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return len(sentences), len(pairs)
+
+
+def _turns(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        yield from line["turns"]
+
+
+def _pairs(turn: dict[str, Any]) -> list[tuple[str, str]]:
+    answers = [] if "question" not in turn or turn["answers"] == [REFUSAL] else turn["answers"]
+    return [(turn["question"], answer) for answer in answers]
+
+
+def as_sentence(answer: str) -> str:
+    """Return the answer with a capital letter and a full stop."""
+    answer = answer.strip()
+    return answer[:1].upper() + answer[1:] + ("" if answer[-1:] in ".!?\"'”’" else ".")
+
+
+def says_the_same(question: str, answer: str, sentence: str) -> bool:
+    """Return whether `sentence` has all content words of the answer, and few that stand neither there nor in the question."""
+    words = content_words(sentence)
+    more = words - content_words(answer) - content_words(question)
+    return (
+        content_words(answer) <= words
+        and len(more) <= _MAX_MORE
+        and re.fullmatch(r"[^\n]*[.!?][\"'”’]?", sentence) is not None
+        and len(re.findall(r"[.!?](?=\s)", sentence)) <= len(re.findall(r"[.!?](?=\s)", answer))
+    )
+
+
+class SentenceWriter:
+    """Writes sentences with an instruct model, on any device."""
+
+    def __init__(
+        self, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[float], None] = lambda done: None
+    ) -> None:
+        """`progress` is called with the share of the sentences that are written."""
+        self._backbone, self._encoder, self._tokenizer = backbone, ChatEncoder(tokenizer), tokenizer
+        self._progress = progress
+
+    @torch.no_grad()
+    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        """Return a sentence for each question with its answer; the most likely tokens are taken."""
+        encoder, device = self._encoder, self._backbone.device
+        prompts = [
+            [*encoder.head(_ASK.format(question=question, answer=answer)), *encoder.format.ask]
+            for question, answer in pairs
+        ]
+        sentences = [""] * len(pairs)
+        order = sorted(range(len(pairs)), key=lambda n: len(prompts[n]))
+        for first in range(0, len(order), _ROWS):
+            some = order[first : first + _ROWS]
+            longest = max(len(prompts[n]) for n in some)
+            ids = torch.zeros(len(some), longest, dtype=torch.int64)
+            mask = torch.zeros(len(some), longest, dtype=torch.int64)
+            for row, n in enumerate(some):
+                ids[row, longest - len(prompts[n]) :] = torch.tensor(prompts[n])
+                mask[row, longest - len(prompts[n]) :] = 1
+            written = self._backbone.model.generate(
+                input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=_MAX_TOKENS, do_sample=False,
+                eos_token_id=sorted(encoder.ends), pad_token_id=encoder.end,
+            )  # fmt: skip
+            for row, n in enumerate(some):
+                tokens = written[row, longest:].tolist()
+                end = next((at for at, token in enumerate(tokens) if token in encoder.ends), len(tokens))
+                sentences[n] = self._tokenizer.decode(tokens[:end]).strip()
+            self._progress(min(1.0, (first + _ROWS) / len(order)))
+        return sentences
