@@ -26,7 +26,7 @@ from everlong_models.backbone.loading import (
 from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.catalogue.entry import TRAINED
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
-from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout
+from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout, update_tensors
 from everlong_models.kernels.low_rank import merge
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.base import MemoryConfig, SegmentReader
@@ -230,8 +230,9 @@ def _build_around_backbone(
         return plan.kind.build(plan.config, recurrent).eval(), recurrent, tokenizer
     backbone, tokenizer = load_backbone(
         plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
-        # A trained memory, and low-rank updates, need the weights that they were trained with.
-        one_copy=quantize and plan.kind.whole and plan.kind.training_free and not (plan.folder / WEIGHTS).exists(),
+        # A trained memory is computed with float weights. Low-rank updates were trained with the weights of the file, which the one
+        # copy has.
+        one_copy=quantize and plan.kind.whole and plan.kind.training_free,
     )  # fmt: skip
     return plan.kind.build(plan.config, backbone).eval(), backbone, tokenizer
 
@@ -281,7 +282,7 @@ def _fingerprint_and_optimise(
     described = f"{plan.memory_name}:{plan.config.model_dump_json()}"
     parts = [architecture(backbone) if backbone else "", described, state_layout(module), tokenizer.digest()]
     if backbone is not None and backbone.digest is not None:
-        parts, tensors = [*parts, backbone.digest], own_parameters(module)
+        parts, tensors = [*parts, backbone.digest], own_parameters(module) | update_tensors(backbone.model)
     else:
         tensors = loaded_tensors(module)
     with ThreadPoolExecutor(1) as executor:  # hashing takes a large part of the loading time
