@@ -42,7 +42,15 @@ from everlong_models.memories.window import Window, WindowConfig
 from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.text.tool_format import ToolFormat
-from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
+from everlong_models.weights import (
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    TemplateName,
+    load_weights,
+    own_parameters,
+    read_manifest,
+)
 
 DEFAULT_MEMORY = "window"
 NATIVE_MEMORY = "native"
@@ -91,7 +99,7 @@ class Model:
     `trained`: whether trained memory weights were loaded (always with `native`); None for a memory that has nothing to train. `backbone_name`: None for a model
     from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`:
     SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models with the same fingerprint
-    can exchange states. `tools`: how its chat template shows tools; None if it has no tool format.
+    can exchange states. `template`: the prompt template for its answers. `tools`: how its chat template shows tools; None if it has no tool format.
     """
 
     name: str
@@ -104,6 +112,7 @@ class Model:
     trained: bool | None
     description: str
     tuned: bool = False
+    template: TemplateName = "few-words"
     tools: ToolFormat | None = None
 
     @property
@@ -164,6 +173,8 @@ def load_model(
         else loaded and plan.manifest is not None and plan.manifest.trained,
         description=plan.manifest.description if plan.manifest else module.in_words,
         tuned=loaded,
+        template=(plan.manifest and plan.manifest.template)
+        or ("instruct" if not loaded and tokenizer.chat_template else "few-words"),
         tools=ToolFormat.of(tokenizer),
     )
 
