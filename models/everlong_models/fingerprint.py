@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from everlong_models.kernels.low_rank import split_update
 from everlong_models.memories.base import SegmentReader
 
 
@@ -27,6 +29,16 @@ def loaded_tensors(module: nn.Module) -> dict[str, Tensor]:
     for theirs, ours in names.items():
         tensors = {name.replace(theirs, ours): tensor for name, tensor in tensors.items()}
     return tensors
+
+
+def update_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the low-rank updates of a model's layers, with their scale in B, by stable names."""
+    return {
+        f"lora.{name}.{part}": tensor
+        for name, module in model.named_modules()
+        if parametrize.is_parametrized(module, "weight")
+        for part, tensor in zip("ab", split_update(module)[1] or (), strict=True)
+    }
 
 
 def hash_model(tensors: dict[str, Tensor], parts: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from everlong_models.backbone.loading import (
 from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.catalogue.entry import TRAINED
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
-from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout
+from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout, update_tensors
 from everlong_models.kernels.low_rank import merge
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.base import MemoryConfig, SegmentReader
@@ -42,7 +42,15 @@ from everlong_models.memories.window import Window, WindowConfig
 from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.text.tool_format import ToolFormat
-from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
+from everlong_models.weights import (
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    TemplateName,
+    load_weights,
+    own_parameters,
+    read_manifest,
+)
 
 DEFAULT_MEMORY = "window"
 NATIVE_MEMORY = "native"
@@ -91,7 +99,7 @@ class Model:
     `trained`: whether trained memory weights were loaded (always with `native`); None for a memory that has nothing to train. `backbone_name`: None for a model
     from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`:
     SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models with the same fingerprint
-    can exchange states. `tools`: how its chat template shows tools; None if it has no tool format.
+    can exchange states. `template`: the prompt template for its answers. `tools`: how its chat template shows tools; None if it has no tool format.
     """
 
     name: str
@@ -104,6 +112,7 @@ class Model:
     trained: bool | None
     description: str
     tuned: bool = False
+    template: TemplateName = "few-words"
     tools: ToolFormat | None = None
 
     @property
@@ -164,6 +173,8 @@ def load_model(
         else loaded and plan.manifest is not None and plan.manifest.trained,
         description=plan.manifest.description if plan.manifest else module.in_words,
         tuned=loaded,
+        template=(plan.manifest and plan.manifest.template)
+        or ("instruct" if not loaded and tokenizer.chat_template else "few-words"),
         tools=ToolFormat.of(tokenizer),
     )
 
@@ -230,8 +241,9 @@ def _build_around_backbone(
         return plan.kind.build(plan.config, recurrent).eval(), recurrent, tokenizer
     backbone, tokenizer = load_backbone(
         plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
-        # A trained memory, and low-rank updates, need the weights that they were trained with.
-        one_copy=quantize and plan.kind.whole and plan.kind.training_free and not (plan.folder / WEIGHTS).exists(),
+        # A trained memory is computed with float weights. Low-rank updates were trained with the weights of the file, which the one
+        # copy has.
+        one_copy=quantize and plan.kind.whole and plan.kind.training_free,
     )  # fmt: skip
     return plan.kind.build(plan.config, backbone).eval(), backbone, tokenizer
 
@@ -281,7 +293,7 @@ def _fingerprint_and_optimise(
     described = f"{plan.memory_name}:{plan.config.model_dump_json()}"
     parts = [architecture(backbone) if backbone else "", described, state_layout(module), tokenizer.digest()]
     if backbone is not None and backbone.digest is not None:
-        parts, tensors = [*parts, backbone.digest], own_parameters(module)
+        parts, tensors = [*parts, backbone.digest], own_parameters(module) | update_tensors(backbone.model)
     else:
         tensors = loaded_tensors(module)
     with ThreadPoolExecutor(1) as executor:  # hashing takes a large part of the loading time

@@ -25,6 +25,9 @@ from everlong_models.kernels.low_rank import attach
 
 MANIFEST = "everlong.json"
 WEIGHTS = "memory.safetensors"
+TemplateName = Literal["few-words", "instruct"]
+"""How a prompt shows passages. `few-words`: whole passages, for an answer in a few words, as the recipes train it. `instruct`: sentences, with
+an instruction to answer in a sentence, as instruct models expect it."""
 
 
 class Manifest(BaseModel):
@@ -41,6 +44,11 @@ class Manifest(BaseModel):
     lora_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
     trained: bool = Field(True, description="false: the weights are random, for tests")
     description: str = ""
+    template: TemplateName | None = Field(
+        None,
+        description="prompt template that the model was trained on; none: `few-words` with trained weights or without a chat "
+        "template, else `instruct`",
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -74,7 +82,9 @@ def save_weights(
     save_file(
         tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in (lora or {}).items()}, folder / WEIGHTS
     )
-    (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+    # Version 0.1.0 refuses a manifest with this field.
+    fields = manifest.model_dump(exclude={"template"} if manifest.template is None else None)
+    (folder / MANIFEST).write_text(json.dumps(fields, indent=2) + "\n")
     share(folder)
 
 

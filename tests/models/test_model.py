@@ -109,6 +109,16 @@ class TestFolder:
         with pytest.raises(ConfigError, match="window"):
             load(tmp_path / "w", tmp_path, options={"window": 0})
 
+    def test_the_template_is_what_the_manifest_says_or_follows_from_the_weights(self, folder, tmp_path):
+        for template in ("instruct", "few-words"):
+            manifest(folder, backbone="backbone", template=template)
+            assert load(folder, tmp_path).template == template
+        manifest(folder, backbone="backbone", trained=False)
+        assert load(folder, tmp_path).template == "few-words"
+        (folder / WEIGHTS).unlink()
+        assert load(folder, tmp_path).template == "instruct"
+        assert plain(tmp_path).template == "instruct"
+
     def test_low_rank_updates_are_merged(self, folder, tmp_path):
         before = load(folder, tmp_path)
         a, b = torch.ones(1, 16), torch.ones(16, 1)

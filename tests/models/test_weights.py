@@ -203,6 +203,16 @@ class TestManifest:
     def test_round_trip(self, folder):
         assert read_manifest(folder) == Manifest(memory={"name": "rmt"}, description="x")
 
+    @pytest.mark.parametrize("template", ["few-words", "instruct", None])
+    def test_a_template_is_written_if_it_is_set(self, tmp_path, trained, template):
+        """Version 0.1.0 refuses fields that it does not know."""
+        written = Manifest(memory={"name": "rmt"}, template=template)
+        save_weights(tmp_path, written, trained)
+        fields = json.loads((tmp_path / MANIFEST).read_text())
+        released = {"format", "version", "backbone", "memory", "lora_scale", "trained", "description"}
+        assert fields.keys() == released | ({"template"} if template else set())
+        assert read_manifest(tmp_path) == written
+
     def test_missing(self, tmp_path):
         with pytest.raises(AdapterError, match=f"cannot read .*{MANIFEST}"):
             read_manifest(tmp_path)
@@ -227,6 +237,7 @@ class TestManifest:
             ("lora_scale", float("inf")),
             ("lora_scale", float("nan")),
             ("trained", "perhaps"),
+            ("template", "told"),
             ("lora_skale", 1),
         ],
     )

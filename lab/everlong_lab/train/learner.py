@@ -84,6 +84,7 @@ class Learner:
             memory={"name": recipe.memory, **config},
             lora_scale=adapters.alpha / adapters.rank if adapters else 1.0,
             description=description,
+            template=recipe.template,
         )
         # A model published around a backbone holds little more than low-rank updates: bfloat16 halves it.
         lora: dict[str, Tensor] | None = None

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from everlong_lab.tasks import TaskChoice
 from everlong_models.errors import ConfigError, RecipeError
+from everlong_models.weights import TemplateName
 
 
 class _Section(BaseModel):
@@ -48,7 +49,7 @@ class LearnerRecipe(_Section):
     """The model to train: a memory by name with its options, around a backbone by name, a new backbone, or none.
 
     `learn`: train "all" weights, or only the "memory" with its `adapters`. `start`: name or folder of a model whose
-    weights the run starts from; it must have been made by a recipe with the same learner.
+    weights the run starts from; it must have been made by a recipe with the same learner. `template`: see `Manifest`.
     """
 
     memory: str
@@ -57,6 +58,7 @@ class LearnerRecipe(_Section):
     adapters: Adapters | None = None
     learn: Literal["all", "memory"] = "memory"
     start: str | None = None
+    template: TemplateName | None = None
 
 
 class Stage(_Section):
@@ -138,7 +140,8 @@ class Recipe(_Section):
 
         Keys that only change how a step is computed or how the run is observed may differ when a run is resumed.
         """
-        content = self.model_dump_json(exclude={"description", "save_minutes", "rows_at_once", "checkpointed", "check"})
+        free = {"description", "save_minutes", "rows_at_once", "checkpointed", "check"}
+        content = self.model_dump_json(exclude=dict.fromkeys(free, True) | {"learner": {"template"}})
         return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from everlong_models.backbone import rotary
+from everlong_models.backbone import quantised_llama, rotary
 from everlong_models.backbone.cache import zeros
 from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
 from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
 from everlong_models.backbone.observing import Observer, observed
-from everlong_models.backbone.quantised_llama import QuantisedLlama
+from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.yield_point import yield_point
@@ -31,10 +31,11 @@ class Backbone(nn.Module):
     Shapes: B rows, T positions, D = `width`, C = capacity of `kv`. The constructor raises `BackboneError` for a model that
     lacks what a memory needs: an input embedding, an output head, and causal attention with a cache in every layer.
 
-    `quantised`: computes everything in the model's place, from the start; `model` then has no weights (they are on `meta`), only its config.
+    `quantised`: computes everything with these weights, from the start; those of `model` are then on `meta`. Low-rank updates that
+    are attached to `model` count from `optimize` on.
     """
 
-    def __init__(self, model: PreTrainedModel, quantised: QuantisedLlama | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, quantised: QuantisedWeights | None = None) -> None:
         super().__init__()
         config = model.config.get_text_config()
         if model.get_output_embeddings() is None or getattr(model, "base_model", model) is model:
@@ -52,12 +53,12 @@ class Backbone(nn.Module):
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
         self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        self._quantised = quantised
+        self._quantised = None if quantised is None else quantised_llama.build(model, quantised, bfloat16=False)
         self._optimised: Llama | None = None
-        if quantised is None:
+        if self._quantised is None:
             self._probe()
         else:
-            self._use(quantised.forward)
+            self._use(self._quantised.forward)
 
     def _unfit(self, reason: str) -> BackboneError:
         kind = f"{type(self.model).__name__} ({self.model.config.model_type})"
@@ -102,7 +103,8 @@ class Backbone(nn.Module):
         support something about the model, returns what that is and changes nothing.
         """
         if self._quantised is not None:
-            self._quantised.products.use_bfloat16(bfloat16)
+            self._quantised = quantised_llama.build(self.model, self._quantised.weights, bfloat16=bfloat16)
+            self._optimised = self._quantised.forward
         if self._optimised is None:
             if reason := unsupported_reason(self.model):
                 return reason
@@ -133,7 +135,7 @@ class Backbone(nn.Module):
     @property
     def digest(self) -> str | None:
         """SHA-256 of the file that quantised weights come from; None for a model that holds its weights as tensors."""
-        return self._quantised.digest if self._quantised else None
+        return self._quantised.weights.digest if self._quantised else None
 
     def embedding_std(self) -> float:
         """Return the standard deviation of the embedding table: the natural scale of input vectors."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from everlong_models.backbone import quantised_llama, quantised_weights
+from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.gguf_file import GGUFFile
 from everlong_models.backbone.recurrent.families import FAMILIES
@@ -135,8 +135,7 @@ def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress)
         model = AutoModelForCausalLM.from_config(config)
     model.base_model.rotary_emb = type(model.base_model.rotary_emb)(config)
     model.requires_grad_(False)
-    quantised = quantised_llama.build(config, model.base_model.rotary_emb, weights)
-    return Backbone(model, quantised).eval(), load_tokenizer(folder)
+    return Backbone(model, weights).eval(), load_tokenizer(folder)
 
 
 def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> None:

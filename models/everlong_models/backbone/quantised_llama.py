@@ -1,20 +1,21 @@
 """A `Llama` whose weights exist once, quantised, for decode steps and for prefill.
 
 Products of many rows use bfloat16 where the processor has instructions for it: each matrix is dequantised into the same scratch memory before
-its product. Other products use integers and activations of 16 bits, as decode steps do. Norm weights and the attention's scale are not folded
-in, since that would move weights off their grid.
+its product. Other products use integers and activations of 16 bits, as decode steps do. Norm weights, the attention's scale and low-rank
+updates are not folded in, since that would move weights off their grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
 
 from everlong_models.backbone.gguf_blocks import floats_of
 from everlong_models.backbone.kv_cursor import additive_mask, causal_mask
@@ -25,6 +26,7 @@ from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers
 from everlong_models.kernels.cpu.job import Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.linear import has_bfloat16
+from everlong_models.kernels.low_rank import detach, stack_updates
 
 MANY = 24
 """From this many rows on, dequantising a matrix costs less than multiplying with integers."""
@@ -34,15 +36,14 @@ _ROWS = 4096
 
 
 class Products:
-    """Multiplies by quantised matrices, and computes attention, in bfloat16 if there are `MANY` rows. One thread at a time may use it."""
+    """Multiplies by quantised matrices, and computes attention. One thread at a time may use it.
 
-    def __init__(self) -> None:
-        self.bfloat16 = False
+    `bfloat16`: use bfloat16 if there are `MANY` rows. Without effect if the processor lacks the instructions.
+    """
+
+    def __init__(self, *, bfloat16: bool) -> None:
+        self.bfloat16 = bfloat16 and has_bfloat16()
         self._scratch = torch.empty(0, dtype=torch.bfloat16, device="cpu")
-
-    def use_bfloat16(self, wanted: bool) -> None:
-        """Choose whether products of many rows use bfloat16. Without effect if the processor lacks the instructions."""
-        self.bfloat16 = wanted and has_bfloat16()
 
     def input(self, x: Tensor) -> Tensor:
         """Return `x` (…, K) in the type in which its products should be computed."""
@@ -50,13 +51,19 @@ class Products:
         return x.bfloat16() if self.bfloat16 and many else x
 
     def __call__(self, matrix: QuantisedMatrix, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b (…, N) for `x` (…, K): float32, or of type bfloat16 if `x` is and there is no bias."""
+        """Return x Wᵀ + x Aᵀ Bᵀ + b (…, N) for `x` (…, K): float32, or of type bfloat16 if `x` is and there is no bias."""
         if x.dtype == torch.float32:
             return matrix(x)
         numbers = matrix.inputs * int(matrix.table[Matrix.N])
         if len(self._scratch) < numbers:
             self._scratch = torch.empty(numbers, dtype=torch.bfloat16, device="cpu")
-        y = torch.mm(x.flatten(0, -2), matrix.transposed_bfloat16(self._scratch)).view(*x.shape[:-1], -1)
+        rows, weight = x.flatten(0, -2), matrix.transposed_bfloat16(self._scratch)
+        if matrix.update is None:
+            y = torch.mm(rows, weight)
+        else:  # the larger product is added to the smaller one in float32, and rounded once
+            a, b = matrix.update
+            y = torch.mm(torch.mm(rows, a.t()), b.t()).addmm_(rows, weight)
+        y = y.view(*x.shape[:-1], -1)
         return y if matrix.bias is None else y + matrix.bias  # not rounded: biases of keys are large
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -133,16 +140,29 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLlama:
-    """A decoder with one copy of its weights. `digest`: SHA-256 of the file that they come from."""
+    """A decoder with one copy of its weights. `weights`: with their low-rank updates."""
 
     forward: Llama
     embedding: Embedding
-    products: Products
-    digest: str
+    weights: QuantisedWeights
 
 
-def build(config: PretrainedConfig, rotary: nn.Module, weights: QuantisedWeights) -> QuantisedLlama:
-    """Build the decoder."""
+def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) -> QuantisedLlama:
+    """Build the decoder. `model` gives its config and rotary positions, and hands over the low-rank updates that are attached to it.
+
+    `bfloat16`: see `Products`.
+    """
+    config, base = model.config, model.base_model
+    weights = replace(
+        weights,
+        layers=[
+            {name: _updated(matrix, modules[name]) for name, matrix in matrices.items()}
+            for matrices, modules in (
+                (part, _modules(layer, part)) for part, layer in zip(weights.layers, base.layers, strict=True)
+            )
+        ],
+        head=_updated(weights.head, [model.get_output_embeddings()]),
+    )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads, kv_heads, eps, scale = (
         config.num_attention_heads,
@@ -151,7 +171,7 @@ def build(config: PretrainedConfig, rotary: nn.Module, weights: QuantisedWeights
         head_dim**-0.5,
     )
     thread_pool.prepare(dequantise.dequantise)
-    products = Products()
+    products = Products(bfloat16=bfloat16)
     decoding = DecodeLayers(
         weights.layers,
         weights.norms,
@@ -167,7 +187,26 @@ def build(config: PretrainedConfig, rotary: nn.Module, weights: QuantisedWeights
         for matrices, (before, between) in zip(weights.layers, weights.norms, strict=True)
     ]
     forward = Llama(
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, eps=eps, rotary=rotary, norm=weights.norm, layers=layers,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, eps=eps, rotary=base.rotary_emb, norm=weights.norm, layers=layers,
         head=weights.head, cached=CACHED, attend=products.attend, decoding=decoding, decoding_head=weights.head,
     )  # fmt: skip
-    return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind), products, weights.digest)
+    return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind), weights)
+
+
+def _modules(layer: Any, matrices: Collection[Layer]) -> dict[Layer, list[nn.Module]]:
+    """Return, for each of a layer's `matrices`, the transformers' modules that its rows come from."""
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    stacked = 2 if Layer.V in matrices else 3
+    return {
+        Layer.QKV: qkv[:stacked], Layer.V: qkv[stacked:], Layer.O: [attention.o_proj],
+        Layer.GATE: [mlp.gate_proj], Layer.UP: [mlp.up_proj], Layer.DOWN: [mlp.down_proj],
+    }  # fmt: skip
+
+
+def _updated(matrix: QuantisedMatrix, modules: list[nn.Module]) -> QuantisedMatrix:
+    """Return the matrix with the low-rank updates of the modules, and detach these from them."""
+    update = stack_updates(modules)
+    for module in modules:
+        detach(module)
+    return matrix if update is None else matrix.with_update(update)

@@ -6,6 +6,7 @@ can take both parts (`split_update`). So weights that are mapped from a file are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,8 +37,13 @@ class LowRank(nn.Module):
 
 
 def attach(layer: Any, update: Update, *, transposed: bool = False) -> None:
-    """Attach an update to the layer's `weight`, on the weight's device. The shapes must match."""
-    moved = LowRank(update, transposed=transposed).to(layer.weight.device)
+    """Attach an update to the layer's `weight`, on the weight's device. The shapes must match.
+
+    A weight on `meta` stands for a quantised one, which is computed on the CPU; its update stays where it is.
+    """
+    moved = LowRank(update, transposed=transposed)
+    if not layer.weight.is_meta:
+        moved = moved.to(layer.weight.device)
     # unsafe: skip a check that would compute the sum once more
     parametrize.register_parametrization(layer, "weight", moved, unsafe=True)
 
@@ -48,6 +54,19 @@ def split_update(layer: Any) -> tuple[Tensor, Update | None]:
         return layer.weight, None
     parametrization = layer.parametrizations.weight
     return parametrization.original, (parametrization[0].a, parametrization[0].b)
+
+
+def stack_updates(layers: Sequence[Any]) -> Update | None:
+    """Return the update of the matrix that has the rows of all these layers' weights; None if no layer has an update."""
+    weights, updates = zip(*map(split_update, layers), strict=True)
+    some = next((update for update in updates if update is not None), None)
+    if some is None:
+        return None
+    pairs = [
+        update or (some[0].new_zeros(0, weight.shape[1]), some[1].new_zeros(len(weight), 0))
+        for weight, update in zip(weights, updates, strict=True)
+    ]
+    return torch.cat([a for a, _ in pairs]), torch.block_diag(*(b for _, b in pairs))
 
 
 def detach(layer: nn.Module) -> None:

@@ -12,6 +12,7 @@ from everlong_lab.train.learner import make_learner
 from everlong_lab.train.run import MODEL
 from everlong_models.errors import ConfigError, EverlongModelError
 from everlong_models.model import load_model
+from everlong_models.weights import MANIFEST
 from tests.lab.train.conftest import DROPPING, assert_same, made_once, recipe, take, weights
 from tests.models import model_folders
 
@@ -61,6 +62,14 @@ def test_adapters_of_a_backbone_with_transposed_weights(tmp_path):
         expected, got, without = (m.forward(text, m.initial_state(1)) for m in (memory, loaded.memory, plain.memory))
     torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)  # the updates are stored in bfloat16
     assert not torch.allclose(without, expected, rtol=0.2, atol=0.2)
+
+
+@pytest.mark.parametrize("template", [None, "instruct"])
+def test_the_model_folder_names_the_template_of_the_recipe(start, tmp_path, template):
+    run = start(recipe(learner=recipe().learner.model_dump() | {"template": template}))
+    run.learner.save(tmp_path / MODEL, "")
+    assert ("template" in json.loads((tmp_path / MODEL / MANIFEST).read_text())) == (template is not None)
+    assert load_model(str(tmp_path / MODEL), models_dir=tmp_path).template == (template or "few-words")
 
 
 def test_the_model_folder_is_what_was_trained(start, tmp_path):

@@ -20,6 +20,7 @@ def test_changes():
     assert (found.optimizer.lr, found.stages[0].steps, found.rows, found.check.every) == (3e-4, 7, 5, 2)
     assert found.digest() != load_recipe("facts-detect").digest()
     assert load_recipe("facts-detect").digest() == load_recipe("facts-detect", ["description=else"]).digest()
+    assert load_recipe("facts-detect").digest() == load_recipe("facts-detect", ["learner.template=instruct"]).digest()
 
 
 @pytest.mark.parametrize(

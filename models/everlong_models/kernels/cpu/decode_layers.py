@@ -17,7 +17,7 @@ from everlong_models.kernels.cpu import decode_step, matrix_product, quantise
 from everlong_models.kernels.cpu.job import DecodeJob, Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.cpu.thread_pool import prepare, step
-from everlong_models.kernels.low_rank import split_update
+from everlong_models.kernels.low_rank import split_update, stack_updates
 
 CACHED = torch.float16
 """The type of keys and values. A long context is bound by reading them, and float16 halves the bytes."""
@@ -130,13 +130,11 @@ def _quantise_layer(layer: Any) -> dict[Layer, QuantisedMatrix]:
     Norm weights and the attention's scale are not folded in: that would move weights off their quantisation grid.
     """
     a, mlp = layer.self_attn, layer.mlp
-    (wq, uq), (wk, uk), (wv, uv) = map(split_update, (a.q_proj, a.k_proj, a.v_proj))
-    updates = [u or (wq.new_zeros(0, wq.shape[1]), wq.new_zeros(len(w), 0)) for w, u in ((wq, uq), (wk, uk), (wv, uv))]
-    biases = [a.q_proj.bias, a.k_proj.bias, a.v_proj.bias]
+    stacked = [a.q_proj, a.k_proj, a.v_proj]
     qkv = QuantisedMatrix(
-        torch.cat([wq, wk, wv]),
-        None if biases[0] is None else torch.cat(biases),
-        (torch.cat([a for a, _ in updates]), torch.block_diag(*(b for _, b in updates))) if uq or uk or uv else None,
+        torch.cat([split_update(matrix)[0] for matrix in stacked]),
+        None if a.q_proj.bias is None else torch.cat([matrix.bias for matrix in stacked]),
+        stack_updates(stacked),
     )
     others = {Layer.O: a.o_proj, Layer.GATE: mlp.gate_proj, Layer.UP: mlp.up_proj, Layer.DOWN: mlp.down_proj}
     return {Layer.QKV: qkv} | {

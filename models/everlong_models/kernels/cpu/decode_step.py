@@ -211,8 +211,8 @@ def _prepare_input(job, own, layers, layer, phase):
         weight = layers[layer, Layer.NORMS, Matrix.N if phase == Layer.QKV else Matrix.K]
         _normed(floats(job[DecodeJob.X], B, D), floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
     quantise_input(x, quantised, sums)
-    for n in range(2 if phase == Layer.GATE else 1):  # `V` has no update
-        matrix = layers[layer, phase + n]
+    for n in range(2 if phase in (Layer.QKV, Layer.GATE) else 1):
+        matrix = layers[layer, Layer.V if n and phase == Layer.QKV else phase + n]
         low_rank_input(matrix, x, floats(reduced[n], x.shape[0], matrix[Matrix.RANK]))
 
 
@@ -240,7 +240,8 @@ def _compute_part(job, own, layers, layer, phase, start, end):
     first = layers[layer, phase, Matrix.N]
     if end > first:  # only with `V`
         values = layers[layer, Layer.V]
-        product(values, B, quantised, sums, floats(reduced[1], B, 0), out, first, max(start - first, 0), end - first)
+        own = floats(reduced[1], B, values[Matrix.RANK])
+        product(values, B, quantised, sums, own, out, first, max(start - first, 0), end - first)
     if phase == Layer.GATE:
         _silu_gate(out, up, start, end)
     elif phase != Layer.QKV:

@@ -59,6 +59,7 @@ class QuantisedMatrix:
 
     `bias` (N,) or None; `update`: a low-rank update of the weight, or None. Internally N is padded to a multiple of `PANEL`.
     `table`: the matrix as a row of `decode_step.Matrix` fields; its addresses are valid as long as this object lives.
+    `update`: the update in bfloat16, for products in this type.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
@@ -67,11 +68,18 @@ class QuantisedMatrix:
         self._build(quantise_codes(whole), len(weight), bias, update)
 
     @classmethod
-    def of(cls, codes: Codes, outputs: int, bias: Tensor | None = None) -> QuantisedMatrix:
-        """Make the matrix that consists of the first `outputs` rows of `codes`. Keeps the tensors without a copy."""
+    def of(
+        cls, codes: Codes, outputs: int, bias: Tensor | None = None, update: Update | None = None
+    ) -> QuantisedMatrix:
+        """Make the matrix that consists of the first `outputs` rows of `codes`. Keeps these tensors without a copy."""
         made = cls.__new__(cls)
-        made._build(codes, outputs, bias, None)
+        made._build(codes, outputs, bias, update)
         return made
+
+    def with_update(self, update: Update) -> QuantisedMatrix:
+        """Return this matrix with a low-rank update, which replaces the one that it has. Both share their codes."""
+        codes = Codes(self._tensors[Matrix.CODES], self._tensors[Matrix.SCALES])
+        return QuantisedMatrix.of(codes, self.outputs, self.bias, update)
 
     def _build(self, codes: Codes, outputs: int, bias: Tensor | None, update: Update | None) -> None:
         panels, half_inputs = codes.codes.shape[:2]
@@ -80,6 +88,7 @@ class QuantisedMatrix:
         self._tensors = {Matrix.CODES: codes.codes, Matrix.SCALES: codes.scales}
         if bias is not None:
             self._tensors[Matrix.BIAS] = F.pad(bias.detach().float(), (0, more)).clone()
+        self.update = None if update is None else (update[0].detach().bfloat16(), update[1].detach().bfloat16())
         if update is not None:
             a, b = (part.detach().float() for part in update)
             self._tensors |= {Matrix.A: a.contiguous().clone(), Matrix.B: pack_panels(F.pad(b, (0, 0, 0, more)))}

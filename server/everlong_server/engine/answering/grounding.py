@@ -104,7 +104,7 @@ class Template:
 
 
 TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
-"""The default template. docs/research/results.md compares it with others."""
+"""The template `few-words`. docs/research/results.md compares it with others."""
 
 
 @dataclass(frozen=True, slots=True)

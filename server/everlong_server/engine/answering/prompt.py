@@ -33,7 +33,7 @@ INSTRUCT = Template(
     gap=" … ",
     tokens=500,
 )
-"""The template for instruct models as their authors made them. The instruction to decline comes first: with one after the passages,
+"""The template `instruct`, for instruct models. The instruction to decline comes first: with one after the passages,
 Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answered (12 questions, too few to compare templates)."""
 
 WITH_TOOLS = Template("Passages of the text:\n\n", "\n\n", "\n\n", nothing="", gap=" … ", tokens=500)
@@ -41,8 +41,8 @@ WITH_TOOLS = Template("Passages of the text:\n\n", "\n\n", "\n\n", nothing="", g
 
 
 def template_of(model: Model) -> Template:
-    """Return `INSTRUCT` for an instruct model as its authors made it, else `TEMPLATE`."""
-    return INSTRUCT if not model.tuned and model.tokenizer.chat_template else TEMPLATE
+    """Return the template that the model names."""
+    return {"instruct": INSTRUCT, "few-words": TEMPLATE}[model.template]
 
 
 def whole_template(overview: Overview) -> Template:

@@ -24,7 +24,7 @@ from everlong_server.engine.answering.grounding import (
     select_passages_in_window,
     texts_lack_answer,
 )
-from everlong_server.engine.answering.prompt import INSTRUCT, PromptBuilder, whole_template
+from everlong_server.engine.answering.prompt import INSTRUCT, PromptBuilder, template_of, whole_template
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.store.records import Session
 from everlong_server.store.search.overview import Overview
@@ -143,6 +143,12 @@ def test_a_best_passage_that_is_too_long_is_shortened_and_not_replaced() -> None
 )  # fmt: skip
 def test_questions_are_distinguished_from_small_talk(message: str, is_one: bool) -> None:
     assert is_question(message) is is_one
+
+
+def test_the_model_determines_the_template(model: Path) -> None:
+    served = load_model(str(model), models_dir=model.parent)
+    assert template_of(served) is TEMPLATE
+    assert template_of(replace(served, template="instruct")) is INSTRUCT
 
 
 @pytest.mark.parametrize("tokens", [100, 128])
