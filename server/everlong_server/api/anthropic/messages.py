@@ -26,9 +26,8 @@ from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.error_forms import anthropic_error
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES, as_server_error
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.openai.text_formats import require_schema
 from everlong_server.api.sse import event_stream
-from everlong_server.api.turn_parameters import answer_recall
+from everlong_server.api.turn_parameters import answer_recall, require_schema
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.turn import Turn

@@ -24,7 +24,7 @@ from everlong_server.api.ollama.schemas import (
     OllamaGenerate,
     OllamaGenerated,
 )
-from everlong_server.api.openai.messages import require_model
+from everlong_server.api.translation.messages import require_model
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted, TextDelta
 from everlong_server.engine.answering.turn import Turn

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from everlong_models.generate.sampling import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, StopString
-from everlong_server.api.openai.chat_schemas import MAX_MESSAGES
-from everlong_server.api.openai.retrieval.embedding_schemas import Texts
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Recall, Wire
+from everlong_server.api.schemas import Nullable, Recall, Wire
+from everlong_server.api.translation.embeddings import Texts
+from everlong_server.api.translation.fields import MAX_MESSAGES
 
 _IGNORED = "ignored: the server's settings decide"
 _ONE = "only the value without effect"

@@ -24,11 +24,11 @@ from everlong_server.api.openai.chat_schemas import (
 )
 from everlong_server.api.openai.chat_view import completion_view, live_chunks, replayed_chunks
 from everlong_server.api.openai.inline_files import file_of_data
-from everlong_server.api.openai.messages import ParsedMessages, require_model
-from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.text_formats import JsonObjectFormat
 from everlong_server.api.openai.tools.requests import chat_calls, chat_tool_use
 from everlong_server.api.sse import data_stream
-from everlong_server.api.turn_parameters import answer_recall, sampling
+from everlong_server.api.translation.messages import ParsedMessages, require_model
+from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.engine.answering.turn import Turn

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from everlong_server.api.openai.retrieval.filter_schemas import Filter, Value
 from everlong_server.api.openai.retrieval.vector_store_schemas import MAX_RESULTS
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Wire
+from everlong_server.api.schemas import Nullable, Wire
 
 MAX_STORES = 16
 

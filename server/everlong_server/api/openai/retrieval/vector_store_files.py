@@ -11,8 +11,9 @@ from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.openai.retrieval.vector_store_view import first_and_last, view_store_file
-from everlong_server.api.openai.retrieval.vector_stores import Newest, NoBefore, attach_all, require_file
+from everlong_server.api.openai.retrieval.vector_stores import Newest, NoBefore, attach_all
 from everlong_server.api.schemas import AfterId, PageLimit
+from everlong_server.api.translation.messages import require_file
 from everlong_server.api.views import CallerServices
 from everlong_server.store.vector_stores.records import StoredFile
 

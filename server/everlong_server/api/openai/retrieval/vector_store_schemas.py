@@ -8,8 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from everlong_server.api.openai.retrieval.filter_schemas import Filter, Key, Text, Value
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Evidence, Wire
+from everlong_server.api.schemas import Evidence, Nullable, Wire
 from everlong_server.store.vector_stores.stores import MAX_FILES
 
 MAX_RESULTS = 50

@@ -1,4 +1,4 @@
-"""`ParsedMessages`: checks the messages of a chat or a response, and separates their files from their text."""
+"""`ParsedMessages`: checks the messages of a conversation, and separates their files from their text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everlong_models import ToolCall
 from everlong_server.engine.answering.tools import require_tool_format
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
-from everlong_server.store.records import Message
+from everlong_server.store.records import Document, Message
 
 _SAME_ROLE = "\n\n"
 """Separator of consecutive messages of one role, which the model gets as one."""
@@ -33,6 +33,14 @@ def require_length(services: Services, text: str, name: str) -> None:
         raise TooLarge(
             f"{name} has {len(text)} characters, the limit is {limit}: upload a long text as a file", param=name
         )
+
+
+async def require_file(services: Services, file_id: str, name: str) -> Document:
+    """Return the document of a file. `name`: the field of the request. Raises `NotFound`."""
+    try:
+        return await services.documents.get(file_id)
+    except NotFound:
+        raise NotFound(f"{name}: no file {file_id[:64]!r}", param=name, code="file_not_found") from None
 
 
 class ParsedMessages:
@@ -134,8 +142,5 @@ class ParsedMessages:
         if len(self._documents) > limit:
             raise InvalidRequest(f"{name}: {len(self._documents)} files, the limit is {limit}", param=name)
         for document, field in self._documents.items():
-            try:
-                await self._services.documents.get(document)
-            except NotFound:
-                raise NotFound(f"{field}: no file {document[:64]!r}", param=field, code="file_not_found") from None
+            await require_file(self._services, document, field)
         return list(self._documents), self._messages
