@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
@@ -26,7 +24,8 @@ from everlong_server.api.anthropic.message_schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from everlong_server.api.translation.messages import ParsedMessages, require_file, require_model
+from everlong_server.api.translation.files import decode_base64, in_field, require_file
+from everlong_server.api.translation.messages import ParsedMessages, require_model
 from everlong_server.api.translation.tools import tool_use
 from everlong_server.engine.answering.tools import ToolChoice, ToolUse
 from everlong_server.engine.documents.inline import InlineFile, add_inline
@@ -168,20 +167,10 @@ async def _sent_document(services: Services, block: DocumentBlock, path: str) ->
                 at += len(text) + len(_BETWEEN_BLOCKS)
             blocks, content, media_type = tuple(starts), _BETWEEN_BLOCKS.join(texts).encode(), "text/plain"
         case Base64Source(data=data):
-            content, media_type = _decoded(data, path), "application/pdf"
+            content, media_type = await decode_base64(data, f"{path}.source.data"), "application/pdf"
     try:
         name = clean_filename(block.title) if block.title else None
         document = await add_inline(services.ingest, services.idempotency, InlineFile(content, name, media_type))
     except ServerError as error:
-        if error.status < 500 and error.status != 429:
-            error.message, error.param = f"{path}: {error.message}", path
-        raise
+        raise in_field(error, path) from None
     return SentDocument(document, block.title, None, blocks)
-
-
-def _decoded(data: str, path: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        field = f"{path}.source.data"
-        raise InvalidRequest(f"{field}: not valid base64: {error}", param=field) from None

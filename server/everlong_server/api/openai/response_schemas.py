@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.chat_schemas import JsonSchema, require_one
+from everlong_server.api.openai.page_schemas import Page
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import (
@@ -319,14 +320,8 @@ InputItem = Annotated[
 ]
 
 
-class InputItemList(Wire):
+class InputItemList(Page[InputItem]):
     """A page of a response's input items, by default newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[InputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class ResponseDeleted(Wire):

@@ -162,8 +162,7 @@ async def input_items(
         raise NotFound(f"after: no item {after!r} in this response", param="after")
     start = ids.index(after) + 1 if after is not None else 0
     data = items[start : start + limit]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return InputItemList(data=data, first_id=first, last_id=last, has_more=start + limit < len(items))
+    return InputItemList.of(data, more=start + limit < len(items))
 
 
 async def _answered(record: IdempotencyRecord, answering: ResponseTurn) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from everlong_models import ToolCall
+from everlong_server.api.translation.files import require_file
 from everlong_server.engine.answering.tools import require_tool_format
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
-from everlong_server.store.records import Document, Message
+from everlong_server.store.records import Message
 
 _SAME_ROLE = "\n\n"
 """Separator of consecutive messages of one role, which the model gets as one."""
@@ -33,14 +34,6 @@ def require_length(services: Services, text: str, name: str) -> None:
         raise TooLarge(
             f"{name} has {len(text)} characters, the limit is {limit}: upload a long text as a file", param=name
         )
-
-
-async def require_file(services: Services, file_id: str, name: str) -> Document:
-    """Return the document of a file. `name`: the field of the request. Raises `NotFound`."""
-    try:
-        return await services.documents.get(file_id)
-    except NotFound:
-        raise NotFound(f"{name}: no file {file_id[:64]!r}", param=name, code="file_not_found") from None
 
 
 class ParsedMessages:

@@ -15,9 +15,9 @@ from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
-from everlong_server.api.openai.retrieval.vector_store_view import first_and_last, view_hit, view_store
+from everlong_server.api.openai.retrieval.vector_store_view import view_hit, view_store
 from everlong_server.api.schemas import AfterId, PageLimit
-from everlong_server.api.translation.messages import require_file
+from everlong_server.api.translation.files import require_file
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import TooLarge
 from everlong_server.services import Services
@@ -67,9 +67,7 @@ async def index(
 ) -> schemas.VectorStoreList:
     """Lists all vector stores, newest first."""
     stores, more = await services.vector_stores.newest(limit, after)
-    return schemas.VectorStoreList(
-        data=[view_store(store) for store in stores], has_more=more, **first_and_last([store.id for store in stores])
-    )
+    return schemas.VectorStoreList.of([view_store(store) for store in stores], more=more)
 
 
 @router.get("/{vector_store_id}")
