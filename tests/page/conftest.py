@@ -70,12 +70,6 @@ def key(own_server: Server) -> str:
     return own_server.http.headers["Authorization"].removeprefix("Bearer ")
 
 
-@pytest.fixture
-def server(own_server: Server) -> Iterator[Server]:
-    yield own_server
-    own_server.check_keys()
-
-
 @dataclass
 class Tab:
     """A page of the browser, with the errors of its console."""
