@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.schemas import Evidence
 from everlong_server.engine.answering.search.store_search import Hit
+from everlong_server.store.messages import evidence_json
 from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
 
 
@@ -55,5 +56,5 @@ def view_hit(hit: Hit, names: Mapping[str, str | None]) -> schemas.SearchResultI
         score=passage.score,
         attributes=dict(hit.file.attributes),
         content=[schemas.ResultText(text=passage.text)],
-        evidence=Evidence(**{name: getattr(passage, name) for name in Evidence.model_fields}),
+        evidence=Evidence(**evidence_json(passage)),
     )
