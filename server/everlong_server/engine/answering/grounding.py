@@ -303,9 +303,9 @@ def _shortened(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passag
     """Return the beginning of a passage that is too long, with as many words as fit; no passage if none fits."""
     passage = _stripped(passage)
     ends = [match.start() for match in re.finditer(r"\s+", passage.text)]
-    while ends and not fits(_prefix(passage, ends[-1])):
+    while ends and not fits(passage.part(0, ends[-1])):
         ends.pop()
-    return [_prefix(passage, ends[-1])] if ends else []
+    return [passage.part(0, ends[-1])] if ends else []
 
 
 def _part_from(passage: Passage, text: str, start: int) -> Passage | None:
@@ -316,23 +316,11 @@ def _part_from(passage: Passage, text: str, start: int) -> Passage | None:
         if space is None or space.end() == len(passage.text):
             return None
         cut = space.end()
-    lead = len(passage.text[:cut].encode())
-    return replace(
-        passage, text=passage.text[cut:], start=passage.start + cut, start_byte=passage.start_byte + lead
-    )  # fmt: skip
-
-
-def _prefix(passage: Passage, length: int) -> Passage:
-    text = passage.text[:length]
-    return replace(passage, text=text, end=passage.start + length, end_byte=passage.start_byte + len(text.encode()))
+    return passage.part(cut)
 
 
 def _stripped(passage: Passage) -> Passage:
     """Return the passage without surrounding white space."""
     text = passage.text.strip()
-    lead = passage.text[: passage.text.index(text)]
-    start, start_byte = passage.start + len(lead), passage.start_byte + len(lead.encode())
-    return replace(
-        passage, text=text, start=start, end=start + len(text), start_byte=start_byte,
-        end_byte=start_byte + len(text.encode()),
-    )  # fmt: skip
+    start = passage.text.index(text)
+    return passage.part(start, start + len(text))

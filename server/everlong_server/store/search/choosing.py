@@ -47,12 +47,12 @@ class Chosen:
     best: Sequence[int] = ()
     cover: Sequence[int] = ()
 
-    def in_turns(self, limit: int) -> list[int]:
-        """Return at most `limit` passages, the best and the covering ones in turns.
+    def in_turns(self, limit: int, best: int | None = None) -> list[int]:
+        """Return at most `limit` passages, the best and the covering ones in turns. `best`: the maximum number of the best; None: all.
 
         The best comes first, since a question about some place can be taken for one about the whole text: it then loses few passages.
         """
-        turns = (number for turn in zip_longest(self.best, self.cover) for number in turn if number is not None)
+        turns = (number for turn in zip_longest(self.best[:best], self.cover) for number in turn if number is not None)
         return list(dict.fromkeys(turns))[:limit]
 
 

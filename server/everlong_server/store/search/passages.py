@@ -61,6 +61,15 @@ class Passage:
     start_token: int | None = None
     end_token: int | None = None
 
+    def part(self, start: int, end: int | None = None) -> Passage:
+        """Return the part from one character of its text up to another one, by default up to its end. Without offsets in tokens."""
+        before, text = self.text[:start], self.text[start:end]
+        first, first_byte = self.start + len(before), self.start_byte + len(before.encode())
+        return replace(
+            self, text=text, start=first, end=first + len(text), start_byte=first_byte,
+            end_byte=first_byte + len(text.encode()), start_token=None, end_token=None,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -214,7 +223,7 @@ class Passages:
         with contextlib.ExitStack() as stack:
             searched, parts = self._parts(documents, stack, damaged)
             ranking = rank(parts, query.words, vector)
-            whole = 0.0 if similarity is None else float(similarity(WHOLE).max())
+            whole = 0.0 if vector is None or self._vectors is None else self._vectors.nearest(vector, WHOLE)
             chosen = choose(query, parts, ranking, limit, whole)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
@@ -223,13 +232,11 @@ class Passages:
                 return [replace(passage, score=round(1 / place, 3)) for place, passage in existing]
 
             if chosen.cover:
-                found = read(chosen.in_turns(limit))
+                found = read(chosen.in_turns(limit, best=1 if by_sentences else None))
                 if by_sentences:
-                    best = chosen.best[:1]
-                    found = read([*best, *(n for n in chosen.cover if n not in best)][:limit])
                     # Sentences of more passages tell more of a text than whole passages. Its first passages name its subject.
                     found = [
-                        p if n < len(best) or p.start < sentences.TITLE else sentences.first(p)
+                        p if n < len(chosen.best[:1]) or p.start < sentences.TITLE else sentences.first(p)
                         for n, p in enumerate(found)
                     ]
                 return Found(found, self._overview(searched))
