@@ -23,7 +23,7 @@ from everlong_client.types.message import Message, Sampling
 class Asking:
     """Uploads files, asks one question about them and other documents, and writes the answer to standard output.
 
-    With `keep`, the uploaded documents and the session stay on the server. Without it they are deleted in the end, also after Ctrl-C
+    With `keep`, the uploaded documents and the session stay on the server. Without it they are deleted at the end, also after Ctrl-C
     and SIGTERM.
     """
 
@@ -107,5 +107,5 @@ class Asking:
 
 
 def _exit(number: int, frame: object) -> None:
-    """End the program with the exit status of one that the signal ended, but run what is to be done at its end."""
+    """Exit with the status of a program that the signal ended, but run the clean-up first."""
     sys.exit(128 + number)

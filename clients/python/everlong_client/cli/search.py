@@ -19,7 +19,7 @@ _ID = "doc_"
 
 
 class Searching:
-    """Searches documents and files, which are uploaded and deleted in the end, and writes passages to standard output."""
+    """Searches documents and files, which are uploaded and deleted at the end, and writes passages to standard output."""
 
     def __init__(self, client: Everlong, *, as_json: bool) -> None:
         self._client = client
@@ -28,7 +28,7 @@ class Searching:
         self._originals = Originals()
 
     def run(self, names: Sequence[str], query: str, limit: int | None) -> bool:
-        """Search what is named: files, and ids of documents. Return False if a file could not be uploaded or read."""
+        """Search the named files and documents. Return False if a file could not be uploaded or read."""
         ids = [name for name in names if name.startswith(_ID) and not Path(name).exists()]
         files = [Path(name) for name in names if name not in ids]
         try:

@@ -12,7 +12,7 @@ from everlong_server.api.openai.text_formats import Nullable
 from everlong_server.api.schemas import Wire
 
 MAX_CHOICES = 128
-"""Prompts times `n`."""
+"""Maximum number of prompts × `n`."""
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 Tokens = list[TokenId]
 

@@ -19,7 +19,7 @@ def _is_token(value: object) -> bool:
 
 
 def _refuse_tokens(value: object) -> object:
-    """Raise for a list of tokens, or of such lists."""
+    """Raise `PydanticCustomError` for a list of tokens, or of such lists."""
     first = value[0] if isinstance(value, list) and value else None
     if _is_token(first) or (isinstance(first, list) and (not first or _is_token(first[0]))):
         raise PydanticCustomError(
@@ -102,7 +102,7 @@ RerankDocument = Annotated[
 
 
 class CreateRerank(Nullable, Wire):
-    """Texts to order by how near they are to a query. Takes the fields of Cohere's and Jina's APIs."""
+    """Texts to rank by their similarity to a query. Takes the fields of Cohere's and Jina's APIs."""
 
     model: str = Field(max_length=256, description="the embedding model of `GET /v1/models`")
     query: str = Field(min_length=1)
@@ -114,7 +114,7 @@ class CreateRerank(Nullable, Wire):
 
 
 class RerankResult(Wire):
-    """A document's place in the order."""
+    """A ranked document."""
 
     index: int = Field(description="place of the document in the request, from 0")
     relevance_score: float = Field(

@@ -33,7 +33,7 @@ router = APIRouter(prefix="/v1", tags=["openai"], responses=ERROR_RESPONSES, rou
 
 _ENCODED_AT_ONCE = 64
 _POOL = Pool("everlong-encode", 1)
-"""Encodes vectors as JSON, which takes a second for 2,048 of them, and blocks the event loop at most 64 vectors long."""
+"""Encodes vectors as JSON, 64 at a time: 2,048 of them take a second, which would block the event loop."""
 
 
 @router.post("/embeddings", response_model=EmbeddingList)

@@ -61,7 +61,7 @@ def _kind(value: object) -> str | None:
 
 
 MAX_VALUES = 1000
-"""Values that a filter may compare with in total. Each is compared with each file of a search."""
+"""Maximum number of values in a whole filter. Each is compared with each file of a search."""
 
 
 def _values(filter: Comparison | Compound) -> int:
