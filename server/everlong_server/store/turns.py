@@ -61,7 +61,7 @@ class RunningTurns:
         self._vault = vault
 
     async def write(self, session_id: str, turn: RunningTurn) -> bool:
-        """Store the turn, and return whether it shall go on: not after a client cancelled it or deleted its session."""
+        """Store the turn, and return whether to continue it: False if a client has cancelled it or deleted its session."""
         sealed = self._vault.sealed({"message": json.dumps(asdict(turn))})["message"]
         both = [keys.session_turn(session_id), keys.session(session_id)]
         return bool(await self._scripts.run(_WRITE, both, [turn.id, sealed, self._lease_ms]))

@@ -18,7 +18,7 @@ from everlong_client.types.message import Message, Sampling
 class Asking:
     """Uploads files, asks one question about them and other documents, and writes the answer to standard output.
 
-    With `keep`, the uploaded documents and the session stay on the server. Without it they are deleted in the end, also after Ctrl-C
+    With `keep`, the uploaded documents and the session stay on the server. Without it they are deleted at the end, also after Ctrl-C
     and SIGTERM.
     """
 

@@ -18,7 +18,7 @@ _ID = "doc_"
 class Searching:
     """Searches documents and files, and writes passages to standard output.
 
-    The files are uploaded, and deleted from the server in the end, also after Ctrl-C and SIGTERM.
+    The files are uploaded, and deleted from the server at the end, also after Ctrl-C and SIGTERM.
     """
 
     def __init__(self, client: Everlong, *, as_json: bool) -> None:
@@ -27,7 +27,7 @@ class Searching:
         self._uploads = Uploads(client)
 
     def run(self, names: Sequence[str], query: str, limit: int | None) -> bool:
-        """Search what is named: files, and ids of documents. Return False if a file could not be uploaded or read."""
+        """Search the named files and documents. Return False if a file could not be uploaded or read."""
         ids = [name for name in names if name.startswith(_ID) and not Path(name).exists()]
         files = [Path(name) for name in names if name not in ids]
         with exit_on_sigterm():

@@ -1,4 +1,4 @@
-"""`Uploads`: the documents that one command uploads and, unless they are to be kept, deletes in the end."""
+"""`Uploads`: the documents that one command uploads and, unless they are to be kept, deletes at the end."""
 
 from __future__ import annotations
 

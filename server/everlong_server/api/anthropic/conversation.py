@@ -38,7 +38,7 @@ from everlong_server.store.search.passages import Passage, Passages
 
 _BETWEEN_BLOCKS = "\n\n"
 _ERROR = "Error: "
-"""Put before the result of a call that failed."""
+"""Prefix of the result of a call that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SentDocument:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A parsed request: ids of its documents, messages, and the document blocks in their order. `cites`: whether they are cited."""
+    """A parsed request: ids of its documents, messages, and the document blocks in their order. `cites`: whether answers cite them."""
 
     passages: Passages
     documents: list[str]

@@ -14,7 +14,7 @@ MAX_TITLE = 255
 
 
 class CacheControl(Nullable, Wire):
-    """Accepted without effect: the server keeps what it has read in any case."""
+    """Accepted without effect: the server always caches what it has read."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -185,7 +185,7 @@ class AnthropicTool(_Block):
     type: Literal["custom"] = Field("custom", description="tools that Anthropic runs do not exist here")
     name: ToolName
     description: str | None = Field(None, max_length=10_000)
-    input_schema: dict[str, Any] = Field(description="JSON Schema of the input. It always follows it")
+    input_schema: dict[str, Any] = Field(description="JSON Schema that the input of a call always follows")
     strict: bool = Field(False, description="true: a schema that cannot be enforced is refused")
 
 
@@ -204,7 +204,7 @@ class AnthropicToolChoice(Nullable, Wire):
 
 
 class _Conversation(Nullable, Wire):
-    """The fields of a request that decide on its input."""
+    """The fields of a request that determine the model's input."""
 
     model: str = Field(max_length=256)
     messages: list[ConversationMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -292,7 +292,7 @@ class CalledTool(Wire):
 
 
 class AnthropicUsage(Wire):
-    """Token counts. The input, documents included, has `input_tokens` + `cache_read_input_tokens`."""
+    """Token counts. The whole input, including documents, has `input_tokens` + `cache_read_input_tokens` tokens."""
 
     input_tokens: int = Field(description="tokens that were read for this answer")
     cache_creation_input_tokens: Literal[0] = 0

@@ -39,7 +39,7 @@ from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Their answers are the same. The server takes the sampling parameters that the later one removed."""
+"""The server answers all of these alike. It also accepts the sampling parameters that the later one removed."""
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: described | {"model": AnthropicErrorBody}
     for status, described in ERROR_RESPONSES.items()

@@ -26,7 +26,7 @@ _Page = Annotated[int | None, Field(ge=1)]
 
 
 class SearchFilters(Wire):
-    """Which passages are considered. A document without pages or headings has none that a filter for these accepts."""
+    """Restricts a search to some passages. A filter for pages or sections excludes documents that have none."""
 
     first_page: _Page = Field(None, description="passages that begin on this page or slide, or a later one")
     last_page: _Page = Field(None, description="passages that begin on this page or slide, or an earlier one")

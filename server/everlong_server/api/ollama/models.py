@@ -33,7 +33,7 @@ from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 
 OLLAMA_VERSION = "0.13.0"
-"""Clients refuse servers that are too old for them. This is the version whose chat, generate and embed were followed."""
+"""The version of Ollama whose chat, generate and embed this server follows. Clients refuse servers that are too old for them."""
 
 router = APIRouter(prefix="/api", tags=["ollama"], responses=OLLAMA_ERRORS, route_class=JsonRoute)
 

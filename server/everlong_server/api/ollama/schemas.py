@@ -35,7 +35,7 @@ class OllamaOptions(Nullable, Wire):
     """Sampling parameters. Those that choose how a model is loaded are ignored."""
 
     num_predict: int | None = Field(
-        None, ge=-2, le=1_000_000, description="maximum number of tokens; -1 and -2: no limit; default: 512"
+        None, ge=-2, le=1_000_000, description="maximum number of tokens; -1 and -2: 1,000,000; default: 512"
     )
     seed: int | None = Field(None, ge=0, lt=2**63)
     temperature: _Number | None = Field(None, ge=0, le=2)
@@ -51,7 +51,7 @@ class OllamaOptions(Nullable, Wire):
     typical_p: Literal[1] | None = Field(None, description=_ONE)
     mirostat_tau: _Number | None = Field(None, description="ignored: mirostat is off")
     mirostat_eta: _Number | None = Field(None, description="ignored: mirostat is off")
-    repeat_last_n: int | None = Field(None, description="ignored: penalties count the whole context and answer")
+    repeat_last_n: int | None = Field(None, description="ignored: repeat_penalty counts the whole context and answer")
     penalize_newline: bool | None = Field(None, description="ignored: newlines count like other tokens")
     num_ctx: int | None = Field(None, description="ignored: a context of any length is read into the memory")
     num_keep: int | None = Field(None, description=_IGNORED)

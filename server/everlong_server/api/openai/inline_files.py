@@ -46,7 +46,7 @@ async def file_of_data(services: Services, data: str, filename: str | None, name
     body = _DataBody(content, media_type, filename)
     kind = detect(
         content[:HEAD], filename, media_type.partition(";")[0]
-    )  # the source of a page is another file than the page
+    )  # the same bytes can be a web page or, as text, its source: two documents
     return await _stored(services, f"data {digest.hexdigest()} {kind} {filename}", lambda: nullcontext(body), name)
 
 
@@ -66,7 +66,7 @@ async def file_of_url(services: Services, url: str, filename: str | None, name: 
 async def _stored(
     services: Services, what: str, open_body: Callable[[], AbstractAsyncContextManager[HttpBody]], name: str
 ) -> str:
-    """Return the id of the file `what`, after storing it unless it is known."""
+    """Return the id of the file that `what` identifies. Stores the file first if it is new."""
 
     async def add(record: IdempotencyRecord) -> None:
         try:

@@ -142,4 +142,4 @@ async def _message(services: Services, parsed: ParsedMessages, message: InputMes
 _TYPES = {InputText: "input_text", OutputText: "output_text"}
 _LOGPROBS = "message.output_text.logprobs"
 _SHOWN = {"include", "metadata", "parallel_tool_calls", "store", "text", "tool_choice", "tools", "truncation"}
-"""Fields of a request that its response shows again."""
+"""Fields of a request that its response repeats."""

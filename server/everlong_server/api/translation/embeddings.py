@@ -16,7 +16,7 @@ from everlong_server.services import Services
 MAX_TEXTS = 2048
 _ENCODED_AT_ONCE = 64
 _POOL = Pool("everlong-encode", 1)
-"""Encodes vectors as JSON, which takes a second for 2,048 of them, and blocks the event loop at most 64 vectors long."""
+"""Encodes vectors as JSON, 64 at a time: 2,048 of them take a second, which would block the event loop."""
 
 
 def _is_token(value: object) -> bool:
@@ -24,7 +24,7 @@ def _is_token(value: object) -> bool:
 
 
 def _refuse_tokens(value: object) -> object:
-    """Raise for a list of tokens, or of such lists."""
+    """Raise `PydanticCustomError` for a list of tokens, or of such lists."""
     first = value[0] if isinstance(value, list) and value else None
     if _is_token(first) or (isinstance(first, list) and (not first or _is_token(first[0]))):
         raise PydanticCustomError(

@@ -13,7 +13,7 @@ from everlong_server.services import Services
 from everlong_server.store.records import Message
 
 _MAX_SCHEMAS = 200_000
-"""Most characters of the schemas of a request's tools: they take seconds to compile."""
+"""Maximum number of characters in all schemas of a request's tools, which already take seconds to compile."""
 
 
 async def tool_use(

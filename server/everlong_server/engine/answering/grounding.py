@@ -61,7 +61,7 @@ _MAX_CHARS = 1000
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question."""
 _SAVED = 8
-"""Tokens that a passage can save, at most, because it is joined to the one beside it."""
+"""Tokens that a passage can save, at most, because it is joined to an adjacent one."""
 _NEAR = 400
 """Characters between sentences of one paragraph of the evidence, at most."""
 _PREVIOUS_WEIGHT = 0.5
@@ -141,7 +141,7 @@ def search_query(question: str, previous: str | None) -> Query | None:
 
 
 def passage_query(text: str) -> Query:
-    """Return the query for a text that someone searches for: unlike a message, it need not be about anything."""
+    """Return the query of a search without an answer. Unlike a message, its text is searched for even if it has everyday words only."""
     found = search_query(text, None)
     return found or Query(text[-_MAX_CHARS:], dict.fromkeys(_first_and_last(words(text), _MAX_WORDS), 1.0))
 

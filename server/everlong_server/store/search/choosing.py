@@ -17,7 +17,7 @@ from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Floats, Indexed, Ints, Ranking
 
 WHOLE = ("What is the text about?", "Summarise the text.", "Who are the characters?")
-"""What a question about a whole text means. The nearest of these competes with the passages for the query."""
+"""Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it."""
 
 # Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3

@@ -34,7 +34,7 @@ from everlong_server.store.texts.sidecar import DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)
 SEARCHERS = Pool("everlong-search", 4)
-"""Threads of searches without an answer. One whose client has gone runs on until it ends; answers do not wait for it."""
+"""Threads of searches without an answer. Such a search continues after its client has disconnected; answers do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Passage:
     """A piece of a document. `start`, `end`: offsets in characters of the text; `start_byte`, `end_byte`: in bytes of its UTF-8.
 
     `start_token`, `end_token`: offsets in the model's tokens of the text, covering every token that has a character of the
-    passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its place in the order of a search. `share`: the share of the query's
+    passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its rank in a search. `share`: the share of the query's
     words that it has, weighted by their rarity, 0 to 1. `similarity`: cosine with the query; None if it has no vector or was not compared.
     `page`, `section`: where it begins, if the document has these.
     """

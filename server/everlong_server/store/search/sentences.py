@@ -61,7 +61,7 @@ def cut(text: str) -> Iterator[tuple[int, int]]:
 
 
 def first(passage: Passage) -> Passage:
-    """Return the passage without the sentences that end behind its first 200 characters; its first sentence whole."""
+    """Return the passage cut after the last sentence that ends within its first 200 characters, but never within its first sentence."""
     ends = [end for _, end in cut(passage.text)]
     return passage.part(0, max([*ends[:1], *(end for end in ends if end <= _FIRST)], default=0))
 

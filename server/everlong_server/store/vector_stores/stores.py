@@ -18,7 +18,7 @@ from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
 
 MAX_FILES = 256
-"""Documents of one set, at most: as many as one search takes."""
+"""Maximum number of documents in one set: as many as one search takes."""
 _BATCH_MS = 24 * 3600 * 1000
 _GONE, _ADDED, _NO_DOCUMENT, _FULL, _CHANGED = 0, 2, -1, -2, -3
 
@@ -256,7 +256,7 @@ class VectorStores:
     # Batches
 
     async def keep_batch(self, batch: FileBatch) -> None:
-        """Keep a batch for a day. Does nothing for a retry but keep it longer."""
+        """Store a batch for a day. A retry only starts the day again."""
         name = keys.vector_store_batch(batch.store, batch.id)
         fields = {"created_at": batch.created_at, "documents": json.dumps(batch.documents)}
         await self._scripts.run(STORE, [name], [_BATCH_MS, "", "", *flat(fields)])

@@ -31,9 +31,9 @@ from everlong_server.store.records import now
 router = APIRouter(prefix="/v1/completions", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 MAX_ECHOED = 1_000_000
-"""Tokens of prompts that a response repeats, for all its texts together."""
+"""Maximum number of prompt tokens that a response repeats, for all its texts together."""
 _AT_ONCE = 4
-"""Texts of one request that are generated at once."""
+"""Maximum number of texts of one request that are generated at once."""
 
 
 @router.post("", response_model=Completion, responses={200: {"content": {"text/event-stream": {}}}})
@@ -42,8 +42,8 @@ async def create(
 ) -> Response:
     """Continues texts, as JSON or, with `stream`, as server-sent events.
 
-    The model reads exactly the tokens of `prompt`. With `echo`, `logprobs` and `max_tokens` 0, it only tells how likely they are.
-    A retry with the same Idempotency-Key returns the first result.
+    The model reads exactly the tokens of `prompt`. With `echo`, `logprobs` and `max_tokens` 0, it returns only the
+    log-probabilities of these. A retry with the same Idempotency-Key returns the first result.
     """
     usage = body.stream_options.include_usage
     return await answer_once(
@@ -154,7 +154,7 @@ class _Work:
         return await self._finish()
 
     async def begin(self) -> None:
-        """Start the first text. Raises every refusal of it."""
+        """Start the first text. Raises `ServerError` if it is refused."""
         self._first = await anext(self._events[0])
 
     async def chunks(self, *, usage: bool) -> AsyncGenerator[dict[str, Any], None]:

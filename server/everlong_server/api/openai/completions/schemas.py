@@ -11,7 +11,7 @@ from everlong_server.api.openai.chat_schemas import CachedTokens, StreamOptions
 from everlong_server.api.schemas import Nullable, Wire
 
 MAX_CHOICES = 128
-"""Prompts times `n`."""
+"""Maximum number of prompts × `n`."""
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 Tokens = list[TokenId]
 

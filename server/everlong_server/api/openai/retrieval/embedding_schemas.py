@@ -71,7 +71,7 @@ RerankDocument = Annotated[
 
 
 class CreateRerank(Nullable, Wire):
-    """Texts to order by how near they are to a query. Takes the fields of Cohere's and Jina's APIs."""
+    """Texts to rank by their similarity to a query. Takes the fields of Cohere's and Jina's APIs."""
 
     model: str = Field(max_length=256, description="the embedding model of `GET /v1/models`")
     query: str = Field(min_length=1)
@@ -83,7 +83,7 @@ class CreateRerank(Nullable, Wire):
 
 
 class RerankResult(Wire):
-    """A document's place in the order."""
+    """A ranked document."""
 
     index: int = Field(description="place of the document in the request, from 0")
     relevance_score: float = Field(

@@ -38,7 +38,7 @@ class FileSearchTool(Nullable, Wire):
 
 
 class HostedTool(Wire):
-    """The tool that `tool_choice` names. It is searched anyway."""
+    """`file_search` as `tool_choice`. It has no effect: the server searches for every question."""
 
     type: Literal["file_search"]
 

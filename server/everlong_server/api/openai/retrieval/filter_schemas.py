@@ -59,7 +59,7 @@ class Compound(Wire):
 
 _KINDS = dict.fromkeys(get_args(Operator), "Comparison") | dict.fromkeys(("and", "or"), "Compound")
 MAX_VALUES = 1000
-"""Values that a filter may compare with in total. Each is compared with each file of a search."""
+"""Maximum number of values in a whole filter. Each is compared with each file of a search."""
 
 
 def _values(filter: Comparison | Compound) -> int:

@@ -128,7 +128,7 @@ class UpdateFile(Nullable, Wire):
 
 
 class OtherChunking(Wire):
-    """The server's own passages."""
+    """The server's own way to cut files: passages of about 70 words."""
 
     type: Literal["other"] = "other"
 

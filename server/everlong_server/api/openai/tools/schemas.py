@@ -18,7 +18,7 @@ class FunctionDefinition(Nullable, Wire):
     description: str | None = Field(None, max_length=10_000)
     parameters: dict[str, Any] = Field(
         default_factory=lambda: {"type": "object", "properties": {}},
-        description="JSON Schema of the arguments. They always follow it",
+        description="JSON Schema that the arguments always follow",
     )
     strict: bool = Field(
         False, description="true: a schema that cannot be enforced is refused; false: the arguments are then any object"

@@ -19,7 +19,7 @@ from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, file_in
 
 _WORD_97 = 193
-"""The version of the format (nFib) from which on it has this structure."""
+"""The first version of the format (nFib) that has this structure."""
 _ENCRYPTED, _SECOND_TABLE = 0x0100, 0x0200
 _COUNTS = 0x4C
 """Offset of the number of characters of each part of the text."""
@@ -44,7 +44,7 @@ _CONTROLS = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A note and its place in the text. `shown`: what stands there in the text."""
+    """A note and its place in the text. `shown`: its mark in the text, such as a number."""
 
     place: int
     shown: str

@@ -12,7 +12,7 @@ import olefile
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 
 _PLAIN_STREAMS = ("Package", "EmbeddedOdf", "CONTENTS", "Contents")
-"""Streams that are a file as it is."""
+"""Streams that hold a file unchanged."""
 _NATIVE = "\x01Ole10Native"
 
 
@@ -23,7 +23,7 @@ def embedded_blocks(data: bytes, name: str, notes: Notes) -> Iterator[Block]:
 
 
 def _unwrapped(data: bytes) -> tuple[bytes, str]:
-    """Return the file inside an OLE object and its name, "" if it has none; a file that is none as it is."""
+    """Return the file inside an OLE object and its name ("" if it has none). Another file is returned unchanged."""
     if not data.startswith(olefile.MAGIC):
         return data, ""
     try:
