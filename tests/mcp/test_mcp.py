@@ -41,8 +41,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def book(own_server: Server) -> str:
-    document = own_server.upload(BOOK, filename="alice.txt")
-    return str(own_server.wait_read(document["id"])["id"])
+    return str(own_server.read(BOOK, filename="alice.txt")["id"])
 
 
 def command(url: str, *options: str, **variables: str) -> StdioServerParameters:

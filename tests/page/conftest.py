@@ -199,7 +199,7 @@ def tab(new_tab: Callable[..., Tab]) -> Tab:
 
 @pytest.fixture(scope="session")
 def own_talk(own_server: Server) -> str:
-    document = own_server.wait_read(own_server.upload(TEXT, filename="looking-glass.md")["id"])
+    document = own_server.read(TEXT, filename="looking-glass.md")
     session = str(own_server.session(document["id"])["id"])
     answer = own_server.say(session, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
     assert answer["evidence"]

@@ -15,7 +15,7 @@ ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "
 
 
 def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -> None:
-    document = server.wait_read(server.upload("Note.", filename="ledger.txt")["id"])["id"]
+    document = server.read("Note.", filename="ledger.txt")["id"]
     first, second = (conversation(server, ASKED, document, title=f"Grün {name}") for name in ("apple", "pear"))
     empty = server.session(document)["id"]
     page = tab.open()

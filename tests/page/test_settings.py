@@ -53,7 +53,7 @@ def serve_models(page: Page, *names: str) -> None:
 
 
 def test_a_new_conversation_has_the_chosen_model(tab: Tab, server: Server) -> None:
-    document = server.wait_read(server.upload("A note.", filename="choice.txt")["id"])["id"]
+    document = server.read("A note.", filename="choice.txt")["id"]
     page = tab.page
     (model,) = server.http.get("/v1/models").json()["data"]
     serve_models(page, "another", model["id"])
