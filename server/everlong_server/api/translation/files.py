@@ -24,7 +24,7 @@ async def decode_base64(data: str, name: str) -> bytes:
     try:
         return await asyncio.to_thread(base64.b64decode, data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"{name}: is not base64: {error}", param=name) from None
+        raise InvalidRequest(f"{name}: not valid base64: {error}", param=name) from None
 
 
 def in_field(error: ServerError, name: str) -> ServerError:
