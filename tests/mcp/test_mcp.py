@@ -306,7 +306,7 @@ async def test_the_configuration_of_the_page(server: Server, tmp_path: Path) -> 
     entry = json.loads(configuration)["mcpServers"]["everlong"]
     assert entry["command"] == "everlong"
     parameters = command(server.url)
-    arguments = [str(tmp_path) if each.startswith("/home") else each for each in entry["args"]]
+    arguments = [str(tmp_path) if each == "/path/to/documents" else each for each in entry["args"]]
     parameters.args = ["-m", "everlong_client", *arguments]
     assert dict.fromkeys(entry["env"], server.url).items() <= parameters.env.items()
     (tmp_path / "notes.txt").write_text("Notes.")
