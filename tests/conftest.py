@@ -56,11 +56,17 @@ def shared_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield server
 
 
+@pytest.fixture(scope="session")
+def own_server(shared_server: Server) -> Server:
+    """The server of `server`. A package or module that needs other settings overrides it with a server of its own."""
+    return shared_server
+
+
 @pytest.fixture
-def server(shared_server: Server) -> Iterator[Server]:
-    """The shared server. Fails a test that leaves a Redis key which is undocumented, or lacks its expiry."""
-    yield shared_server
-    shared_server.check_keys()
+def server(own_server: Server) -> Iterator[Server]:
+    """A running server. Fails a test that leaves a Redis key which is undocumented, or lacks its expiry."""
+    yield own_server
+    own_server.check_keys()
 
 
 @pytest.fixture

@@ -198,6 +198,14 @@ def bomb(size: int) -> bytes:
     return out.getvalue()
 
 
+def ole_package(name: str, data: bytes) -> bytes:
+    """Return the stream of an OLE object that is a file (MS-OLEDS, 2.3.6): its name, its path, the path of a copy, the file."""
+    title = name.encode() + b"\0"
+    body = b"\x02\0" + title + b"C:\\x\\" + title + b"\0\0\3\0" + struct.pack("<I", len(title)) + title
+    body += struct.pack("<I", len(data)) + data
+    return struct.pack("<I", len(body)) + body
+
+
 def compound(streams: Mapping[str, bytes]) -> bytes:
     """Return a compound file (MS-CFB) of version 3. `streams`: by their paths, with storages before a slash; none goes to the
     mini stream."""

@@ -230,9 +230,9 @@ class Server:
 
         return wait_for(done, seconds, f"for document {document_id}")
 
-    def read(self, text: str | bytes) -> dict[str, Any]:
+    def read(self, text: str | bytes, **query: str) -> dict[str, Any]:
         """Upload a document, wait until it is ready, and return it."""
-        return self.wait_read(self.upload(text)["id"])
+        return self.wait_read(self.upload(text, **query)["id"])
 
     def stored(self) -> set[str]:
         """Return the ids that files in the folder of documents begin with: texts, complete or not, and their sidecar files."""

@@ -166,7 +166,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Maximum number of requests per tenant and minute; unset: no limit."
     )
     tenant_streams: int | None = Field(
-        None, ge=1, description="Maximum number of answers generated at once per tenant; unset: no limit."
+        None,
+        ge=1,
+        description="Maximum number of answers, searches and requests for embeddings at once per tenant; unset: no limit.",
     )
     tenant_queued: int | None = Field(
         None, ge=1, description="Maximum number of documents per tenant that are queued or being read; unset: no limit."

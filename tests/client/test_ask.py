@@ -1,4 +1,4 @@
-"""`everlong ask`, `everlong status`, and the lines of the originals."""
+"""`everlong ask`, what `everlong search` shares with it, `everlong status`, and the lines of the originals."""
 
 from __future__ import annotations
 
@@ -110,16 +110,19 @@ def test_a_file_that_cannot_be_read_ends_it(run: Run, fake: Fake, book: Path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("name", "question"), [("stuck", "Who?"), ("book.txt", "hang")])
+@pytest.mark.parametrize(
+    ("command", "name", "question"),
+    [("ask", "stuck", "Who?"), ("ask", "book.txt", "hang"), ("search", "stuck", "Who?")],
+)
 def test_an_interruption_leaves_nothing_behind(
-    server: FakeServer, fake: Fake, tmp_path: Path, name: str, question: str, number: int
+    server: FakeServer, fake: Fake, tmp_path: Path, command: str, name: str, question: str, number: int
 ):
     """It is interrupted while the server reads the second file, or answers."""
     files = [tmp_path / "first.txt", tmp_path / name]
     for file in files:
         file.write_text("Words.")
-    command = [sys.executable, "-m", "everlong_client", "ask", *map(str, files), question, "--url", server.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+    arguments = [sys.executable, "-m", "everlong_client", command, *map(str, files), question, "--url", server.url]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
         wait_for(lambda: len(fake.documents) == 2 if name == "stuck" else fake.questions, 60)
         wait_for(lambda: name != "stuck" or fake.documents["doc_1"]["status"] == "ready", 60)
         asking.send_signal(number)

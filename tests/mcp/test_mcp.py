@@ -32,23 +32,16 @@ TOOLS = ("list_documents", "read_document", "search_documents", "add_document", 
 
 
 @pytest.fixture(scope="module")
-def everlong_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = make_model(tmp_path_factory.mktemp("model"), segment_length=128)
     with Server(model, tmp_path_factory.mktemp("data"), recall_tokens=100) as server:
         server.start()
         yield server
 
 
-@pytest.fixture
-def server(everlong_server: Server) -> Iterator[Server]:
-    yield everlong_server
-    everlong_server.check_keys()
-
-
 @pytest.fixture(scope="module")
-def book(everlong_server: Server) -> str:
-    document = everlong_server.upload(BOOK, filename="alice.txt")
-    return str(everlong_server.wait_read(document["id"])["id"])
+def book(own_server: Server) -> str:
+    return str(own_server.read(BOOK, filename="alice.txt")["id"])
 
 
 def command(url: str, *options: str, **variables: str) -> StdioServerParameters:
@@ -77,9 +70,9 @@ def over_http(url: str, log: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def http_server(everlong_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def http_server(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an MCP server over HTTP."""
-    with over_http(everlong_server.url, tmp_path_factory.mktemp("mcp") / "log") as url:
+    with over_http(own_server.url, tmp_path_factory.mktemp("mcp") / "log") as url:
         yield url
 
 
@@ -313,7 +306,7 @@ async def test_the_configuration_of_the_page(server: Server, tmp_path: Path) -> 
     entry = json.loads(configuration)["mcpServers"]["everlong"]
     assert entry["command"] == "everlong"
     parameters = command(server.url)
-    arguments = [str(tmp_path) if each.startswith("/home") else each for each in entry["args"]]
+    arguments = [str(tmp_path) if each == "/path/to/documents" else each for each in entry["args"]]
     parameters.args = ["-m", "everlong_client", *arguments]
     assert dict.fromkeys(entry["env"], server.url).items() <= parameters.env.items()
     (tmp_path / "notes.txt").write_text("Notes.")

@@ -70,12 +70,6 @@ def key(own_server: Server) -> str:
     return own_server.http.headers["Authorization"].removeprefix("Bearer ")
 
 
-@pytest.fixture
-def server(own_server: Server) -> Iterator[Server]:
-    yield own_server
-    own_server.check_keys()
-
-
 @dataclass
 class Tab:
     """A page of the browser, with the errors of its console."""
@@ -205,7 +199,7 @@ def tab(new_tab: Callable[..., Tab]) -> Tab:
 
 @pytest.fixture(scope="session")
 def own_talk(own_server: Server) -> str:
-    document = own_server.wait_read(own_server.upload(TEXT, filename="looking-glass.md")["id"])
+    document = own_server.read(TEXT, filename="looking-glass.md")
     session = str(own_server.session(document["id"])["id"])
     answer = own_server.say(session, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
     assert answer["evidence"]

@@ -15,7 +15,7 @@ ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "
 
 
 def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -> None:
-    document = server.wait_read(server.upload("Note.", filename="ledger.txt")["id"])["id"]
+    document = server.read("Note.", filename="ledger.txt")["id"]
     first, second = (conversation(server, ASKED, document, title=f"Grün {name}") for name in ("apple", "pear"))
     empty = server.session(document)["id"]
     page = tab.open()
@@ -94,13 +94,13 @@ def test_conversations_of_other_programs_are_apart(tab: Tab, server: Server) -> 
         made = server.http.post("/v1/sessions", json=body, headers={"X-Everlong-Client": client})
         ids.append(made.json()["id"])
     page = tab.open()
-    others = page.get_by_role("region", name="Of other programs")
+    others = page.get_by_role("region", name="From other programs")
     expect(page.get_by_role("region", name="Today").get_by_text("Asked here")).to_be_visible()
     expect(others.get_by_text("Asked elsewhere")).not_to_be_visible()
-    others.get_by_text("Of other programs").click()
+    others.get_by_text("From other programs").click()
     others.get_by_text("Asked elsewhere").click()
     expect(page.locator("h1")).to_have_text("Asked elsewhere alone")
-    assert page.locator(".conversations section").last.get_attribute("aria-label") == "Of other programs"
+    assert page.locator(".conversations section").last.get_attribute("aria-label") == "From other programs"
     page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("button", name="Fork").click()
     expect(page).not_to_have_url(ids[1])

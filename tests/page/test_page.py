@@ -403,7 +403,7 @@ def test_it_fits_into_360_pixels_and_at_200_percent(
     new_tab: Callable[..., Tab], server: Server, talk: str, zoom: bool
 ) -> None:
     server.upload(TEXT, filename="A long name " * 20 + ".md")
-    named = str(server.session(server.wait_read(server.upload(TEXT, filename="a" * 200 + ".txt")["id"])["id"])["id"])
+    named = str(server.session(server.read(TEXT, filename="a" * 200 + ".txt")["id"])["id"])
     server.say(named, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
     # A window of 1280 by 800 pixels has half as many CSS pixels at 200 %.
     size = {"width": 640, "height": 400} if zoom else {"width": 360, "height": 640}
@@ -558,7 +558,7 @@ def test_a_health_check_without_a_free_connection_does_not_count_as_an_outage(ta
 
 def test_texts_of_documents_and_models_are_not_interpreted_as_html(tab: Tab, server: Server) -> None:
     text = f"The Red Queen said {HOSTILE}<script>window.hacked=1</script>&amp; to Alice. " * 5
-    document = server.wait_read(server.upload(text, filename=f"{HOSTILE}.txt")["id"])
+    document = server.read(text, filename=f"{HOSTILE}.txt")
     session = server.session(document["id"])["id"]
     page = tab.open(session)
     expect(page.locator("h1")).to_have_text(f"{HOSTILE}.txt")

@@ -20,7 +20,7 @@ def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, 
     page.get_by_role("button", name="Settings").click()
     dialog = page.get_by_role("dialog", name="Settings")
     expect(dialog.get_by_label("Text to read").locator("option")).to_have_text(
-        [f"as the server: up to {round(model['recall_tokens'] * 0.75)} words", "none", "up to 75 words"]
+        [f"server default: up to {round(model['recall_tokens'] * 0.75)} words", "none", "up to 75 words"]
     )
     assert model["max_recall_tokens"] == 128
     expect(dialog.get_by_label("Model")).to_have_count(0)  # there is one
@@ -53,7 +53,7 @@ def serve_models(page: Page, *names: str) -> None:
 
 
 def test_a_new_conversation_has_the_chosen_model(tab: Tab, server: Server) -> None:
-    document = server.wait_read(server.upload("A note.", filename="choice.txt")["id"])["id"]
+    document = server.read("A note.", filename="choice.txt")["id"]
     page = tab.page
     (model,) = server.http.get("/v1/models").json()["data"]
     serve_models(page, "another", model["id"])

@@ -46,7 +46,7 @@ def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path:
 
 
 def test_a_document_is_added_to_a_conversation(tab: Tab, server: Server, tmp_path: Path) -> None:
-    document = server.wait_read(server.upload("One note.", filename="one.txt")["id"])["id"]
+    document = server.read("One note.", filename="one.txt")["id"]
     past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
     session = conversation(server, past, document)
     page = tab.open(session)

@@ -530,7 +530,7 @@ export interface components {
             /** @description id of a session */
             session?: string | null;
         };
-        /** @description Which passages are considered. A document without pages or headings has none that a filter for these accepts. */
+        /** @description Restricts a search to some passages. A filter for pages or sections excludes documents that have none. */
         SearchFilters: {
             /** @description passages that begin on this page or slide, or a later one */
             first_page?: number | null;

@@ -1,4 +1,4 @@
-"""`everlong bench formats`: CPU time and memory of converting files to text, beside kreuzberg's own."""
+"""`everlong bench formats`: CPU time and memory of converting files to text, compared with kreuzberg's own."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def formats(
     files: Annotated[list[Path], Argument(help="Convert these files.", exists=True, dir_okay=False)],
     output: Output = None,
 ) -> None:
-    """Measure CPU time and memory of converting files to text, beside the library kreuzberg."""
+    """Measure CPU time and memory of converting files to text, compared with the library kreuzberg."""
     from everlong_lab.benchmarks import formats as measured
     from everlong_server.errors import ServerError
 

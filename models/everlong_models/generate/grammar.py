@@ -34,7 +34,7 @@ _LIMITS = llguidance.LLParserLimits(step_max_items=20_000)
 _MAX_GRAMMAR = 200_000
 """Most characters of a schema's grammar: some thousand properties, which take seconds to compile."""
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
-"""Keywords beside which forbidding other properties could make a schema impossible."""
+"""Keywords with which a schema might become impossible to satisfy if other properties were forbidden."""
 _CACHED = 16
 """Number of compiled grammars in the cache."""
 _CHECKED = 256

@@ -92,7 +92,7 @@ class SegmentReader(nn.Module, ABC):
 
     @property
     def in_words(self) -> str:
-        """A description for `GET /v1/models`, of a memory that depends on the model; empty by default."""
+        """Description for `GET /v1/models`, if the memory depends on the model; empty by default."""
         return ""
 
     @property

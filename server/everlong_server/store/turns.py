@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -15,13 +15,13 @@ from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.vault import Vault
 
 # KEYS: turn, its session. ARGV: id of the answer, the turn, milliseconds to live
-# Returns 1 if a client has cancelled the turn, 0 if not, -1 if the session was deleted
+# Returns 1 if the turn shall go on, 0 if a client has cancelled it or deleted the session
 _WRITE = """
-if redis.call('EXISTS', KEYS[2]) == 0 then return -1 end
+if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'id', ARGV[1], 'message', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return redis.call('HEXISTS', KEYS[1], 'cancelled')
+return 1 - redis.call('HEXISTS', KEYS[1], 'cancelled')
 """
 
 # KEYS: turn. ARGV: id of the answer
@@ -60,12 +60,11 @@ class RunningTurns:
         self._lease_ms = lease_ms
         self._vault = vault
 
-    async def write(self, session_id: str, turn: RunningTurn) -> Literal["running", "cancelled", "deleted"]:
-        """Store the turn, and return whether it shall go on: not after a client cancelled it or deleted its session."""
+    async def write(self, session_id: str, turn: RunningTurn) -> bool:
+        """Store the turn, and return whether to continue it: False if a client has cancelled it or deleted its session."""
         sealed = self._vault.sealed({"message": json.dumps(asdict(turn))})["message"]
         both = [keys.session_turn(session_id), keys.session(session_id)]
-        found = await self._scripts.run(_WRITE, both, [turn.id, sealed, self._lease_ms])
-        return "running" if found == 0 else "cancelled" if found == 1 else "deleted"
+        return bool(await self._scripts.run(_WRITE, both, [turn.id, sealed, self._lease_ms]))
 
     async def remove(self, session_id: str, turn_id: str) -> None:
         """Remove a turn that has ended."""

@@ -42,3 +42,13 @@ def test_a_packaged_embedder_with_other_files_is_refused(folder: Path, monkeypat
     monkeypatch.setattr(embedder, "find_packaged_embedder", lambda: folder)
     with pytest.raises(BackboneError, match=r"has the digest [0-9a-f]{64}, and must have .* reinstall the package"):
         Embedder.packaged()
+
+
+def test_fixed_texts_are_embedded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged = Embedder.packaged()
+    assert packaged is not None
+    texts = ("What is the text about?", "Summarise the text.")
+    expected = packaged.embed(texts)
+    assert (packaged.embed_fixed(texts) == expected).all()
+    monkeypatch.setattr(packaged, "embed_rows", lambda rows: pytest.fail("they were embedded again"))
+    assert (packaged.embed_fixed(texts) == expected).all()

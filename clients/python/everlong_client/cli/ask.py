@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from everlong_client.cli.citations import citation_lines, place
-from everlong_client.cli.ingest import ingest_files
-from everlong_client.cli.originals import Originals
 from everlong_client.cli.terminal import console, note_how_to_continue, print_note, write
+from everlong_client.cli.uploads import Uploads, exit_on_sigterm
 from everlong_client.client import Everlong
-from everlong_client.errors import NotFoundError
-from everlong_client.types.document import Document
 from everlong_client.types.event import TextDelta
 from everlong_client.types.message import Message, Sampling
 
@@ -23,7 +18,7 @@ from everlong_client.types.message import Message, Sampling
 class Asking:
     """Uploads files, asks one question about them and other documents, and writes the answer to standard output.
 
-    With `keep`, the uploaded documents and the session stay on the server. Without it they are deleted in the end, also after Ctrl-C
+    With `keep`, the uploaded documents and the session stay on the server. Without it they are deleted at the end, also after Ctrl-C
     and SIGTERM.
     """
 
@@ -33,34 +28,26 @@ class Asking:
         self._url = url
         self._as_json = as_json
         self._keep = keep
-        self._uploaded: list[Document] = []
+        self._uploads = Uploads(client)
         self._session: str | None = None
-        self._originals = Originals()
 
     def run(
         self, files: Sequence[Path], documents: Sequence[str], question: str, model: str | None, sampling: Sampling
     ) -> bool:
         """Ask the question about the documents, then the files. Return False if a file could not be uploaded or read."""
         names = {id: self._client.documents.get(id).filename for id in documents}
-        previous = signal.signal(signal.SIGTERM, _exit)
-        try:
-            if None in list(ingest_files(self._client, files, on_upload=self._add)):
-                return False
-            names |= {document.id: document.filename for document in self._uploaded}
-            self._session = self._client.sessions.create(names, model=model).id
-            with console().status("waiting for the session's documents"):
-                self._client.sessions.wait(self._session)
-            self._show(self._answer(self._session, question, sampling), names)
-        finally:
+        with exit_on_sigterm():
             try:
-                self._end()
+                if not self._uploads.upload(files):
+                    return False
+                names |= {document.id: document.filename for document in self._uploads.documents}
+                self._session = self._client.sessions.create(names, model=model).id
+                with console().status("waiting for the session's documents"):
+                    self._client.sessions.wait(self._session)
+                self._show(self._answer(self._session, question, sampling), names)
             finally:
-                signal.signal(signal.SIGTERM, previous)
+                self._end()
         return True
-
-    def _add(self, document: Document, file: Path) -> None:
-        self._uploaded.append(document)
-        self._originals.add(document, file)
 
     def _answer(self, session: str, question: str, sampling: Sampling) -> Message:
         with self._client.sessions.stream(session, question, **sampling) as events:
@@ -77,7 +64,7 @@ class Asking:
             evidence = [
                 asdict(passage)
                 | {"filename": names.get(passage.document)}
-                | {"line": self._originals.line(passage.document, passage.start_byte, passage.text)}
+                | {"line": self._uploads.originals.line(passage.document, passage.start_byte, passage.text)}
                 for passage in message.evidence
             ]
             kept = {"documents": list(names), "session": self._session} if self._keep else {}
@@ -85,10 +72,10 @@ class Asking:
                 json.dumps(asdict(message) | {"session": None, "evidence": evidence} | kept, ensure_ascii=False) + "\n"
             )
             return
-        for line in citation_lines(message, self._originals):
+        for line in citation_lines(message, self._uploads.originals):
             print_note(line)
         if not message.citations:
-            places = [place(each, names.get(each.document), self._originals) for each in message.evidence]
+            places = [place(each, names.get(each.document), self._uploads.originals) for each in message.evidence]
             print_note(f"the model was shown {'; '.join(places)}" if places else "the search found no passage")
 
     def _end(self) -> None:
@@ -99,13 +86,4 @@ class Asking:
             return
         if self._session is not None:
             self._client.sessions.delete(self._session)
-        for document in self._uploaded:
-            try:
-                self._client.documents.delete(document.id)
-            except NotFoundError:  # deleted by somebody else in the meantime
-                continue
-
-
-def _exit(number: int, frame: object) -> None:
-    """End the program with the exit status of one that the signal ended, but run what is to be done at its end."""
-    sys.exit(128 + number)
+        self._uploads.delete()

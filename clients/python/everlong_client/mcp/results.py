@@ -4,13 +4,15 @@ because a model reads them."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 from everlong_client.types.document import Document, DocumentText
-from everlong_client.types.message import Evidence, Message
+from everlong_client.types.message import Message
 from everlong_client.types.search import FoundPassage
+
+_Result = TypeVar("_Result", bound=BaseModel)
 
 
 class ListedDocument(BaseModel):
@@ -90,38 +92,18 @@ class Answer(BaseModel):
 
 def listed(document: Document) -> ListedDocument:
     """Return a document as the tools show it."""
-    return ListedDocument(
-        id=document.id,
-        filename=document.filename,
-        status=document.status,
-        progress=document.progress,
-        bytes=document.bytes,
-        tokens=document.tokens,
-        error=document.error.message if document.error else None,
-    )
+    return _shown(ListedDocument, document, error=document.error.message if document.error else None)
 
 
 def text_part(part: DocumentText) -> TextPart:
     """Return a part of a text as the tools show it."""
-    return TextPart(
-        document=part.document,
-        text=part.text,
-        start_byte=part.start_byte,
-        end_byte=part.end_byte,
-        total_bytes=part.bytes,
-        next_start_byte=part.end_byte if part.end_byte < part.bytes else None,
-    )
+    following = part.end_byte if part.end_byte < part.bytes else None
+    return _shown(TextPart, part, total_bytes=part.bytes, next_start_byte=following)
 
 
 def found(passages: Iterable[FoundPassage]) -> SearchResult:
     """Return the passages that a search found as the tools show them."""
-    return SearchResult(
-        passages=[Found(**_source(passage), filename=passage.filename, score=passage.score) for passage in passages]
-    )
-
-
-def _source(passage: Evidence) -> dict[str, Any]:
-    return {name: getattr(passage, name) for name in Source.model_fields}
+    return SearchResult(passages=[_shown(Found, passage) for passage in passages])
 
 
 def answer(message: Message, session: str) -> Answer:
@@ -129,7 +111,7 @@ def answer(message: Message, session: str) -> Answer:
     return Answer(
         answer=message.content,
         session=session,
-        sources=[Source(**_source(passage)) for passage in message.evidence],
+        sources=[_shown(Source, passage) for passage in message.evidence],
         citations=[
             CitedSentence(sentence=message.content[cited.start : cited.end], source=cited.evidence)
             for cited in message.citations
@@ -137,3 +119,9 @@ def answer(message: Message, session: str) -> Answer:
         finish_reason=message.finish_reason,
         memory_progress=message.memory_progress,
     )
+
+
+def _shown(kind: type[_Result], source: object, **others: object) -> _Result:
+    """Return a result with the fields of `source` that have its fields' names, and `others`."""
+    same = {name: getattr(source, name) for name in kind.model_fields.keys() - others.keys()}
+    return kind.model_validate(same | others)

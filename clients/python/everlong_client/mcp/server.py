@@ -33,7 +33,7 @@ _PROGRESS_SECONDS = 1.0
 _URI = "everlong://documents/"
 _INSTRUCTIONS = """\
 everlong stores long documents and answers questions about them. Use `list_documents` to find a document's id. Use `ask` with \
-ids of documents for an answer with its sources, and with the `session` of that answer to ask on. Use `search_documents` for \
+ids of documents for an answer with its sources, and with the `session` of that answer for further questions. Use `search_documents` for \
 passages without an answer, and `read_document` for the text itself, part by part."""
 
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -148,7 +148,8 @@ class DocumentServer(MCPServer[Any]):
             list[DocumentId] | None, Field(description="ids of the documents; starts a new conversation")
         ] = None,
         session: Annotated[
-            str | None, Field(max_length=128, description="`session` of an earlier answer, to ask on")
+            str | None,
+            Field(max_length=128, description="`session` of an earlier answer, to continue its conversation"),
         ] = None,
         max_tokens: Annotated[int | None, Field(ge=1, description="maximum length of the answer")] = None,
     ) -> results.Answer:

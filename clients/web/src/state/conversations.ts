@@ -66,7 +66,7 @@ export const groups = computed((): Group[] => {
 });
 
 /** The group of conversations that other programs have created, such as the command line. */
-export const OTHERS = "Of other programs";
+export const OTHERS = "From other programs";
 
 /** Whether another program has created it. Older versions of the server did not store which. */
 function isForeign({ client }: Session): boolean {

@@ -1,6 +1,6 @@
 """The architectures whose own state the memory `native` keeps, by transformers' `model_type`.
 
-To add one that transformers gives a cache of recurrent layers, add a line. `prepare` changes what its layers cannot do themselves.
+To add one whose recurrent layers transformers can cache, add a line. `prepare` changes layers that cannot continue from a state.
 """
 
 from __future__ import annotations

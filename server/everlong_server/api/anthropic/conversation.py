@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
-from everlong_models import ToolCall
+from everlong_models import Tool, ToolCall
 from everlong_server.api.anthropic.message_schemas import (
     Base64Source,
     BlockLocation,
@@ -26,13 +24,13 @@ from everlong_server.api.anthropic.message_schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from everlong_server.api.openai.messages import ParsedMessages, require_model
-from everlong_server.api.openai.tools.requests import tool_use
-from everlong_server.api.openai.tools.schemas import FunctionDefinition
+from everlong_server.api.translation.files import decode_base64, in_field, require_file
+from everlong_server.api.translation.messages import ParsedMessages, require_model
+from everlong_server.api.translation.tools import tool_use
 from everlong_server.engine.answering.tools import ToolChoice, ToolUse
 from everlong_server.engine.documents.inline import InlineFile, add_inline
 from everlong_server.engine.documents.text_checker import clean_filename
-from everlong_server.errors import InvalidRequest, NotFound, ServerError
+from everlong_server.errors import InvalidRequest, ServerError
 from everlong_server.services import Services
 from everlong_server.store.messages import Citation
 from everlong_server.store.records import Document, Message
@@ -40,7 +38,7 @@ from everlong_server.store.search.passages import Passage, Passages
 
 _BETWEEN_BLOCKS = "\n\n"
 _ERROR = "Error: "
-"""Put before the result of a call that failed."""
+"""Prefix of the result of a call that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class SentDocument:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A parsed request: ids of its documents, messages, and the document blocks in their order. `cites`: whether they are cited."""
+    """A parsed request: ids of its documents, messages, and the document blocks in their order. `cites`: whether answers cite them."""
 
     passages: Passages
     documents: list[str]
@@ -128,19 +126,14 @@ async def parse_tools(
     services: Services, body: CreateAnthropicMessage | CountMessageTokens, conversation: Conversation
 ) -> ToolUse | None:
     """Return the tools of a request. Raises `InvalidRequest`."""
-    functions = [
-        (
-            FunctionDefinition(
-                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-            ),
-            f"tools.{number}",
-        )
+    tools = [
+        (Tool(tool.name, tool.description, tool.input_schema, tool.strict), f"tools.{number}.input_schema")
         for number, tool in enumerate(body.tools)
     ]
     choice = body.tool_choice
     return await tool_use(
-        services, functions, _CHOICES[choice.type], choice.name, conversation.messages,
-        parallel=not choice.disable_parallel_tool_use, schema="input_schema",
+        services, tools, _CHOICES[choice.type], choice.name, conversation.messages,
+        parallel=not choice.disable_parallel_tool_use,
     )  # fmt: skip
 
 
@@ -162,11 +155,7 @@ async def _sent_document(services: Services, block: DocumentBlock, path: str) ->
     blocks: tuple[int, ...] = ()
     match block.source:
         case FileSource(file_id=file_id):
-            try:
-                document = await services.documents.get(file_id)
-            except NotFound:
-                field = f"{path}.source.file_id"
-                raise NotFound(f"{field}: no file {file_id[:64]!r}", param=field, code="file_not_found") from None
+            document = await require_file(services, file_id, f"{path}.source.file_id")
             return SentDocument(document, block.title or document.filename, file_id)
         case TextSource(data=text):
             content, media_type = text.encode(), "text/plain"
@@ -178,20 +167,10 @@ async def _sent_document(services: Services, block: DocumentBlock, path: str) ->
                 at += len(text) + len(_BETWEEN_BLOCKS)
             blocks, content, media_type = tuple(starts), _BETWEEN_BLOCKS.join(texts).encode(), "text/plain"
         case Base64Source(data=data):
-            content, media_type = _decoded(data, path), "application/pdf"
+            content, media_type = await decode_base64(data, f"{path}.source.data"), "application/pdf"
     try:
         name = clean_filename(block.title) if block.title else None
         document = await add_inline(services.ingest, services.idempotency, InlineFile(content, name, media_type))
     except ServerError as error:
-        if error.status < 500 and error.status != 429:
-            error.message, error.param = f"{path}: {error.message}", path
-        raise
+        raise in_field(error, path) from None
     return SentDocument(document, block.title, None, blocks)
-
-
-def _decoded(data: str, path: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        field = f"{path}.source.data"
-        raise InvalidRequest(f"{field}: not valid base64: {error}", param=field) from None

@@ -7,16 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models.generate.sampling import MAX_STOP_STRINGS, StopString
-from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, content_kind
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.openai.tools.schemas import MAX_TOOLS, CallId, ToolName
-from everlong_server.api.schemas import Recall, Wire
+from everlong_server.api.schemas import Nullable, Recall, Wire
+from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, CallId, ToolName, by_type, content_kind
 
 MAX_TITLE = 255
 
 
 class CacheControl(Nullable, Wire):
-    """Accepted without effect: the server keeps what it has read in any case."""
+    """Accepted without effect: the server always caches what it has read."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -64,19 +62,13 @@ class FileSource(Nullable, Wire):
     file_id: str = Field(min_length=1, max_length=128)
 
 
-def _source(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    names = {"text": "TextSource", "base64": "Base64Source", "content": "ContentSource", "file": "FileSource"}
-    return names.get(kind) if isinstance(kind, str) else None
-
-
 Source = Annotated[
     Annotated[TextSource, Tag("TextSource")]
     | Annotated[Base64Source, Tag("Base64Source")]
     | Annotated[ContentSource, Tag("ContentSource")]
     | Annotated[FileSource, Tag("FileSource")],
     Discriminator(
-        _source,
+        by_type({"text": "TextSource", "base64": "Base64Source", "content": "ContentSource", "file": "FileSource"}),
         custom_error_type="source",
         custom_error_message="type must be 'text', 'base64', 'content' or 'file'; upload files from a URL with "
         "POST /v1/documents/fetch",
@@ -129,13 +121,10 @@ class ImageBlock(Wire):
         raise ValueError("images are not supported: the models of this server read text")
 
 
-def _block(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    names = {"text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock", "tool_use": "ToolUseBlock",
-             "tool_result": "ToolResultBlock"}  # fmt: skip
-    return names.get(kind) if isinstance(kind, str) else None
-
-
+_BLOCKS = {
+    "text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock", "tool_use": "ToolUseBlock",
+    "tool_result": "ToolResultBlock",
+}  # fmt: skip
 Block = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
     | Annotated[DocumentBlock, Tag("DocumentBlock")]
@@ -143,7 +132,7 @@ Block = Annotated[
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
     | Annotated[ImageBlock, Tag("ImageBlock")],
     Discriminator(
-        _block,
+        by_type(_BLOCKS),
         custom_error_type="block",
         custom_error_message="type must be 'text', 'document', 'tool_use' or 'tool_result'",
     ),
@@ -196,7 +185,7 @@ class AnthropicTool(_Block):
     type: Literal["custom"] = Field("custom", description="tools that Anthropic runs do not exist here")
     name: ToolName
     description: str | None = Field(None, max_length=10_000)
-    input_schema: dict[str, Any] = Field(description="JSON Schema of the input. It always follows it")
+    input_schema: dict[str, Any] = Field(description="JSON Schema that the input of a call always follows")
     strict: bool = Field(False, description="true: a schema that cannot be enforced is refused")
 
 
@@ -215,7 +204,7 @@ class AnthropicToolChoice(Nullable, Wire):
 
 
 class _Conversation(Nullable, Wire):
-    """The fields of a request that decide on its input."""
+    """The fields of a request that determine the model's input."""
 
     model: str = Field(max_length=256)
     messages: list[ConversationMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -303,7 +292,7 @@ class CalledTool(Wire):
 
 
 class AnthropicUsage(Wire):
-    """Token counts. The input, documents included, has `input_tokens` + `cache_read_input_tokens`."""
+    """Token counts. The whole input, including documents, has `input_tokens` + `cache_read_input_tokens` tokens."""
 
     input_tokens: int = Field(description="tokens that were read for this answer")
     cache_creation_input_tokens: Literal[0] = 0

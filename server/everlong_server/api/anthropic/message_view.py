@@ -187,7 +187,7 @@ async def _content(message: AnswerMessage, conversation: Conversation) -> list[A
 
 
 def _input(call: ToolCall) -> dict[str, Any]:
-    """Return the arguments of a call; those of an answer that was cut within them are not complete, and left out."""
+    """Return the arguments of a call; {} if the answer was cut off before they were complete."""
     try:
         return dict(json.loads(call.arguments))
     except ValueError:

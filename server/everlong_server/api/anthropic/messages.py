@@ -6,6 +6,7 @@ Messages and documents that the server has read before are not read again.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
@@ -26,9 +27,9 @@ from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.error_forms import anthropic_error
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES, as_server_error
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.openai.text_formats import require_schema
 from everlong_server.api.sse import event_stream
-from everlong_server.api.turn_parameters import answer_recall
+from everlong_server.api.translation.answer_once import answer_once
+from everlong_server.api.turn_parameters import answer_recall, require_schema
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
@@ -38,7 +39,7 @@ from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Their answers are the same. The server takes the sampling parameters that the later one removed."""
+"""The server answers all of these alike. It also accepts the sampling parameters that the later one removed."""
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: described | {"model": AnthropicErrorBody}
     for status, described in ERROR_RESPONSES.items()
@@ -68,26 +69,18 @@ async def create(
     `usage.cache_read_input_tokens` counts its tokens. A retry with the same Idempotency-Key returns the first answer.
     """
     _require_version(version)
-    keepalive = services.shared.settings.keepalive_seconds
-    record = await services.idempotency.begin(key)
-    try:
-        await record.check_same_request("anthropic", body.model_dump_json())
-        view, id = record.answer, f"msg_{record.id}"
-        if view is None:
-            begun = await run_unless_disconnected(request, _begin(services, body))
-            if begun is not None and body.stream:
-                turn, conversation = begun
-                events = live_events(id, turn.events, conversation, record)
-                return event_stream(events, keepalive, lambda error: anthropic_error(as_server_error(error)))
-            if begun is not None:
-                view = await run_unless_disconnected(request, _whole(id, *begun, record))
-        if view is None:
-            await record.give_up(None)
-            return Response(status_code=CLIENT_CLOSED)
-    except BaseException as error:
-        await record.give_up(error)
-        raise
-    return event_stream(replayed_events(view), keepalive) if body.stream else JSONResponse(view)
+    send = partial(
+        event_stream, keepalive_seconds=services.shared.settings.keepalive_seconds,
+        error_form=lambda error: anthropic_error(as_server_error(error)),
+    )  # fmt: skip
+    return await answer_once(
+        services, request, key, ("anthropic", body.model_dump_json()),
+        begin=lambda record: _begin(services, body),
+        whole=lambda begun, record: _whole(f"msg_{record.id}", *begun, record),
+        live=lambda begun, record: live_events(f"msg_{record.id}", begun[0].events, begun[1], record),
+        replayed=replayed_events,
+        send=send if body.stream else None,
+    )  # fmt: skip
 
 
 @router.post("/count_tokens", response_model=TokenCount)

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_R
 
 _PAINTERS = Pool("everlong-pages", 2)
 _tenant_pages: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-"""One page at a time for each tenant, so that no tenant can occupy all painters."""
+"""One page at a time for each tenant, so that no tenant can occupy all threads that draw."""
 
 
 @router.get(
@@ -47,7 +47,7 @@ async def picture(
     document = await services.documents.get(document_id)
     if not document.original_bytes:
         raise NotFound(
-            f"document {document_id!r} has no pages: it was not uploaded as a PDF, or by a version that did not keep it",
+            f"document {document_id!r} has no pages: it was not uploaded as a PDF, or it was uploaded to a version that did not keep PDFs",
             param="document_id", code="page_not_found",
         )  # fmt: skip
     if (start_byte is None) != (end_byte is None):

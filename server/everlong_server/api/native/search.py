@@ -16,6 +16,7 @@ from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
+from everlong_server.store.messages import evidence_json
 from everlong_server.store.search.query import PassageFilter
 
 router = APIRouter(prefix="/v1", tags=["documents"], responses=ERROR_RESPONSES, route_class=JsonRoute)
@@ -25,7 +26,7 @@ _Page = Annotated[int | None, Field(ge=1)]
 
 
 class SearchFilters(Wire):
-    """Which passages are considered. A document without pages or headings has none that a filter for these accepts."""
+    """Restricts a search to some passages. A filter for pages or sections excludes documents that have none."""
 
     first_page: _Page = Field(None, description="passages that begin on this page or slide, or a later one")
     last_page: _Page = Field(None, description="passages that begin on this page or slide, or an earlier one")
@@ -85,11 +86,10 @@ async def _search(services: Services, body: SearchDocuments) -> SearchResult:
     documents = await _documents(services, body)
     found = await services.search.search(documents, body.query, body.limit, None if only == PassageFilter() else only)
     names = await services.passages.filenames({passage.document for passage in found})
-    offsets = set(Evidence.model_fields)
     return SearchResult(
         data=[
             FoundPassage(
-                **{name: getattr(passage, name) for name in offsets},
+                **evidence_json(passage),
                 filename=names.get(passage.document),
                 similarity=passage.similarity,
                 words=passage.share,

@@ -32,8 +32,8 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RES
 async def create(
     body: CreateSession, services: CallerServices, key: IdempotencyKey = None, client: ClientName = "api"
 ) -> schemas.Session:
-    """Creates a session over documents, which may still be being read. You can send messages at once, or
-    with the search off once `status` is "ready"."""
+    """Creates a session over documents, even while the server is still reading them. You can send messages at once;
+    with the search off, only when `status` is "ready"."""
 
     async def make(id: str) -> schemas.Session:
         return await _created(services, body, f"ses_{id}", client)

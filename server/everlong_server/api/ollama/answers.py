@@ -6,14 +6,14 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.ollama.ndjson import ndjson_stream
 from everlong_server.api.ollama.requests import begin, plain_name
@@ -24,7 +24,8 @@ from everlong_server.api.ollama.schemas import (
     OllamaGenerate,
     OllamaGenerated,
 )
-from everlong_server.api.openai.messages import require_model
+from everlong_server.api.translation.answer_once import answer_once
+from everlong_server.api.translation.messages import require_model
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted, TextDelta
 from everlong_server.engine.answering.turn import Turn
@@ -67,23 +68,14 @@ async def _answer(
         require_model(services, plain_name(body.model))
         loaded = lines.line("", done=True, done_reason="load")
         return ndjson_stream(_replayed(loaded), services) if body.stream else JSONResponse(loaded)
-    record = await services.idempotency.begin(key)
-    try:
-        await record.check_same_request(request.url.path, body.model_dump_json())
-        whole = record.answer
-        if whole is None:
-            turn = await run_unless_disconnected(request, begin(services, body))
-            if turn is not None and body.stream:
-                return ndjson_stream(lines.live(turn, record), services)
-            if turn is not None:
-                whole = await run_unless_disconnected(request, lines.whole(turn, record))
-        if whole is None:
-            await record.give_up(None)
-            return Response(status_code=CLIENT_CLOSED)
-    except BaseException as error:
-        await record.give_up(error)
-        raise
-    return ndjson_stream(_replayed(whole), services) if body.stream else JSONResponse(whole)
+    return await answer_once(
+        services, request, key, (request.url.path, body.model_dump_json()),
+        begin=lambda record: begin(services, body),
+        whole=lines.whole,
+        live=lines.live,
+        replayed=_replayed,
+        send=partial(ndjson_stream, services=services) if body.stream else None,
+    )  # fmt: skip
 
 
 async def _replayed(whole: Line) -> AsyncGenerator[Line, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -26,14 +26,14 @@ from everlong_server.api.ollama.schemas import (
     OllamaShow,
     OllamaVersion,
 )
-from everlong_server.api.openai.messages import require_model
+from everlong_server.api.translation.embeddings import embed_input, encoded
+from everlong_server.api.translation.messages import require_model
 from everlong_server.api.views import CallerServices, embedding_model_view
-from everlong_server.engine.embeddings import shortened
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 
 OLLAMA_VERSION = "0.13.0"
-"""Clients refuse servers that are too old for them. This is the version whose chat, generate and embed were followed."""
+"""The version of Ollama whose chat, generate and embed this server follows. Clients refuse servers that are too old for them."""
 
 router = APIRouter(prefix="/api", tags=["ollama"], responses=OLLAMA_ERRORS, route_class=JsonRoute)
 
@@ -98,29 +98,14 @@ async def embed(body: OllamaEmbed, request: Request, services: CallerServices) -
     return Response(status_code=CLIENT_CLOSED) if content is None else Response(content, media_type="application/json")
 
 
-async def _embeddings(services: Services, body: OllamaEmbed) -> str:
+async def _embeddings(services: Services, body: OllamaEmbed) -> bytes:
     """Return the response as JSON."""
     started = time.perf_counter_ns()
-    embedder = services.embeddings.require_model(plain_name(body.model))
-    dimensions = body.dimensions or embedder.dimension
-    if dimensions > embedder.dimension:
-        raise InvalidRequest(
-            f"dimensions: {dimensions} is more than the model's {embedder.dimension}", param="dimensions"
-        )
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    embedded = await services.embeddings.embed(
-        embedder, [(f"input.{number}", text) for number, text in enumerate(texts)]
-    )
-
-    def encode() -> str:
-        return OllamaEmbeddings(
-            model=body.model,
-            embeddings=shortened(embedded.means(), dimensions).tolist(),
-            total_duration=time.perf_counter_ns() - started,
-            prompt_eval_count=embedded.tokens,
-        ).model_dump_json()
-
-    return await asyncio.to_thread(encode)  # takes a second for 2,048 texts
+    vectors, tokens = await embed_input(services, plain_name(body.model), body.input, body.dimensions)
+    embeddings = await encoded(vectors, lambda part, _: part.tolist())
+    duration = time.perf_counter_ns() - started
+    head = {"model": body.model, "total_duration": duration, "load_duration": 0, "prompt_eval_count": tokens}
+    return b'%s, "embeddings": %s}' % (json.dumps(head)[:-1].encode(), embeddings)
 
 
 def _models(services: Services) -> list[OllamaModel]:

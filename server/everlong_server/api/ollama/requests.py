@@ -6,9 +6,8 @@ from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.api.ollama.schemas import OllamaChat, OllamaGenerate, OllamaOptions
-from everlong_server.api.openai.messages import ParsedMessages, require_model
-from everlong_server.api.openai.text_formats import require_schema
-from everlong_server.api.turn_parameters import answer_recall, sampling
+from everlong_server.api.translation.messages import ParsedMessages, require_model
+from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.services import Services
 

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from everlong_models.generate.sampling import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, StopString
-from everlong_server.api.openai.chat_schemas import MAX_MESSAGES
-from everlong_server.api.openai.retrieval.embedding_schemas import Texts
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Recall, Wire
+from everlong_server.api.schemas import Nullable, Recall, Wire
+from everlong_server.api.translation.embeddings import Texts
+from everlong_server.api.translation.fields import MAX_MESSAGES
 
 _IGNORED = "ignored: the server's settings decide"
 _ONE = "only the value without effect"
@@ -36,7 +35,7 @@ class OllamaOptions(Nullable, Wire):
     """Sampling parameters. Those that choose how a model is loaded are ignored."""
 
     num_predict: int | None = Field(
-        None, ge=-2, le=1_000_000, description="maximum number of tokens; -1 and -2: no limit; default: 512"
+        None, ge=-2, le=1_000_000, description="maximum number of tokens; -1 and -2: 1,000,000; default: 512"
     )
     seed: int | None = Field(None, ge=0, lt=2**63)
     temperature: _Number | None = Field(None, ge=0, le=2)
@@ -52,7 +51,7 @@ class OllamaOptions(Nullable, Wire):
     typical_p: Literal[1] | None = Field(None, description=_ONE)
     mirostat_tau: _Number | None = Field(None, description="ignored: mirostat is off")
     mirostat_eta: _Number | None = Field(None, description="ignored: mirostat is off")
-    repeat_last_n: int | None = Field(None, description="ignored: penalties count the whole context and answer")
+    repeat_last_n: int | None = Field(None, description="ignored: repeat_penalty counts the whole context and answer")
     penalize_newline: bool | None = Field(None, description="ignored: newlines count like other tokens")
     num_ctx: int | None = Field(None, description="ignored: a context of any length is read into the memory")
     num_keep: int | None = Field(None, description=_IGNORED)

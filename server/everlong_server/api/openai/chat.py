@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.chat_schemas import (
     ChatCompletion,
@@ -24,11 +24,12 @@ from everlong_server.api.openai.chat_schemas import (
 )
 from everlong_server.api.openai.chat_view import completion_view, live_chunks, replayed_chunks
 from everlong_server.api.openai.inline_files import file_of_data
-from everlong_server.api.openai.messages import ParsedMessages, require_model
-from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.text_formats import JsonObjectFormat
 from everlong_server.api.openai.tools.requests import chat_calls, chat_tool_use
 from everlong_server.api.sse import data_stream
-from everlong_server.api.turn_parameters import answer_recall, sampling
+from everlong_server.api.translation.answer_once import answer_once
+from everlong_server.api.translation.messages import ParsedMessages, require_model
+from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
@@ -54,27 +55,17 @@ async def create(
     Messages up to an earlier answer are not prefilled again; `usage.prompt_tokens_details.cached_tokens` counts their tokens.
     A retry with the same Idempotency-Key returns the first answer.
     """
-    keepalive, usage = services.shared.settings.keepalive_seconds, body.stream_options.include_usage
-    record = await services.idempotency.begin(key)
-    try:
-        await record.check_same_request("chat", body.model_dump_json())
-        completion = record.answer
-        if completion is None:
-            turns = await run_unless_disconnected(request, _turns(services, body))
-            if turns is not None and body.stream:
-                head, nullable = _head(services, record), bool(body.tools)
-                chunks = live_chunks(head, _events(turns), len(turns), record, usage=usage, nullable=nullable)
-                return data_stream(chunks, keepalive)
-            if turns is not None:
-                head = _head(services, record)
-                completion = await run_unless_disconnected(request, _completion(head, turns, record))
-        if completion is None:
-            await record.give_up(None)
-            return Response(status_code=CLIENT_CLOSED)
-    except BaseException as error:
-        await record.give_up(error)
-        raise
-    return data_stream(replayed_chunks(completion, usage=usage), keepalive) if body.stream else JSONResponse(completion)
+    usage, nullable = body.stream_options.include_usage, bool(body.tools)
+    return await answer_once(
+        services, request, key, ("chat", body.model_dump_json()),
+        begin=lambda record: _turns(services, body),
+        whole=lambda turns, record: _completion(_head(services, record), turns, record),
+        live=lambda turns, record: live_chunks(
+            _head(services, record), _events(turns), len(turns), record, usage=usage, nullable=nullable
+        ),
+        replayed=lambda completion: replayed_chunks(completion, usage=usage),
+        send=partial(data_stream, keepalive_seconds=services.shared.settings.keepalive_seconds) if body.stream else None,
+    )  # fmt: skip
 
 
 def _head(services: Services, record: IdempotencyRecord) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
-from everlong_server.api.openai.tools.schemas import MAX_TOOLS, CallId, ChatTool, ChatToolCall, ChatToolChoice
-from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
+from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
+from everlong_server.api.openai.tools.schemas import ChatTool, ChatToolCall, ChatToolChoice
+from everlong_server.api.schemas import Citation, Evidence, Nullable, Recall, Wire
+from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, CallId, by_type, content_kind
 
-MAX_MESSAGES = 2048
 MAX_CHOICES = 16
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -49,23 +49,10 @@ class FilePart(Nullable, Wire):
     file: FileReference
 
 
-def content_kind(value: object) -> str | None:
-    """Return the tag of a message's content, for the union of a string and a list of parts."""
-    if isinstance(value, str):
-        return "Text"
-    return "Parts" if isinstance(value, list) else None
-
-
-def _part(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return {"text": "TextPart", "file": "FilePart"}.get(kind) if isinstance(kind, str) else None
-
-
-# Tags start with a capital, so that an error's path can leave them out.
 Part = Annotated[
     Annotated[TextPart, Tag("TextPart")] | Annotated[FilePart, Tag("FilePart")],
     Discriminator(
-        _part,
+        by_type({"text": "TextPart", "file": "FilePart"}),
         custom_error_type="part",
         custom_error_message="type must be 'text' or 'file': images and audio are not supported",
     ),

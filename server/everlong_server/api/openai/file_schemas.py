@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Wire
+from everlong_server.api.schemas import Nullable, Wire
 from everlong_server.engine.documents.multipart_uploads import MAX_PARTS
 
 

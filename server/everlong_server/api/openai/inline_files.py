@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from everlong_server.api.bodies.fetched import open_url, parse_allowed_url
 from everlong_server.api.bodies.request_file import HttpBody, RequestFile
+from everlong_server.api.translation.files import decode_base64, in_field
 from everlong_server.engine.documents.formats.catalogue import HEAD, detect
 from everlong_server.engine.documents.inline import store_once
 from everlong_server.errors import InvalidRequest, ServerError
@@ -42,15 +41,12 @@ async def file_of_data(services: Services, data: str, filename: str | None, name
         media_type, base, _ = head.partition(";base64")
         if not comma or not base:
             raise InvalidRequest(f"{name}: must be base64, or a data URL with base64", param=name)
-    try:
-        content = await asyncio.to_thread(base64.b64decode, encoded, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"{name}: is not base64: {error}", param=name) from None
+    content = await decode_base64(encoded, name)
     digest = await asyncio.to_thread(hashlib.sha256, content)
     body = _DataBody(content, media_type, filename)
     kind = detect(
         content[:HEAD], filename, media_type.partition(";")[0]
-    )  # the source of a page is another file than the page
+    )  # the same bytes can be a web page or, as text, its source: two documents
     return await _stored(services, f"data {digest.hexdigest()} {kind} {filename}", lambda: nullcontext(body), name)
 
 
@@ -63,28 +59,20 @@ async def file_of_url(services: Services, url: str, filename: str | None, name: 
     try:
         address = parse_allowed_url(url, services.shared.settings.fetch_hosts)
     except ServerError as error:
-        raise _in_field(error, name) from None
+        raise in_field(error, name) from None
     return await _stored(services, f"url {url} {filename}", lambda: open_url(address, filename), name)
 
 
 async def _stored(
     services: Services, what: str, open_body: Callable[[], AbstractAsyncContextManager[HttpBody]], name: str
 ) -> str:
-    """Return the id of the file `what`, after storing it unless it is known."""
+    """Return the id of the file that `what` identifies. Stores the file first if it is new."""
 
     async def add(record: IdempotencyRecord) -> None:
         try:
             async with open_body() as body:
                 await services.ingest.add(RequestFile(body, limit=services.ingest.max_bytes), record, None)
         except ServerError as error:
-            raise _in_field(error, name) from None
+            raise in_field(error, name) from None
 
     return await store_once(services.ingest, services.idempotency, what, add)
-
-
-def _in_field(error: ServerError, name: str) -> ServerError:
-    """Return the error as one of the field `name`, unless it is about the server or a quota."""
-    if error.status in (400, 403, 413, 415, 422):
-        error.message = f"{name}: {error.message.removeprefix('url: ')}"
-        error.param = name
-    return error

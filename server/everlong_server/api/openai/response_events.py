@@ -44,9 +44,10 @@ def response_view(response: store.Response) -> dict[str, Any]:
         "instructions": request["instructions"], "max_output_tokens": params["max_tokens"],
         "metadata": request["metadata"], "model": request["model"],
         "output": [] if message is None else [*_search_items(response), *_output(message, response.status)],
-        "parallel_tool_calls": request.get("parallel_tool_calls", False), "previous_response_id": response.previous, "store": request["store"],
-        "temperature": params["temperature"], "text": request["text"],
-        "tool_choice": request.get("tool_choice", "none"), "tools": request.get("tools", []), "top_logprobs": params["top_logprobs"], "top_p": params["top_p"], "truncation": request["truncation"],
+        "parallel_tool_calls": request.get("parallel_tool_calls", False), "previous_response_id": response.previous,
+        "store": request["store"], "temperature": params["temperature"], "text": request["text"],
+        "tool_choice": request.get("tool_choice", "none"), "tools": request.get("tools", []),
+        "top_logprobs": params["top_logprobs"], "top_p": params["top_p"], "truncation": request["truncation"],
         "usage": usage,
     }  # fmt: skip
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from everlong_models import ToolCall
 from everlong_server.api.openai.inline_files import file_of_data, file_of_url
-from everlong_server.api.openai.messages import ParsedMessages, require_length, require_model
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputEntry,
@@ -19,10 +18,11 @@ from everlong_server.api.openai.response_schemas import (
     ResponseJsonSchemaFormat,
 )
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCallInput, FileSearchTool
-from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.text_formats import JsonObjectFormat
 from everlong_server.api.openai.tools.requests import response_tool_use
 from everlong_server.api.openai.tools.schemas import FunctionCall, FunctionCallOutput
-from everlong_server.api.turn_parameters import answer_recall, sampling
+from everlong_server.api.translation.messages import ParsedMessages, require_length, require_model
+from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
@@ -142,4 +142,4 @@ async def _message(services: Services, parsed: ParsedMessages, message: InputMes
 _TYPES = {InputText: "input_text", OutputText: "output_text"}
 _LOGPROBS = "message.output_text.logprobs"
 _SHOWN = {"include", "metadata", "parallel_tool_calls", "store", "text", "tool_choice", "tools", "truncation"}
-"""Fields of a request that its response shows again."""
+"""Fields of a request that its response repeats."""

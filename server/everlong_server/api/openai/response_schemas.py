@@ -7,17 +7,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind, require_one
+from everlong_server.api.openai.chat_schemas import JsonSchema, require_one
+from everlong_server.api.openai.page_schemas import Page
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
-from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
+from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import (
-    MAX_TOOLS,
     FunctionCall,
     FunctionCallOutput,
     ResponseTool,
     ResponseToolChoice,
 )
-from everlong_server.api.schemas import Citation, Evidence, Recall, Wire
+from everlong_server.api.schemas import Citation, Evidence, Nullable, Recall, Wire
+from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, by_type, content_kind
 
 MAX_METADATA = 16
 
@@ -54,18 +55,12 @@ class InputFile(Nullable, Wire):
         return require_one(self, "file_id", "file_data", "file_url")
 
 
-def _input_part(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    kinds = {"input_text": "InputText", "output_text": "OutputText", "input_file": "InputFile"}
-    return kinds.get(kind) if isinstance(kind, str) else None
-
-
 InputPart = Annotated[
     Annotated[InputText, Tag("InputText")]
     | Annotated[OutputText, Tag("OutputText")]
     | Annotated[InputFile, Tag("InputFile")],
     Discriminator(
-        _input_part,
+        by_type({"input_text": "InputText", "output_text": "OutputText", "input_file": "InputFile"}),
         custom_error_type="part",
         custom_error_message="type must be 'input_text', 'output_text' or 'input_file': images and audio are not supported",
     ),
@@ -91,14 +86,11 @@ class InputMessage(Nullable, Wire):
     citations: Any = Field(None, description="ignored")
 
 
-def _input_item(value: object) -> str | None:
-    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
-    kinds = {
-        "message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput",
-        "file_search_call": "FileSearchCall",
-    }  # fmt: skip
-    return kinds.get(kind) if isinstance(kind, str) else None
-
+_ITEMS = {
+    "message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput",
+    "file_search_call": "FileSearchCall",
+}  # fmt: skip
+_input_item = by_type(_ITEMS, default="message")
 
 InputEntry = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
@@ -328,14 +320,8 @@ InputItem = Annotated[
 ]
 
 
-class InputItemList(Wire):
+class InputItemList(Page[InputItem]):
     """A page of a response's input items, by default newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[InputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class ResponseDeleted(Wire):

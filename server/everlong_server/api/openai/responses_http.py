@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -13,8 +14,7 @@ from fastapi.responses import Response as Answer
 from pydantic import TypeAdapter
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.response_events import replayed_events, response_events, response_view
 from everlong_server.api.openai.response_requests import parse_request
@@ -26,6 +26,7 @@ from everlong_server.api.openai.response_schemas import (
     ResponseDeleted,
 )
 from everlong_server.api.sse import event_stream
+from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.errors import Conflict, InvalidRequest, NotFound
@@ -52,30 +53,21 @@ async def create(
     `usage.input_tokens_details.cached_tokens` counts the reused tokens. Instructions of earlier responses stay in the memory.
     A retry with the same Idempotency-Key returns the first response.
     """
-    record = await services.idempotency.begin(key)
-    try:
-        await record.check_same_request("response", body.model_dump_json())
-        view = record.answer or await _stored_view(services, record)
-        if view is None and body.background:
-            view = await _queued(services, body, record)
-        if view is not None:
-            await record.finish(view)
-        else:
-            answering = await run_unless_disconnected(request, _begin(services, body, record))
-            if answering is not None and body.stream:
-                events = _recorded(record, response_events(answering))
-                return event_stream(events, services.shared.settings.keepalive_seconds)
-            if answering is not None:
-                view = await run_unless_disconnected(request, _answered(record, answering))
-        if view is None:
-            await record.give_up(None)
-            return Answer(status_code=CLIENT_CLOSED)
-    except BaseException as error:
-        await record.give_up(error)
-        raise
-    if body.stream:
-        return event_stream(replayed_events(view), services.shared.settings.keepalive_seconds)
-    return JSONResponse(view)
+    return await answer_once(
+        services, request, key, ("response", body.model_dump_json()),
+        begin=lambda record: _begin(services, body, record),
+        whole=lambda answering, record: _answered(record, answering),
+        live=lambda answering, record: _recorded(record, response_events(answering)),
+        replayed=replayed_events,
+        send=partial(event_stream, keepalive_seconds=services.shared.settings.keepalive_seconds) if body.stream else None,
+        made=lambda record: _made(services, body, record),
+    )  # fmt: skip
+
+
+async def _made(services: Services, body: CreateResponse, record: IdempotencyRecord) -> dict[str, Any] | None:
+    """Return a response that an earlier try stored before its server died, or that is queued; None if it must be answered now."""
+    view = await _stored_view(services, record)
+    return await _queued(services, body, record) if view is None and body.background else view
 
 
 async def _stored_view(services: Services, record: IdempotencyRecord) -> dict[str, Any] | None:
@@ -170,8 +162,7 @@ async def input_items(
         raise NotFound(f"after: no item {after!r} in this response", param="after")
     start = ids.index(after) + 1 if after is not None else 0
     data = items[start : start + limit]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return InputItemList(data=data, first_id=first, last_id=last, has_more=start + limit < len(items))
+    return InputItemList.of(data, more=start + limit < len(items))
 
 
 async def _answered(record: IdempotencyRecord, answering: ResponseTurn) -> dict[str, Any]:

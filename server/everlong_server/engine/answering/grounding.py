@@ -61,7 +61,7 @@ _MAX_CHARS = 1000
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question."""
 _SAVED = 8
-"""Tokens that a passage can save, at most, because it is joined to the one beside it."""
+"""Tokens that a passage can save, at most, because it is joined to an adjacent one."""
 _NEAR = 400
 """Characters between sentences of one paragraph of the evidence, at most."""
 _PREVIOUS_WEIGHT = 0.5
@@ -141,7 +141,7 @@ def search_query(question: str, previous: str | None) -> Query | None:
 
 
 def passage_query(text: str) -> Query:
-    """Return the query for a text that someone searches for: unlike a message, it need not be about anything."""
+    """Return the query of a search without an answer. Unlike a message, its text is searched for even if it has everyday words only."""
     found = search_query(text, None)
     return found or Query(text[-_MAX_CHARS:], dict.fromkeys(_first_and_last(words(text), _MAX_WORDS), 1.0))
 
@@ -303,9 +303,9 @@ def _shortened(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passag
     """Return the beginning of a passage that is too long, with as many words as fit; no passage if none fits."""
     passage = _stripped(passage)
     ends = [match.start() for match in re.finditer(r"\s+", passage.text)]
-    while ends and not fits(_prefix(passage, ends[-1])):
+    while ends and not fits(passage.part(0, ends[-1])):
         ends.pop()
-    return [_prefix(passage, ends[-1])] if ends else []
+    return [passage.part(0, ends[-1])] if ends else []
 
 
 def _part_from(passage: Passage, text: str, start: int) -> Passage | None:
@@ -316,23 +316,11 @@ def _part_from(passage: Passage, text: str, start: int) -> Passage | None:
         if space is None or space.end() == len(passage.text):
             return None
         cut = space.end()
-    lead = len(passage.text[:cut].encode())
-    return replace(
-        passage, text=passage.text[cut:], start=passage.start + cut, start_byte=passage.start_byte + lead
-    )  # fmt: skip
-
-
-def _prefix(passage: Passage, length: int) -> Passage:
-    text = passage.text[:length]
-    return replace(passage, text=text, end=passage.start + length, end_byte=passage.start_byte + len(text.encode()))
+    return passage.part(cut)
 
 
 def _stripped(passage: Passage) -> Passage:
     """Return the passage without surrounding white space."""
     text = passage.text.strip()
-    lead = passage.text[: passage.text.index(text)]
-    start, start_byte = passage.start + len(lead), passage.start_byte + len(lead.encode())
-    return replace(
-        passage, text=text, start=start, end=start + len(text), start_byte=start_byte,
-        end_byte=start_byte + len(text.encode()),
-    )  # fmt: skip
+    start = passage.text.index(text)
+    return passage.part(start, start + len(text))

@@ -37,7 +37,7 @@ INSTRUCT = Template(
 Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answered (12 questions, too few to compare templates)."""
 
 WITH_TOOLS = Template("Passages of the text:\n\n", "\n\n", "\n\n", nothing="", gap=" … ", tokens=500)
-"""The template beside tools and for their results: it does not tell the model to answer at once, nor to decline."""
+"""The template for requests with tools or results of tools: it tells the model neither to answer at once nor to decline."""
 
 
 def template_of(model: Model) -> Template:
@@ -228,7 +228,7 @@ class PromptBuilder:
         needed = len(model.tokenizer.encode(definitions))
         if needed > room:
             raise TooLarge(
-                f"tools: their definitions have {needed} tokens; beside the message, the model's context has room for {max(0, room)}: "
+                f"tools: their definitions have {needed} tokens; next to the message, the model's context has room for {max(0, room)}: "
                 "send fewer tools, or shorter descriptions", param="tools",
             )  # fmt: skip
         return with_tools

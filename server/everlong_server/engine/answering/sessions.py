@@ -88,7 +88,8 @@ class SessionTurns:
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `id`: the answer's id. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so other clients can see and cancel it.
+        `id`: the answer's id. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so
+        other clients can see and cancel it.
         """
         return await self._turns.begin(
             lambda turn: self._context(
@@ -152,7 +153,7 @@ class SessionTurns:
             evidence = None if turn.evidence is None else [evidence_json(passage) for passage in turn.evidence]
             with contextlib.suppress(RedisError):  # Redis is unavailable, so nobody can have cancelled it
                 stored = RunningTurn(turn.id, question, started, evidence, turn.text)
-                if await running.write(session_id, stored) != "running":
+                if not await running.write(session_id, stored):
                     turn.cancel()
 
         async def keep_publishing() -> None:

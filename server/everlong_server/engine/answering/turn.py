@@ -160,7 +160,7 @@ class TurnRunner:
         recall: Recall,
         tools: ToolUse | None = None,
     ) -> int:
-        """Return the number of tokens that a turn's prompt would have, with all that its session has read. Answers nothing."""
+        """Return the number of tokens of a turn's prompt, including all that its session has read. Generates nothing."""
         self._check(content, SamplingParams())
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())

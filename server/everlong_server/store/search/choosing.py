@@ -17,7 +17,7 @@ from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Floats, Indexed, Ints, Ranking
 
 WHOLE = ("What is the text about?", "Summarise the text.", "Who are the characters?")
-"""What a question about a whole text means. The nearest of these competes with the passages for the query."""
+"""Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it."""
 
 # Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3
@@ -47,12 +47,12 @@ class Chosen:
     best: Sequence[int] = ()
     cover: Sequence[int] = ()
 
-    def in_turns(self, limit: int) -> list[int]:
-        """Return at most `limit` passages, the best and the covering ones in turns.
+    def in_turns(self, limit: int, best: int | None = None) -> list[int]:
+        """Return at most `limit` passages, the best and the covering ones in turns. `best`: the maximum number of the best; None: all.
 
         The best comes first, since a question about some place can be taken for one about the whole text: it then loses few passages.
         """
-        turns = (number for turn in zip_longest(self.best, self.cover) for number in turn if number is not None)
+        turns = (number for turn in zip_longest(self.best[:best], self.cover) for number in turn if number is not None)
         return list(dict.fromkeys(turns))[:limit]
 
 

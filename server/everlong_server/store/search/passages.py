@@ -34,7 +34,7 @@ from everlong_server.store.texts.sidecar import DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)
 SEARCHERS = Pool("everlong-search", 4)
-"""Threads of searches without an answer. One whose client has gone runs on until it ends; answers do not wait for it."""
+"""Threads of searches without an answer. Such a search continues after its client has disconnected; answers do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Passage:
     """A piece of a document. `start`, `end`: offsets in characters of the text; `start_byte`, `end_byte`: in bytes of its UTF-8.
 
     `start_token`, `end_token`: offsets in the model's tokens of the text, covering every token that has a character of the
-    passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its place in the order of a search. `share`: the share of the query's
+    passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its rank in a search. `share`: the share of the query's
     words that it has, weighted by their rarity, 0 to 1. `similarity`: cosine with the query; None if it has no vector or was not compared.
     `page`, `section`: where it begins, if the document has these.
     """
@@ -60,6 +60,15 @@ class Passage:
     section: str | None = None
     start_token: int | None = None
     end_token: int | None = None
+
+    def part(self, start: int, end: int | None = None) -> Passage:
+        """Return the part from one character of its text up to another one, by default up to its end. Without offsets in tokens."""
+        before, text = self.text[:start], self.text[start:end]
+        first, first_byte = self.start + len(before), self.start_byte + len(before.encode())
+        return replace(
+            self, text=text, start=first, end=first + len(text), start_byte=first_byte,
+            end_byte=first_byte + len(text.encode()), start_token=None, end_token=None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +223,7 @@ class Passages:
         with contextlib.ExitStack() as stack:
             searched, parts = self._parts(documents, stack, damaged)
             ranking = rank(parts, query.words, vector)
-            whole = 0.0 if similarity is None else float(similarity(WHOLE).max())
+            whole = 0.0 if vector is None or self._vectors is None else self._vectors.nearest(vector, WHOLE)
             chosen = choose(query, parts, ranking, limit, whole)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
@@ -223,13 +232,11 @@ class Passages:
                 return [replace(passage, score=round(1 / place, 3)) for place, passage in existing]
 
             if chosen.cover:
-                found = read(chosen.in_turns(limit))
+                found = read(chosen.in_turns(limit, best=1 if by_sentences else None))
                 if by_sentences:
-                    best = chosen.best[:1]
-                    found = read([*best, *(n for n in chosen.cover if n not in best)][:limit])
                     # Sentences of more passages tell more of a text than whole passages. Its first passages name its subject.
                     found = [
-                        p if n < len(best) or p.start < sentences.TITLE else sentences.first(p)
+                        p if n < len(chosen.best[:1]) or p.start < sentences.TITLE else sentences.first(p)
                         for n, p in enumerate(found)
                     ]
                 return Found(found, self._overview(searched))

@@ -61,13 +61,9 @@ def cut(text: str) -> Iterator[tuple[int, int]]:
 
 
 def first(passage: Passage) -> Passage:
-    """Return the passage without the sentences that end behind its first 200 characters; its first sentence whole."""
+    """Return the passage cut after the last sentence that ends within its first 200 characters, but never within its first sentence."""
     ends = [end for _, end in cut(passage.text)]
-    end = max([ends[0], *(end for end in ends if end <= _FIRST)]) if ends else 0
-    text = passage.text[:end]
-    return replace(
-        passage, text=text, end=passage.start + end, end_byte=passage.start_byte + len(text.encode())
-    )  # fmt: skip
+    return passage.part(0, max([*ends[:1], *(end for end in ends if end <= _FIRST)], default=0))
 
 
 def ordered(
@@ -95,26 +91,14 @@ def ordered(
     order = np.argsort(-_with_neighbours(near, sentences), kind="stable")
     found = [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
     first = [] if beginning is None else [s for s in _sentences(beginning) if s.end <= beginning.start + _BEGINNING]
-    known = {(sentence.document, sentence.start) for sentence in found[:_EARLY]}
-    added = [sentence for sentence in first if (sentence.document, sentence.start) not in known]
-    places = {(sentence.document, sentence.start) for sentence in added}
-    return [*found[:_EARLY], *added, *(s for s in found[_EARLY:] if (s.document, s.start) not in places)]
+    taken: dict[tuple[str, int], Passage] = {}
+    for sentence in [*found[:_EARLY], *first, *found[_EARLY:]]:
+        taken.setdefault((sentence.document, sentence.start), sentence)
+    return [*taken.values()]
 
 
-def _sentences(passage: Passage) -> Iterator[Passage]:
-    start_byte = passage.start_byte
-    for start, end in cut(passage.text):
-        text = passage.text[start:end]
-        end_byte = start_byte + len(text.encode())
-        yield replace(
-            passage,
-            text=text,
-            start=passage.start + start,
-            end=passage.start + end,
-            start_byte=start_byte,
-            end_byte=end_byte,
-        )
-        start_byte = end_byte
+def _sentences(passage: Passage) -> list[Passage]:
+    return [passage.part(start, end) for start, end in cut(passage.text)]
 
 
 def _shares(sentences: Sequence[Passage], words: Mapping[str, float], parts: Mapping[str, Indexed]) -> Floats:

@@ -107,6 +107,10 @@ class Vectors:
         cosines: NDArray[np.float32] = self._embedder.embed(texts) @ vector
         return cosines
 
+    def nearest(self, vector: NDArray[np.float32], texts: tuple[str, ...]) -> float:
+        """Return the largest cosine of `vector` with one of `texts`, which are the same in every search. Blocks."""
+        return float((self._embedder.embed_fixed(texts) @ vector).max())
+
     @contextlib.contextmanager
     def of(self, document_id: str, passages: int) -> Iterator[NDArray[np.float16] | None]:
         """Yield the document's vectors, [passages, dimension]; None if it has none. Blocks.

@@ -1,4 +1,4 @@
-"""The original of a document that was converted from a PDF, for pictures of its pages. Kept beside its text."""
+"""The original of a document that was converted from a PDF, for pictures of its pages. Stored next to its text."""
 
 from __future__ import annotations
 

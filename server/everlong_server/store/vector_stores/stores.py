@@ -18,9 +18,9 @@ from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
 
 MAX_FILES = 256
-"""Documents of one set, at most: as many as one search takes."""
+"""Maximum number of documents in one set: as many as one search takes."""
 _BATCH_MS = 24 * 3600 * 1000
-_GONE, _NO_DOCUMENT, _FULL, _CHANGED = 0, -1, -2, -3
+_GONE, _ADDED, _NO_DOCUMENT, _FULL, _CHANGED = 0, 2, -1, -2, -3
 
 # Defines `detach(stores, store, document)`, which removes a document from a set, except for the document's own list of sets.
 # `stores`: prefix of the keys of sets. Returns the bytes that the reference counted; nothing if there was none.
@@ -63,7 +63,7 @@ return 1
 
 # KEYS: set, its files, reference, stored, document, sets of the document
 # ARGV: set, document, time, bytes to count, limit of bytes or '', limit of files, bytes of the document, fields and values
-# Returns 1 (also if the document is in it), 0 (no such set), -1 (no such document), -2 (too many files), -1001 (too many bytes)
+# Returns 2, or 1 (the document is in it already), 0 (no such set), -1 (no such document), -2 (too many files), -1001 (too many bytes)
 _ATTACH = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 if redis.call('EXISTS', KEYS[5]) == 0 then return -1 end
@@ -76,7 +76,7 @@ redis.call('SADD', KEYS[6], ARGV[1])
 redis.call('HINCRBY', KEYS[1], 'bytes', ARGV[7])
 redis.call('HSET', KEYS[1], 'active_at', ARGV[3])
 redis.call('INCRBY', KEYS[4], ARGV[4])
-return 1
+return 2
 """
 
 # KEYS: sets of the document, stored, the set's files, mark of the removed document. ARGV: set, document, prefix of sets
@@ -213,7 +213,7 @@ class VectorStores:
             raise InvalidRequest(
                 f"file_id: the vector store has {MAX_FILES} files, which is the limit", param="file_id"
             )
-        return await self.set_attributes(file)
+        return file if done == _ADDED else await self.set_attributes(file)
 
     async def set_attributes(self, file: StoredFile) -> StoredFile:
         """Set the attributes of a file. Raises `NotFound` and `RateLimited`."""
@@ -256,7 +256,7 @@ class VectorStores:
     # Batches
 
     async def keep_batch(self, batch: FileBatch) -> None:
-        """Keep a batch for a day. Does nothing for a retry but keep it longer."""
+        """Store a batch for a day. A retry only starts the day again."""
         name = keys.vector_store_batch(batch.store, batch.id)
         fields = {"created_at": batch.created_at, "documents": json.dumps(batch.documents)}
         await self._scripts.run(STORE, [name], [_BATCH_MS, "", "", *flat(fields)])

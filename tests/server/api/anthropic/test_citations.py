@@ -62,7 +62,7 @@ def test_a_pdf(client: Anthropic) -> None:
 
 
 def test_an_uploaded_file(client: Anthropic, server: Server) -> None:
-    handbook = server.wait_read(server.upload(TEXT, filename="handbook.txt")["id"])["id"]
+    handbook = server.read(TEXT, filename="handbook.txt")["id"]
     found = cited(client, block({"type": "file", "file_id": handbook}))
     assert (found.type, found.file_id, found.document_title) == ("char_location", handbook, "handbook.txt")
     server.http.delete(f"/v1/documents/{handbook}")

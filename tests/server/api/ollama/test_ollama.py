@@ -16,6 +16,7 @@ import pytest
 
 from tests.pages import Block, run_by
 from tests.process import Server
+from tests.server.api.openai.talk import answer, user
 from tests.server.tenants import MODEL, new_key
 from tests.tinymodel import STORY, make_model
 
@@ -33,22 +34,8 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def server(own_server: Server) -> Iterator[Server]:
-    yield own_server
-    own_server.check_keys()
-
-
-@pytest.fixture
 def client(server: Server) -> ollama.Client:
     return ollama.Client(server.url)
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def answer(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
 
 
 def test_a_chat(client: ollama.Client, server: Server) -> None:

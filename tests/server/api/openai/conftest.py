@@ -22,12 +22,6 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def server(own_server: Server) -> Iterator[Server]:
-    yield own_server
-    own_server.check_keys()
-
-
-@pytest.fixture
 def client(server: Server) -> Iterator[OpenAI]:
     with sdk(server) as client:
         yield client

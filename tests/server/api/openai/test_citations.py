@@ -21,7 +21,7 @@ CITATION = {"start": 0, "end": len(SENTENCE) + 2, "evidence": 0, "document_start
 
 @pytest.fixture(scope="module")
 def handbook(own_server: Server) -> str:
-    return str(own_server.wait_read(own_server.upload(TEXT, filename="handbook.md")["id"])["id"])
+    return str(own_server.read(TEXT, filename="handbook.md")["id"])
 
 
 @pytest.fixture

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from everlong_models import SamplingParams
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.completions.schemas import MAX_CHOICES, Completion, CreateCompletion
 from everlong_server.api.openai.completions.view import Text, completion_view, replayed_chunks
-from everlong_server.api.openai.messages import require_model
 from everlong_server.api.sse import data_stream
+from everlong_server.api.translation.answer_once import answer_once
+from everlong_server.api.translation.messages import require_model
 from everlong_server.api.turn_parameters import MAX_LOGPROBS, require_json
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.completions import CompletionEvent
@@ -30,9 +31,9 @@ from everlong_server.store.records import now
 router = APIRouter(prefix="/v1/completions", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 MAX_ECHOED = 1_000_000
-"""Tokens of prompts that a response repeats, for all its texts together."""
+"""Maximum number of prompt tokens that a response repeats, for all its texts together."""
 _AT_ONCE = 4
-"""Texts of one request that are generated at once."""
+"""Maximum number of texts of one request that are generated at once."""
 
 
 @router.post("", response_model=Completion, responses={200: {"content": {"text/event-stream": {}}}})
@@ -41,27 +42,26 @@ async def create(
 ) -> Response:
     """Continues texts, as JSON or, with `stream`, as server-sent events.
 
-    The model reads exactly the tokens of `prompt`. With `echo`, `logprobs` and `max_tokens` 0, it only tells how likely they are.
-    A retry with the same Idempotency-Key returns the first result.
+    The model reads exactly the tokens of `prompt`. With `echo`, `logprobs` and `max_tokens` 0, it returns only the
+    log-probabilities of these. A retry with the same Idempotency-Key returns the first result.
     """
-    keepalive, usage = services.shared.settings.keepalive_seconds, body.stream_options.include_usage
-    record = await services.idempotency.begin(key)
-    try:
-        await record.check_same_request("completion", body.model_dump_json())
-        completion = record.answer
-        if completion is None:
-            work = await _Work.of(services, body, record)
-            if body.stream:
-                await work.begin()
-                return data_stream(work.chunks(usage=usage), keepalive)
-            completion = await run_unless_disconnected(request, work.completion())
-        if completion is None:
-            await record.give_up(None)
-            return Response(status_code=CLIENT_CLOSED)
-    except BaseException as error:
-        await record.give_up(error)
-        raise
-    return data_stream(replayed_chunks(completion, usage=usage), keepalive) if body.stream else JSONResponse(completion)
+    usage = body.stream_options.include_usage
+    return await answer_once(
+        services, request, key, ("completion", body.model_dump_json()),
+        begin=lambda record: _begin(services, body, record),
+        whole=lambda work, record: work.completion(),
+        live=lambda work, record: work.chunks(usage=usage),
+        replayed=lambda completion: replayed_chunks(completion, usage=usage),
+        send=partial(data_stream, keepalive_seconds=services.shared.settings.keepalive_seconds) if body.stream else None,
+    )  # fmt: skip
+
+
+async def _begin(services: Services, body: CreateCompletion, record: IdempotencyRecord) -> _Work:
+    """Check the request, and start the first text if they are streamed. Raises `ServerError`."""
+    work = await _Work.of(services, body, record)
+    if body.stream:
+        await work.begin()
+    return work
 
 
 class _Work:
@@ -154,7 +154,7 @@ class _Work:
         return await self._finish()
 
     async def begin(self) -> None:
-        """Start the first text. Raises every refusal of it."""
+        """Start the first text. Raises `ServerError` if it is refused."""
         self._first = await anext(self._events[0])
 
     async def chunks(self, *, usage: bool) -> AsyncGenerator[dict[str, Any], None]:

@@ -8,11 +8,10 @@ from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.chat_schemas import CachedTokens, StreamOptions
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Wire
+from everlong_server.api.schemas import Nullable, Wire
 
 MAX_CHOICES = 128
-"""Prompts times `n`."""
+"""Maximum number of prompts × `n`."""
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 Tokens = list[TokenId]
 

@@ -16,7 +16,7 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 @dataclass(slots=True)
 class Text:
-    """One text of a completion, as it is generated. `echo`: the prompt's text, which precedes it; None: it does not."""
+    """One text of a completion, as it is generated. `echo`: the prompt's text, which precedes it; None: without the prompt."""
 
     index: int
     prompt: list[int]
@@ -72,7 +72,7 @@ class Text:
         return lists
 
     def _likeliest(self, entry: dict[str, Any]) -> dict[str, float]:
-        """Return the likeliest tokens and the token itself, as OpenAI does. Of two with one name, the likelier counts."""
+        """Return the likeliest tokens and the token itself, as OpenAI does. If two have the same text, the likelier one counts."""
         named: dict[str, float] = {}
         for other in [*entry["top_logprobs"], entry]:
             named.setdefault(_name(other), other["logprob"])

@@ -4,42 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Wire
+from everlong_server.api.schemas import Nullable, Wire
+from everlong_server.api.translation.embeddings import MAX_TEXTS, InputText, Texts
 from everlong_server.engine.embeddings import MAX_TEXT_TOKENS
-
-MAX_TEXTS = 2048
-
-
-def _is_token(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _refuse_tokens(value: object) -> object:
-    """Raise for a list of tokens, or of such lists."""
-    first = value[0] if isinstance(value, list) and value else None
-    if _is_token(first) or (isinstance(first, list) and (not first or _is_token(first[0]))):
-        raise PydanticCustomError(
-            "tokens",
-            "lists of token ids are not supported, since each model has its own: send text (with LangChain: "
-            "`check_embedding_ctx_length=False`)",
-        )
-    return value
-
-
-_Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[
-    Annotated[_Text, Tag("Text")] | Annotated[list[_Text], Field(min_length=1, max_length=MAX_TEXTS), Tag("Texts")],
-    Discriminator(
-        lambda value: {str: "Text", list: "Texts"}.get(type(value)),
-        custom_error_type="texts",
-        custom_error_message="input must be a string or a list of strings",
-    ),
-    BeforeValidator(_refuse_tokens),
-]
 
 
 class CreateEmbeddings(Nullable, Wire):
@@ -90,7 +59,7 @@ class RerankText(Wire):
 
 
 RerankDocument = Annotated[
-    Annotated[_Text, Tag("Text")] | Annotated[RerankText, Tag("RerankText")],
+    Annotated[InputText, Tag("Text")] | Annotated[RerankText, Tag("RerankText")],
     Discriminator(
         lambda value: (
             "Text" if isinstance(value, str) else "RerankText" if isinstance(value, dict | RerankText) else None
@@ -102,7 +71,7 @@ RerankDocument = Annotated[
 
 
 class CreateRerank(Nullable, Wire):
-    """Texts to order by how near they are to a query. Takes the fields of Cohere's and Jina's APIs."""
+    """Texts to rank by their similarity to a query. Takes the fields of Cohere's and Jina's APIs."""
 
     model: str = Field(max_length=256, description="the embedding model of `GET /v1/models`")
     query: str = Field(min_length=1)
@@ -114,7 +83,7 @@ class CreateRerank(Nullable, Wire):
 
 
 class RerankResult(Wire):
-    """A document's place in the order."""
+    """A ranked document."""
 
     index: int = Field(description="place of the document in the request, from 0")
     relevance_score: float = Field(

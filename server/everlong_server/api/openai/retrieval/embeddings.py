@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic_core import to_json
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.disconnect import run_unless_disconnected
@@ -22,18 +22,13 @@ from everlong_server.api.openai.retrieval.embedding_schemas import (
     RerankText,
     RerankUsage,
 )
+from everlong_server.api.translation.embeddings import embed_input, encoded
 from everlong_server.api.views import CallerServices
-from everlong_server.engine.embeddings import Floats, shortened
-from everlong_server.errors import InvalidRequest
-from everlong_server.pools import Pool
+from everlong_server.engine.embeddings import Floats
 from everlong_server.services import Services
 from everlong_server.store.records import new_id
 
 router = APIRouter(prefix="/v1", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
-
-_ENCODED_AT_ONCE = 64
-_POOL = Pool("everlong-encode", 1)
-"""Encodes vectors as JSON, which takes a second for 2,048 of them, and blocks the event loop at most 64 vectors long."""
 
 
 @router.post("/embeddings", response_model=EmbeddingList)
@@ -46,39 +41,24 @@ async def embeddings(body: CreateEmbeddings, request: Request, services: CallerS
 
 
 async def _embeddings(services: Services, body: CreateEmbeddings) -> bytes:
-    embedder = services.embeddings.require_model(body.model)
-    dimensions = body.dimensions or embedder.dimension
-    if dimensions > embedder.dimension:
-        raise InvalidRequest(
-            f"dimensions: {dimensions} is more than the model's {embedder.dimension}", param="dimensions"
-        )
-    named = (
-        [("input", body.input)]
-        if isinstance(body.input, str)
-        else [(f"input.{number}", text) for number, text in enumerate(body.input)]
+    def items(vectors: Floats, start: int) -> list[dict[str, Any]]:
+        return [
+            {"object": "embedding", "index": start + number, "embedding": _embedding(vector, body.encoding_format)}
+            for number, vector in enumerate(vectors)
+        ]
+
+    vectors, tokens = await embed_input(services, body.model, body.input, body.dimensions)
+    head = json.dumps(
+        {"object": "list", "model": body.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     )
-    embedded = await services.embeddings.embed(embedder, named)
-    vectors = shortened(embedded.means(), dimensions)
-    encoded = [
-        await _POOL.run(_encode, vectors[start : start + _ENCODED_AT_ONCE], start, body.encoding_format)
-        for start in range(0, len(vectors), _ENCODED_AT_ONCE)
-    ]
-    usage = {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens}
-    head = json.dumps({"object": "list", "model": embedder.name, "usage": usage})
-    return b'%s, "data": [%s]}' % (head[:-1].encode(), b",".join(encoded))
+    return b'%s, "data": %s}' % (head[:-1].encode(), await encoded(vectors, items))
 
 
-def _encode(vectors: Floats, start: int, encoding: str) -> bytes:
-    """Return the items of `vectors` as JSON, without brackets. `start`: the index of the first."""
-    items = [
-        {
-            "object": "embedding", "index": start + number,
-            "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
-            if encoding == "base64" else vector.tolist(),
-        }
-        for number, vector in enumerate(vectors)
-    ]  # fmt: skip
-    return to_json(items)[1:-1]
+def _embedding(vector: Floats, encoding: str) -> str | list[float]:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers
 
 
 @router.post("/rerank", response_model=Reranking)
@@ -95,7 +75,7 @@ async def _rerank(services: Services, body: CreateRerank) -> Reranking:
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     named = [("query", body.query), *((f"documents.{number}", text) for number, text in enumerate(texts))]
     embedded = await services.embeddings.embed(embedder, named)
-    query = embedded.means()[0]
+    query = embedded.vector(0)
     scores = np.array([float((rows @ query).max()) for rows in embedded.rows[1:]])
     order = np.argsort(-scores, kind="stable")[: body.top_n]
     results = [

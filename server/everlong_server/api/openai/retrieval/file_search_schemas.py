@@ -8,8 +8,7 @@ from pydantic import Field
 
 from everlong_server.api.openai.retrieval.filter_schemas import Filter, Value
 from everlong_server.api.openai.retrieval.vector_store_schemas import MAX_RESULTS
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Wire
+from everlong_server.api.schemas import Nullable, Wire
 
 MAX_STORES = 16
 
@@ -39,7 +38,7 @@ class FileSearchTool(Nullable, Wire):
 
 
 class HostedTool(Wire):
-    """The tool that `tool_choice` names. It is searched anyway."""
+    """`file_search` as `tool_choice`. It has no effect: the server searches for every question."""
 
     type: Literal["file_search"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from everlong_server.api.schemas import Wire
+from everlong_server.api.translation.fields import by_type
 
 Key = Annotated[str, Field(min_length=1, max_length=64)]
 Text = Annotated[str, Field(max_length=512)]
@@ -38,10 +39,13 @@ Values = Annotated[
 ]
 
 
+Operator = Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+
+
 class Comparison(Wire):
     """Compares an attribute of a file. A file without the attribute, or with a value of another type, passes only `ne` and `nin`."""
 
-    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+    type: Operator
     key: Key
     value: Values = Field(description="a list for `in` and `nin`")
 
@@ -53,15 +57,9 @@ class Compound(Wire):
     filters: list[AttributeFilter] = Field(min_length=1, max_length=64)
 
 
-def _kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind in ("and", "or"):
-        return "Compound"
-    return "Comparison" if kind in ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin") else None
-
-
+_KINDS = dict.fromkeys(get_args(Operator), "Comparison") | dict.fromkeys(("and", "or"), "Compound")
 MAX_VALUES = 1000
-"""Values that a filter may compare with in total. Each is compared with each file of a search."""
+"""Maximum number of values in a whole filter. Each is compared with each file of a search."""
 
 
 def _values(filter: Comparison | Compound) -> int:
@@ -79,7 +77,7 @@ def _limit_values(filter: Comparison | Compound) -> Comparison | Compound:
 AttributeFilter = Annotated[
     Annotated[Comparison, Tag("Comparison")] | Annotated[Compound, Tag("Compound")],
     Discriminator(
-        _kind,
+        by_type(_KINDS),
         custom_error_type="filter",
         custom_error_message="type must be 'and' or 'or', or 'eq', 'ne', 'gt', 'gte', 'lt', 'lte', 'in' or 'nin'",
     ),

@@ -10,9 +10,10 @@ from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
-from everlong_server.api.openai.retrieval.vector_store_view import first_and_last, view_store_file
-from everlong_server.api.openai.retrieval.vector_stores import Newest, NoBefore, attach_all, require_file
+from everlong_server.api.openai.retrieval.vector_store_view import view_store_file
+from everlong_server.api.openai.retrieval.vector_stores import Newest, NoBefore, attach_all
 from everlong_server.api.schemas import AfterId, PageLimit
+from everlong_server.api.translation.files import require_file
 from everlong_server.api.views import CallerServices
 from everlong_server.store.vector_stores.records import StoredFile
 
@@ -57,11 +58,7 @@ async def index(
     files, more = await services.vector_stores.files(vector_store_id, limit, after)
     if filter not in (None, "completed"):
         files, more = [], False
-    return schemas.VectorStoreFileList(
-        data=[view_store_file(file) for file in files],
-        has_more=more,
-        **first_and_last([file.document for file in files]),
-    )
+    return schemas.VectorStoreFileList.of([view_store_file(file) for file in files], more=more)
 
 
 @router.get("/{file_id}")

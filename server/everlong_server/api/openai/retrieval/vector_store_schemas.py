@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from everlong_server.api.openai.page_schemas import Page
 from everlong_server.api.openai.retrieval.filter_schemas import Filter, Key, Text, Value
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Evidence, Wire
+from everlong_server.api.schemas import Evidence, Nullable, Wire
 from everlong_server.store.vector_stores.stores import MAX_FILES
 
 MAX_RESULTS = 50
@@ -81,14 +81,8 @@ class VectorStore(Wire):
     expires_at: None = None
 
 
-class VectorStoreList(Wire):
+class VectorStoreList(Page[VectorStore]):
     """A page of vector stores, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[VectorStore]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class VectorStoreDeleted(Wire):
@@ -134,7 +128,7 @@ class UpdateFile(Nullable, Wire):
 
 
 class OtherChunking(Wire):
-    """The server's own passages."""
+    """The server's own way to cut files: passages of about 70 words."""
 
     type: Literal["other"] = "other"
 
@@ -153,14 +147,8 @@ class VectorStoreFile(Wire):
     chunking_strategy: OtherChunking = OtherChunking()
 
 
-class VectorStoreFileList(Wire):
+class VectorStoreFileList(Page[VectorStoreFile]):
     """A page of files, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[VectorStoreFile]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class VectorStoreFileDeleted(Wire):

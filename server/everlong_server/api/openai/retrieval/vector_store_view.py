@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.schemas import Evidence
 from everlong_server.engine.answering.search.store_search import Hit
+from everlong_server.store.messages import evidence_json
 from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
 
 
@@ -55,10 +56,5 @@ def view_hit(hit: Hit, names: Mapping[str, str | None]) -> schemas.SearchResultI
         score=passage.score,
         attributes=dict(hit.file.attributes),
         content=[schemas.ResultText(text=passage.text)],
-        evidence=Evidence(**{name: getattr(passage, name) for name in Evidence.model_fields}),
+        evidence=Evidence(**evidence_json(passage)),
     )
-
-
-def first_and_last(ids: Sequence[str]) -> dict[str, str | None]:
-    """Return the first and the last id of a page, as fields of a list."""
-    return {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}

@@ -15,10 +15,11 @@ from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
-from everlong_server.api.openai.retrieval.vector_store_view import first_and_last, view_hit, view_store
+from everlong_server.api.openai.retrieval.vector_store_view import view_hit, view_store
 from everlong_server.api.schemas import AfterId, PageLimit
+from everlong_server.api.translation.files import require_file
 from everlong_server.api.views import CallerServices
-from everlong_server.errors import NotFound, TooLarge
+from everlong_server.errors import TooLarge
 from everlong_server.services import Services
 from everlong_server.store.records import Document, now
 from everlong_server.store.vector_stores.records import StoredFile, VectorStore
@@ -66,9 +67,7 @@ async def index(
 ) -> schemas.VectorStoreList:
     """Lists all vector stores, newest first."""
     stores, more = await services.vector_stores.newest(limit, after)
-    return schemas.VectorStoreList(
-        data=[view_store(store) for store in stores], has_more=more, **first_and_last([store.id for store in stores])
-    )
+    return schemas.VectorStoreList.of([view_store(store) for store in stores], more=more)
 
 
 @router.get("/{vector_store_id}")
@@ -118,14 +117,6 @@ async def _search(services: Services, store_id: str, body: schemas.SearchVectorS
     )
     names = await services.passages.filenames({hit.file.document for hit in hits})
     return schemas.SearchResultPage(search_query=queries, data=[view_hit(hit, names) for hit in hits])
-
-
-async def require_file(services: Services, file_id: str, param: str) -> Document:
-    """Return the document of a file that a request names in the field `param`. Raises `NotFound`."""
-    try:
-        return await services.documents.get(file_id)
-    except NotFound:
-        raise NotFound(f"{param}: no file {file_id[:64]!r}", param=param, code="file_not_found") from None
 
 
 async def attach_all(

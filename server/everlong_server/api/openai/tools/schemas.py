@@ -7,12 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool, HostedTool
-from everlong_server.api.openai.text_formats import Nullable
-from everlong_server.api.schemas import Wire
-
-MAX_TOOLS = 128
-ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-CallId = Annotated[str, Field(min_length=1, max_length=128)]
+from everlong_server.api.schemas import Nullable, Wire
+from everlong_server.api.translation.fields import CallId, ToolName, by_type
 
 
 class FunctionDefinition(Nullable, Wire):
@@ -22,7 +18,7 @@ class FunctionDefinition(Nullable, Wire):
     description: str | None = Field(None, max_length=10_000)
     parameters: dict[str, Any] = Field(
         default_factory=lambda: {"type": "object", "properties": {}},
-        description="JSON Schema of the arguments. They always follow it",
+        description="JSON Schema that the arguments always follow",
     )
     strict: bool = Field(
         False, description="true: a schema that cannot be enforced is refused; false: the arguments are then any object"
@@ -47,14 +43,13 @@ class FunctionTool(FunctionDefinition, _Function):  # in this order, errors name
     """A function tool of a response."""
 
 
-def _tool(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"function": "FunctionTool", "file_search": "FileSearchTool"}.get(kind) if isinstance(kind, str) else None
-
-
 ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[FileSearchTool, Tag("FileSearchTool")],
-    Discriminator(_tool, custom_error_type="tool", custom_error_message="type must be 'function' or 'file_search'"),
+    Discriminator(
+        by_type({"function": "FunctionTool", "file_search": "FileSearchTool"}),
+        custom_error_type="tool",
+        custom_error_message="type must be 'function' or 'file_search'",
+    ),
 ]
 
 

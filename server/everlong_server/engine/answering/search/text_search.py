@@ -12,7 +12,7 @@ from everlong_server.store.search.query import PassageFilter
 from everlong_server.store.tenants.quota import Quota
 
 MAX_DOCUMENTS = 256
-"""Documents of one search, at most. Each has two open files while it is searched."""
+"""Maximum number of documents in one search. Each has two open files while it is searched."""
 
 
 class TextSearch:

@@ -21,7 +21,7 @@ from everlong_server.engine.documents.formats.pictures import NO_PAGE
 MAX_PIXELS = 8_000_000
 _YELLOW = np.array((255, 235, 110), np.uint16)
 _WORDS = 6
-"""Words that are looked for together, if the page does not have the whole passage in one piece."""
+"""Number of words that are searched for together, if the page does not have the whole passage in one piece."""
 _MARGIN = 1.0
 """Points around a marked word."""
 

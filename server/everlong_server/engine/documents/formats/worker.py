@@ -66,7 +66,7 @@ def _text(file: Path, notes: Notes, name: str) -> Iterator[Block]:
 
 
 _MAX_OUTLINE = 50_000
-"""Pages and sections that an outline has: every search that finds a passage of the document loads it."""
+"""Maximum number of pages and sections in an outline. Every search that finds a passage of the document loads the outline."""
 
 
 def _write(blocks: Iterator[Block], notes: Notes, text: IO[str], limit: int) -> list[OutlineEntry]:

@@ -15,7 +15,7 @@ from everlong_server.engine.documents.formats.charset import best_encoding, is_u
 _STEP = 1 << 16
 _LOCAL = b"PK\x03\x04"
 _MAX_BYTES = 256 << 20
-"""Unpacked bytes of a damaged file that are read."""
+"""Maximum number of unpacked bytes that are read of a damaged file."""
 _UTF8 = 0x800
 _LETTERS = {*range(0x80, 0x9B), *range(0xA0, 0xA6), 0xE1}
 """Letters of IBM 437, the encoding of names that declare none. Names with other signs are in another one."""

@@ -1,14 +1,13 @@
-"""One server whose tiny model has a tool format, and OpenAI's SDK as its client."""
+"""One server whose tiny model has a tool format. `client` is the fixture of the package above."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from openai import OpenAI
 
 from tests.process import Server
-from tests.server.api.openai.talk import TEXT, sdk
+from tests.server.api.openai.talk import TEXT
 from tests.tinymodel import make_tool_model
 
 
@@ -18,18 +17,6 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(model, tmp_path_factory.mktemp("tools")) as server:
         server.start()
         yield server
-
-
-@pytest.fixture
-def server(own_server: Server) -> Iterator[Server]:
-    yield own_server
-    own_server.check_keys()
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[OpenAI]:
-    with sdk(server) as client:
-        yield client
 
 
 @pytest.fixture(scope="package")

@@ -74,9 +74,14 @@ def test_headers_and_footers() -> None:
 
 def test_text_boxes_and_embedded_files() -> None:
     data = old_word(
-        "Body.\x01\r", boxes="Box words\r", streams={"ObjectPool/_1/Package": files.word(("Normal", "Inner."))}
+        "Body.\x01\r",
+        boxes="Box words\r",
+        streams={
+            "ObjectPool/_2/\x01Ole10Native": files.ole_package("b.csv", b"x,y\n"),
+            "ObjectPool/_1/Package": files.word(("Normal", "Inner.")),
+        },
     )
-    assert texts(data) == ["Body.", "Box words", "[Embedded file] _1", "Inner."]
+    assert texts(data) == ["Body.", "Box words", "[Embedded file] _1", "Inner.", "[Embedded file] b.csv", "x,y"]
     assert notes_of(data) == ["left out: pictures and drawings (1)"]
 
 

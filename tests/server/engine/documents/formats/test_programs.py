@@ -6,6 +6,7 @@ import lzma
 from email.message import EmailMessage
 from pathlib import Path
 
+import kreuzberg
 import pytest
 
 from tests import files
@@ -80,6 +81,44 @@ def test_the_text_of_another_programs_file(name: str, texts: tuple[str, ...]) ->
     text = text_of(content(name), name.removesuffix(".xz"))
     assert [each for each in texts if each not in text] == []
     assert "\ufffd" not in text
+
+
+LOST = {
+    "python-docx.docx": ("Running header", "late payer"),
+    "libreoffice.doc": ("Except in August, when no rent is due.",),
+    "openpyxl.xlsx": ("late payer",),
+    "xlsxwriter.xlsx": ("Rent by year", "Box words", "late payer", "Confidential"),
+    "odfpy.ods": ("Größenordnung",),
+    "pandoc.rtf": ("Except in August.",),
+}
+"""Texts that kreuzberg does not return."""
+RTF = rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}{\f1\fcharset204 Arial Cyr;}}\f1 \'cf\'f0\'e8\'e2\'e5\'f2\f0{\*\annotation late payer}\par}"
+OUTLOOK = files.outlook("Rent", "", {"__substg1.0_10130102": b"<p>Only as HTML.</p>"})
+
+
+# These tests hold for the version of kreuzberg in constraints.txt. Where a later version fails one, our own reader may be obsolete.
+@pytest.mark.parametrize(("name", "texts"), LOST.items(), ids=LOST)
+def test_kreuzberg_loses_texts_of_another_programs_file(name: str, texts: tuple[str, ...]) -> None:
+    theirs, ours = kreuzberg.extract_file_sync(str(FOLDER / name)).content, text_of(content(name), name)
+    assert [each for each in texts if each in theirs or each not in ours] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type", "texts"),
+    [(RTF, "application/rtf", ("Привет", "late payer")), (OUTLOOK, "application/vnd.ms-outlook", ("Only as HTML.",))],
+    ids=["RTF", "Outlook"],
+)
+def test_kreuzberg_loses_texts(data: bytes, media_type: str, texts: tuple[str, ...]) -> None:
+    theirs, ours = kreuzberg.extract_bytes_sync(data, media_type).content, text_of(data)
+    assert [each for each in texts if each in theirs or each not in ours] == []
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/vnd.ms-tnef", "application/ms-tnef", "application/vnd.oasis.opendocument.presentation"]
+)
+def test_kreuzberg_refuses(media_type: str) -> None:
+    with pytest.raises(kreuzberg.ValidationError, match=media_type):
+        kreuzberg.extract_bytes_sync(b"", media_type)
 
 
 MAIL = (

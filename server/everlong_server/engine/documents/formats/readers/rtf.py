@@ -203,11 +203,7 @@ class _Reader:
         value = 1 if number is None else number
         state = self._state
         if word == "u":
-            if state.listens:
-                self._flush()
-                self._add(self._unicode(value & 0xFFFF))
-            else:
-                self._flush()
+            self._add(self._unicode(value & 0xFFFF))
             self._skipping = state.skip
             return
         if self._skipping and word in _CHARACTERS:

@@ -14,7 +14,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.readers.archive import MAX_FILES, is_of_system
 
 _MAX_BYTES = 256 << 20
-"""Unpacked bytes of one file that are read."""
+"""Maximum number of unpacked bytes that are read of one file."""
 _DAMAGED = (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error, ValueError)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests import files
-from tests.files import compound, rezipped, word, word_of
+from tests.files import compound, ole_package, rezipped, word, word_of
 from tests.server.engine.documents.formats.reports import Report
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
@@ -21,21 +21,7 @@ NUM = f"""<w:numbering {W}><w:abstractNum w:abstractNumId="0"><w:lvl w:ilvl="0">
 
 
 def native(name, data):
-    body = (
-        b"\x02\x00"
-        + name.encode()
-        + b"\0"
-        + b"C:\\x\\"
-        + name.encode()
-        + b"\0"
-        + b"\0\0\3\0"
-        + (len(name) + 1).to_bytes(4, "little")
-        + name.encode()
-        + b"\0"
-        + len(data).to_bytes(4, "little")
-        + data
-    )
-    return compound({"\x01Ole10Native": len(body).to_bytes(4, "little") + body})
+    return compound({"\x01Ole10Native": ole_package(name, data)})
 
 
 OBJ = '<w:p><w:r><w:t>Before </w:t></w:r><w:r><w:object><o:OLEObject xmlns:o="urn:schemas-microsoft-com:office:office" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships" Type="Embed" ProgID="Package" r:id="%s"/></w:object></w:r><w:r><w:t>after</w:t></w:r></w:p>'

@@ -16,10 +16,10 @@ import olefile
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers import legacy
-from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
+from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, file_in
 
 _WORD_97 = 193
-"""The version of the format (nFib) from which on it has this structure."""
+"""The first version of the format (nFib) that has this structure."""
 _ENCRYPTED, _SECOND_TABLE = 0x0100, 0x0200
 _COUNTS = 0x4C
 """Offset of the number of characters of each part of the text."""
@@ -44,7 +44,7 @@ _CONTROLS = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A note and its place in the text. `shown`: what stands there in the text."""
+    """A note and its place in the text. `shown`: its mark in the text, such as a number."""
 
     place: int
     shown: str
@@ -67,15 +67,15 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 
 def _objects(ole: olefile.OleFileIO, notes: Notes) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of embedded files."""
-    for storage in {tuple(path[:2]) for path in ole.listdir() if path[0] == "ObjectPool" and len(path) > 2}:
-        if ole.exists([*storage, "\x01Ole10Native"]):
-            stream = [*storage, "\x01Ole10Native"]
-        elif ole.exists([*storage, "Package"]):
-            stream = [*storage, "Package"]
-        else:
+    for storage in sorted({tuple(path[:2]) for path in ole.listdir() if path[0] == "ObjectPool" and len(path) > 2}):
+        try:
+            found = file_in(ole, storage)
+        except (OSError, ValueError):  # it is damaged
+            found = None
+        if found is None:
             notes.left_out("embedded objects")
-            continue
-        yield storage[-1], ole.openstream(stream).read()
+        else:
+            yield found[1] or storage[-1], found[0]
 
 
 class _Document:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import posixpath
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import olefile
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 
-_PLAIN = ("Package", "EmbeddedOdf", "CONTENTS", "Contents")
-"""Streams that are a file as it is."""
+_PLAIN_STREAMS = ("Package", "EmbeddedOdf", "CONTENTS", "Contents")
+"""Streams that hold a file unchanged."""
 _NATIVE = "\x01Ole10Native"
 
 
@@ -23,20 +23,29 @@ def embedded_blocks(data: bytes, name: str, notes: Notes) -> Iterator[Block]:
 
 
 def _unwrapped(data: bytes) -> tuple[bytes, str]:
-    """Return the file inside an OLE object and its name, "" if it has none; a file that is none as it is."""
+    """Return the file inside an OLE object and its name ("" if it has none). Another file is returned unchanged."""
     if not data.startswith(olefile.MAGIC):
         return data, ""
     try:
         with olefile.OleFileIO(io.BytesIO(data)) as ole:
-            if ole.exists(_NATIVE):
-                return native_file(ole.openstream(_NATIVE).read())
-            stream = next((name for name in _PLAIN if ole.exists(name)), None)
-            return (data if stream is None else ole.openstream(stream).read()), ""
+            return file_in(ole, ()) or (data, "")
     except (OSError, ValueError, IndexError, struct.error):
         return data, ""
 
 
-def native_file(stream: bytes) -> tuple[bytes, str]:
+def file_in(ole: olefile.OleFileIO, storage: Sequence[str]) -> tuple[bytes, str] | None:
+    """Return the file inside the OLE object in a storage, and its name, "" if it has none; None if no file is in it.
+
+    Raises `ValueError` or `OSError` if it is damaged.
+    """
+    for name in (_NATIVE, *_PLAIN_STREAMS):
+        if ole.exists([*storage, name]):
+            stream = ole.openstream([*storage, name]).read()
+            return _native_file(stream) if name == _NATIVE else (stream, "")
+    return None
+
+
+def _native_file(stream: bytes) -> tuple[bytes, str]:
     """Return the file and its name in the stream of a "package", an object for files of any program (MS-OLEDS, 2.3.6).
 
     Raises `ValueError` for another stream.

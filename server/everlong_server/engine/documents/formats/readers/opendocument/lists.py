@@ -82,5 +82,5 @@ def _level(level: Any) -> _Level:
 
 
 def number(text: str | None, default: int = 1) -> int:
-    """Return a number of the file; `default` if it is none."""
+    """Return the number in an attribute's text; `default` if it is not a number."""
     return int(text) if text and text.isdecimal() and len(text) < 8 else default

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 _LITERAL = re.compile(r'"[^"]*"|\\.|_.|\*.|\[(?!h+\]|m+\]|s+\])[^\]]*\]', re.IGNORECASE)
-"""What a number format shows as it is, and its colours and languages."""
+"""Literal text in a number format, and its colours and languages."""
 _EPOCH, _EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)
 _MAX_DAYS = 2958466  # the last is 9999-12-31
 
@@ -68,7 +68,7 @@ def kind_of(code: str) -> Kind:
 
 
 def shown(value: str, kind: Kind) -> str:
-    """Return a stored number as text; the value itself if it is none."""
+    """Return a stored number as text; the value itself if it is not a number."""
     try:
         number = float(value)
     except ValueError:

@@ -104,7 +104,7 @@ def _words(item: Any) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return a string without escapes of control characters, which are in words and not in the layout."""
+    """Return a string on one line, with escapes such as _x0041_ replaced by their characters."""
     text = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text) if "_x" in text else text
     return " ".join(text.split("\n")).replace("\r", "").replace("\t", " ").strip()
 

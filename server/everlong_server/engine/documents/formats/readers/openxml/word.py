@@ -75,7 +75,7 @@ class _Document:
         ]
         yield from self._annotation_blocks()
 
-    # Parts beside the main one
+    # Parts other than the main one
 
     def _part(self, kind: str) -> Any:
         """Return the tree of the part that is related by `kind`; None if there is none."""

@@ -11,11 +11,13 @@ from everlong_server.engine.documents.formats.readers.outlook.message import (
     ANSI,
     BINARY,
     BODY,
+    CODE_PAGE,
     CONTENT_ID,
     DATA,
     DISPLAY_NAME,
     FILE_NAME,
     LONG_FILE_NAME,
+    NUMBER,
     OBJECT,
     SUBJECT,
     UNICODE,
@@ -25,8 +27,11 @@ from everlong_server.engine.documents.formats.readers.outlook.message import (
 )
 
 MAGIC = b"\x78\x9f\x3e\x22"
-_SUBJECT, _BODY, _MAPI, _CODE_PAGE = 0x8004, 0x800C, 0x9003, 0x9007
-_BEGIN, _TITLE, _DATA, _ATTACHMENT = 0x9002, 0x8010, 0x800F, 0x9005
+_PROPERTIES, _CODE_PAGE, _BEGIN, _ATTACHMENT = 0x9003, 0x9007, 0x9002, 0x9005
+"""Ids of attributes: properties of the message, its code page, the beginning of an attachment, properties of that."""
+_TEXTS = {0x8004: SUBJECT, 0x800C: BODY}
+_OF_FILE = {0x8010: (DISPLAY_NAME, ANSI), 0x800F: (DATA, BINARY)}
+"""Attributes that are one property each, of the message or of an attachment."""
 _SIZES = {2: 4, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 10: 4, 11: 4, 20: 8, 64: 8, 72: 16}
 """Bytes of the values that have a fixed size, by their type."""
 _MAX_DEPTH = 4
@@ -45,22 +50,19 @@ def _message(data: bytes, notes: Notes, depth: int) -> Message:
         id, size = struct.unpack_from("<xHxxI", data, at)
         value = data[at + 9 : at + 9 + size]
         at += 11 + size  # with a checksum
-        match id:
-            case 0x9007 if len(value) >= 4:
-                message.properties.values[0x3FFD, 3] = value[:4]
-                message.properties.find_code_page()
-            case 0x8004 | 0x800C:
-                message.properties.values[{_SUBJECT: SUBJECT, _BODY: BODY}[id], ANSI] = value
-            case 0x9003:
-                message.properties.values.update(_mapi(value, notes))
-            case 0x9002:
-                files.append(Properties())
-            case 0x8010 | 0x800F | 0x9005 if files:
-                if id == _ATTACHMENT:
-                    files[-1].values.update(_mapi(value, notes))
-                else:
-                    key = (DISPLAY_NAME, ANSI) if id == _TITLE else (DATA, BINARY)
-                    files[-1].values[key] = value
+        if id == _CODE_PAGE and len(value) >= 4:
+            message.properties.values[CODE_PAGE, NUMBER] = value[:4]
+            message.properties.find_code_page()
+        elif id in _TEXTS:
+            message.properties.values[_TEXTS[id], ANSI] = value
+        elif id == _PROPERTIES:
+            message.properties.values.update(_mapi(value, notes))
+        elif id == _BEGIN:
+            files.append(Properties())
+        elif id == _ATTACHMENT and files:
+            files[-1].values.update(_mapi(value, notes))
+        elif id in _OF_FILE and files:
+            files[-1].values[_OF_FILE[id]] = value
     for each in files:
         each.code_page = message.properties.code_page
         name = each.text(LONG_FILE_NAME, DISPLAY_NAME, FILE_NAME) or "attachment"

@@ -46,7 +46,7 @@ class Annotation:
 def annotation_text(document: Any, index: int, page: Any, notes: Notes) -> str:
     """Return the text of a page's annotations: what they draw on the page, then the values of fields, and comments.
 
-    Changes the page, which must be closed then. `index`: of the page, from 0.
+    Changes the page: close it afterwards. `index`: of the page, from 0.
     """
     found = list(_annotations(page, notes))
     drawn = _drawn_text(document, index, page)

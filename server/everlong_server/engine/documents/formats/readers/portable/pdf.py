@@ -18,9 +18,9 @@ from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
 _CATALOG = re.compile(rb"(\d+ \d+) obj\b[^>]{0,200}?/Type\s*/Catalog\b")
 _STAMP = 200
-"""Characters that scanners and fax machines may put on a page that is a picture otherwise."""
+"""A page with fewer characters counts as scanned if a picture covers it: scanners and fax machines may add a line of text."""
 _COVERED = 0.5
-"""Share of the page that pictures cover then."""
+"""Share of such a page that the picture must cover."""
 _DOTS = 200 / 72
 """Pixels per point, for text recognition."""
 

@@ -1,4 +1,4 @@
-"""`ParsedMessages`: checks the messages of a chat or a response, and separates their files from their text."""
+"""`ParsedMessages`: checks the messages of a conversation, and separates their files from their text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from everlong_models import ToolCall
+from everlong_server.api.translation.files import require_file
 from everlong_server.engine.answering.tools import require_tool_format
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
@@ -134,8 +135,5 @@ class ParsedMessages:
         if len(self._documents) > limit:
             raise InvalidRequest(f"{name}: {len(self._documents)} files, the limit is {limit}", param=name)
         for document, field in self._documents.items():
-            try:
-                await self._services.documents.get(document)
-            except NotFound:
-                raise NotFound(f"{field}: no file {document[:64]!r}", param=field, code="file_not_found") from None
+            await require_file(self._services, document, field)
         return list(self._documents), self._messages

@@ -1,0 +1,54 @@
+"""`Uploads`: the documents that one command uploads and, unless they are to be kept, deletes at the end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from everlong_client.cli.ingest import ingest_files
+from everlong_client.cli.originals import Originals
+from everlong_client.client import Everlong
+from everlong_client.errors import NotFoundError
+from everlong_client.types.document import Document
+
+
+class Uploads:
+    """`documents`: those that were uploaded, also if one of the files after them failed. `originals`: their local files."""
+
+    def __init__(self, client: Everlong) -> None:
+        self._client = client
+        self.documents: list[Document] = []
+        self.originals = Originals()
+
+    def upload(self, files: Sequence[Path]) -> bool:
+        """Upload the files and wait until the server has read them. Return False if a file could not be uploaded or read."""
+        return None not in list(ingest_files(self._client, files, on_upload=self._add))
+
+    def _add(self, document: Document, file: Path) -> None:
+        self.documents.append(document)
+        self.originals.add(document, file)
+
+    def delete(self) -> None:
+        """Delete the documents from the server."""
+        for document in self.documents:
+            try:
+                self._client.documents.delete(document.id)
+            except NotFoundError:  # deleted by somebody else in the meantime
+                continue
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise `SystemExit`, as Ctrl-C raises `KeyboardInterrupt`, so that `finally` blocks run."""
+    previous = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _exit(number: int, frame: object) -> None:
+    sys.exit(128 + number)

@@ -1,0 +1,34 @@
+"""Limits and fields that the APIs of OpenAI, Anthropic and Ollama have in common: a source of the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+MAX_MESSAGES = 2048
+MAX_TOOLS = 128
+ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+CallId = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+def content_kind(value: object) -> str | None:
+    """Return the tag of a message's content, for the union of a string and a list of parts."""
+    if isinstance(value, str):
+        return "Text"
+    return "Parts" if isinstance(value, list) else None
+
+
+def by_type(tags: Mapping[str, str], default: str | None = None) -> Callable[[object], str | None]:
+    """Return a function that returns the tag of an object, for a union whose members differ in their field `type`.
+
+    `tags`: the tag of each type. They start with a capital, so that an error's path can leave them out. `default`: the type of an
+    object without the field.
+    """
+
+    def tag(value: object) -> str | None:
+        kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
+        return tags.get(kind) if isinstance(kind, str) else None
+
+    return tag

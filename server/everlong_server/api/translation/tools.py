@@ -1,0 +1,65 @@
+"""`tool_use`: checks the tools of a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from everlong_models import Tool
+from everlong_server.api.turn_parameters import require_json
+from everlong_server.engine.answering.tools import ToolChoice, ToolUse, require_distinct, require_tool_format
+from everlong_server.errors import InvalidRequest
+from everlong_server.services import Services
+from everlong_server.store.records import Message
+
+_MAX_SCHEMAS = 200_000
+"""Maximum number of characters in all schemas of a request's tools, which already take seconds to compile."""
+
+
+async def tool_use(
+    services: Services,
+    tools: Sequence[tuple[Tool, str]],
+    mode: ToolChoice,
+    named: str | None,
+    conversation: Sequence[Message],
+    *,
+    parallel: bool,
+) -> ToolUse | None:
+    """Return the use of `tools`, each with the name of the field that has its schema. Raises `InvalidRequest`.
+
+    `named`: the tool that must be called; None: any of them.
+    """
+    model = services.shared.model
+    if not tools:
+        if named is not None or mode == "required":
+            raise InvalidRequest("tool_choice: the request has no functions to call", param="tool_choice")
+        # Without tools, the earlier calls of a conversation must not lead the model to call anything.
+        called = model.tools is not None and any(
+            message.role == "assistant" and model.tools.open in message.content for message in conversation
+        )
+        return ToolUse((), "none") if called else None
+    require_tool_format(model, "tools")
+    for tool, field in tools:
+        require_json(tool.parameters, field)
+        if tool.parameters.get("type", "object") != "object":
+            raise InvalidRequest(
+                f"{field}.type: must be 'object', got {str(tool.parameters['type'])[:60]!r}", param=f"{field}.type"
+            )
+    functions = tuple(tool for tool, _ in tools)
+    require_distinct(functions, "tools")
+    use = ToolUse(functions, mode, parallel)
+    if named is not None:
+        try:
+            use = use.only(named)
+        except KeyError:
+            raise InvalidRequest(f"tool_choice: no function {named!r} among the tools", param="tool_choice") from None
+    characters = sum(len(json.dumps(tool.parameters)) for tool in functions)
+    if characters > _MAX_SCHEMAS:
+        raise InvalidRequest(
+            f"tools: their schemas have {characters} characters in all, the limit is {_MAX_SCHEMAS}", param="tools"
+        )
+    if (failed := await services.shared.engine.check_tools(functions)) is not None:
+        number, error = failed
+        field = tools[number][1]
+        raise InvalidRequest(f"{field}: {error}", param=field) from error
+    return use
