@@ -51,6 +51,7 @@ def test_a_reading_interrupted_by_two_kills_gives_the_same_state(server: Server,
     broken.check_keys()
 
 
+@pytest.mark.long
 def test_kills_at_random_moments_of_reading(new_server) -> None:
     text = STORY.read_text()
     server = new_server(checkpoint_seconds=0).start()

@@ -100,6 +100,7 @@ def test_a_run_leaves_a_model_a_curve_and_its_figures(train, tmp_path):
     assert load_model(str(tmp_path / "run" / "model"), models_dir=tmp_path).trained
 
 
+@pytest.mark.long
 def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
     """SIGTERM leaves a checkpoint of the last step, SIGKILL an older one; a resumed run ends as if never interrupted."""
     folder, many = tmp_path / "run", 150

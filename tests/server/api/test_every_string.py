@@ -21,6 +21,8 @@ from everlong_server.settings import Settings
 from tests.process import Server
 from tests.server.tenants import MODEL, Tenant, tenant
 
+pytestmark = pytest.mark.long
+
 DOCUMENT = openapi()
 OPERATIONS = {
     f"{method.upper()} {path}": operation

@@ -402,6 +402,7 @@ print(QuantisedMatrix(weight)(x).double().sum().item() if can_quantise(weight) e
 """
 
 
+@pytest.mark.long
 def test_stored_machine_code_is_reused_and_damaged_files_are_replaced(tmp_path):
     def compute() -> str:
         run = [sys.executable, "-c", COMPILED]
@@ -420,6 +421,7 @@ def test_stored_machine_code_is_reused_and_damaged_files_are_replaced(tmp_path):
     assert compute() == first
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processor", ["ivybridge", "generic"])
 def test_a_processor_with_fewer_instructions_computes_the_same_or_is_not_supported(tmp_path, processor):
     """What numba compiles for may lack instructions that this processor has: naming one would end the process. The first knows no
@@ -459,6 +461,7 @@ def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
             assert name() != usual
 
 
+@pytest.mark.long
 def test_without_a_writable_folder_each_process_compiles(monkeypatch):
     """Compiled code is kept in the process's memory."""
 

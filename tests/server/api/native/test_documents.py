@@ -200,6 +200,7 @@ def test_a_body_that_is_cut_off_leaves_no_document(server: Server) -> None:
     assert server.http.get("/v1/documents", params={"limit": 1}).json()["data"] == before
 
 
+@pytest.mark.long
 def test_short_documents_overtake_a_long_one_without_changing_its_state(new_server) -> None:
     """With one reader, which yields to waiting documents at every checkpoint."""
     server = new_server(max_readers=1, turn_seconds=0, checkpoint_seconds=0).start()
@@ -225,6 +226,7 @@ def test_the_limit_on_documents(new_server) -> None:
     server.check_keys()
 
 
+@pytest.mark.long
 def test_a_gigabyte_streams_through_in_little_memory(new_server) -> None:
     server = new_server().start()
     server.read(b"warm up")

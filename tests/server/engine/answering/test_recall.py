@@ -280,6 +280,7 @@ def test_a_document_of_any_shape_is_searched(windowed: Server, text: str, questi
     _searched(windowed, text, question, held)
 
 
+@pytest.mark.long
 def test_a_line_of_5_megabytes_is_searched(new_server: Any, tiny_model: Path) -> None:
     options = json.dumps({"segment_length": 64, "sinks": 4, "window": 188})
     server = new_server(tiny_model / "backbone", memory="window", memory_options=options, recall_tokens=96).start()

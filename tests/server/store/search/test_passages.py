@@ -380,6 +380,7 @@ def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
     return min(seconds)
 
 
+@pytest.mark.long
 def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Path) -> None:
     """Ten megabytes against one. If indexing took quadratic time, it would take a hundred times as long."""
     shelf, whole = Shelf(f"file://{tmp_path}"), ((NOVEL.read_text() + ALICE) * 30)[:10_000_000]

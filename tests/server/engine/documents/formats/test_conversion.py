@@ -341,6 +341,7 @@ def test_evidence_names_the_page(new_server: Callable[..., Server]) -> None:
     assert [path.name for path in (server.data / "documents").iterdir()] == [Blobs.STORE_ID_FILE]
 
 
+@pytest.mark.long
 def test_the_server_lists_its_formats(server: Server) -> None:
     """It reads every format that it lists."""
     answer = server.http.get("/v1/formats").json()

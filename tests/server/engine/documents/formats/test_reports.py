@@ -15,6 +15,8 @@ from tests.server.engine.documents.formats.reports import (
     words,
 )
 
+pytestmark = pytest.mark.long
+
 REPORTS = [
     (f"{module.__name__.rpartition('.')[2]}-{report.name}", report)
     for module in (archives, messages, opendocument, pages, portable, words)
