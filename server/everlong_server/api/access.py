@@ -26,6 +26,10 @@ PROBE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json", "/favicon.ico"}
 """Paths that need no key: probes, and pages without users' data."""
 
+_STORES_NOTHING = re.compile(
+    r"/v1/(search|rerank|embeddings|messages/count_tokens|vector_stores/[^/]+/search)|/api/(embed|show)"
+)
+"""Paths whose POST only reads: the question is in the body because it is long."""
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
@@ -36,7 +40,8 @@ def scope_of(method: str, path: str) -> str | None:
         return None
     if path == "/v1/keys" or path.startswith("/v1/keys/"):
         return "admin"
-    return "read" if reads else "write"
+    asks = method == "POST" and _STORES_NOTHING.fullmatch(path) is not None
+    return "read" if reads or asks else "write"
 
 
 class Access:
