@@ -125,4 +125,6 @@ def test_it_measures_what_it_measures_with_transformers(lm_eval: Path, tasks: Pa
     assert served["places_perplexity"] == pytest.approx(own["places_perplexity"], rel=0.005)
     for task in ("places_choice", "places_chat"):
         assert served[task] == pytest.approx(own[task], abs=1.5 / 24), (served, own)
-    assert own["places_choice"] > 0.3, "the model does better than chance (0.25), so that equal figures mean something"
+    # Better than chance, so that equal figures mean something.
+    assert own["places_choice"] > 1 / 4
+    assert own["places_chat"] > 0

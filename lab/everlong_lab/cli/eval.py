@@ -180,7 +180,7 @@ def grounded(
     samples: Annotated[int, Option(min=1, help="Answer so many questions per set and length.")] = 60,
     searches: Annotated[int, Option(min=1, help="Search for at least so many questions.")] = 300,
     split: Annotated[Literal["test", "tune"], Option(help="Use this split; settings were chosen on tune.")] = "test",
-    template: Annotated[str, Option(help="Combine passages and question by this template.")] = "told",
+    template: Annotated[str, Option(help="Combine passages and question by this template.")] = "few-words",
     recall: Annotated[str | None, Option(help="Use at most PASSAGES,TOKENS; default as the server.")] = None,
     seed: Seed = 0,
     output: Annotated[

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from typer import Option, Typer
 
-from everlong_lab.cli.common import DataDir, Seed, names_of, reported, sizes
+from everlong_lab.cli.common import DataDir, Seed, names_of, reported, sizes, writable
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail
 
 prompts = Typer(add_completion=False)
@@ -16,7 +16,7 @@ prompts = Typer(add_completion=False)
 
 @prompts.command()
 def _prompts(
-    to: Annotated[Path, Option("--out", help="Write JSON lines to this file.")],
+    to: Annotated[Path, Option("--out", callback=writable, help="Write JSON lines to this file.")],
     data: DataDir = Path("data"),
     sets: Annotated[str, Option(help="Use these sets of questions.")] = "squad,xquad,fairytaleqa",
     questions: Annotated[int, Option(min=1, help="Use so many answerable questions per set.")] = 1_000,
@@ -29,8 +29,11 @@ def _prompts(
     ] = "2000,8000,32000",
     per_document: Annotated[int, Option(min=1, help="Write at most so many prompts about a document.")] = 10,
     template: Annotated[
-        str, Option(help="Use this template of the server's: told, or instruct for instruct models.")
-    ] = "told",
+        str, Option(help="Use this template of the server's: few-words, or instruct for instruct models.")
+    ] = "few-words",
+    passages: Annotated[
+        int | None, Option(min=1, help="Let the search find so many passages; default as the server.")
+    ] = None,
     embeddings: Annotated[str, Option(help="Search by meaning too: auto, off, or a model's folder.")] = "auto",
     seed: Seed = 0,
     models_dir: ModelsDir = None,
@@ -38,25 +41,24 @@ def _prompts(
     """Write the prompts that the server would build for questions about training texts, for `everlong train`."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from everlong_lab.eval.grounded.prompts import PromptsPlan, write
+    from everlong_lab.eval.grounded.prompts import RECALL_PASSAGES, PromptsPlan, write
     from everlong_lab.eval.grounded.questions import TRAINING_SETS
-    from everlong_lab.eval.grounded.report import TEMPLATES
     from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
+    from everlong_models.weights import TemplateName
     from everlong_server.errors import ServerError
     from everlong_server.store.search.vectors import load_embedder
 
-    if template not in TEMPLATES:
-        raise fail(f"--template={template}: must be one of {', '.join(TEMPLATES)}")
+    if template not in (names := get_args(TemplateName)):
+        raise fail(f"--template={template}: must be one of {', '.join(names)}")
     plan = PromptsPlan(
         names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, sizes(room, "--room"), turns,
-        sizes(lengths, "--lengths"), per_document, template, seed,
+        sizes(lengths, "--lengths"), per_document, passages or RECALL_PASSAGES, template, seed,
     )  # fmt: skip
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with reported(ServerError, OSError):
         tokenizer = load_tokenizer(
             find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir), progress=err.print)
         )
-        to.parent.mkdir(parents=True, exist_ok=True)
         # Renamed once complete, so that an unfinished file is never trained on.
         part = to.with_name(f".{to.name}.part")
         with part.open("w", encoding="utf-8") as file, Progress(*columns, console=err) as bar:

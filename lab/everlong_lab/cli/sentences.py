@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from everlong_lab.cli.common import Device, reported
+from everlong_lab.cli.common import Device, reported, writable
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, err
 
 sentences = Typer(add_completion=False)
@@ -16,7 +16,7 @@ sentences = Typer(add_completion=False)
 @sentences.command()
 def _sentences(
     file: Annotated[Path, Argument(help="A file that `everlong prompts` has written.", exists=True, dir_okay=False)],
-    to: Annotated[Path, Option("--out", help="Write the prompts with sentences to this file.")],
+    to: Annotated[Path, Option("--out", callback=writable, help="Write the prompts with sentences to this file.")],
     model: Annotated[str, Option(help="Let this instruct model write the sentences.")] = "qwen2.5-coder-1.5b-instruct",
     device: Device = "cpu",
     models_dir: ModelsDir = None,
@@ -28,7 +28,9 @@ def _sentences(
     from everlong_models.backbone.loading import load_backbone
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with reported(OSError, ValueError), Progress(*columns, console=err) as bar:
+    with reported(OSError):
+        lines = grounded.read(file)
+    with reported(OSError), Progress(*columns, console=err) as bar:
         shown = bar.add_task("loading", total=1.0)
         backbone, tokenizer = load_backbone(
             model, models_dir=chosen_models_dir(models_dir), device=device,
@@ -37,5 +39,5 @@ def _sentences(
         writer = grounded.SentenceWriter(
             backbone, tokenizer, lambda done: bar.update(shown, description="writing sentences", completed=done)
         )
-        written, asked = grounded.write(file, to, writer)
+        written, asked = grounded.write(lines, to, writer)
     err.print(f"{written:,} of {asked:,} answers are sentences now, the others stay as they were, in {to}")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from everlong_lab.eval.grounded.sentences import SentenceWriter, says_the_same, write
+from everlong_lab.eval.grounded.sentences import SentenceWriter, read, says_the_same, write
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.backbone.loading import load_backbone
+from everlong_models.errors import DataError
 from tests.models import model_folders
 
 ASKED = "Who lives in the tower?"
@@ -29,6 +30,9 @@ ASKED = "Who lives in the tower?"
         ("an owl", "An owl lives in the tower. It hunts.", False),
         ("an owl", "An owl lives\nin the tower.", False),
         ("an owl", "", False),
+        ("No.", "Who lives in the tower is no owl.", False),
+        ("He did not hear wolves.", "He heard wolves in the tower.", False),
+        ("He didn't hear wolves.", "In the tower, he did not hear wolves.", True),
     ],
 )
 def test_a_sentence_says_what_the_answer_says(answer: str, sentence: str, same: bool) -> None:
@@ -48,7 +52,7 @@ def test_answers_become_sentences_unless_few_words_are_asked_for(tmp_path: Path)
         asked.extend(pairs)
         return ["An owl lives in the tower.", "Nobody lives there."]
 
-    assert write(file, to, sentences) == (1, 2)
+    assert write(read(file), to, sentences) == (1, 2)
     assert asked == [(ASKED, "an owl"), (ASKED, "owls")]
     first, second, third = (json.loads(line)["turns"][0]["answers"] for line in to.read_text().splitlines())
     assert first == ["An owl lives in the tower.", "Owls."], "what says something else is not used"
@@ -68,3 +72,9 @@ def test_sentences_do_not_depend_on_what_is_written_beside_them(tmp_path: Path) 
     assert done == [1.0]
     assert together == [writer([pair])[0] for pair in pairs]
     assert len(set(together)) == 3
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"source": "a"}\n')
+    with pytest.raises(DataError, match=r"prompts\.jsonl, line 1: no 'turns'"):
+        read(tmp_path / "prompts.jsonl")

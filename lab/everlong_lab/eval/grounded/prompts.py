@@ -25,18 +25,19 @@ from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.grounding import search_query, select_passages
+from everlong_server.settings import Settings
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
-_PASSAGES = 16
+RECALL_PASSAGES: int = Settings.model_fields["recall_passages"].default
 _MAX_UNPRODUCTIVE = 100
 """Stop with an error after so many documents in a row without a prompt."""
 _ENDINGS = ("", "", " Answer in a few words.", " Answer in a few words.", " Answer briefly.")
 """Ends of questions, equally frequent."""
 _INSTRUCT_ENDINGS = ("", "", "", " Answer in a few words.")
-"""With `INSTRUCT`, which asks for a sentence."""
+"""Ends of questions for the template `instruct`, equally frequent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class PromptsPlan:
     number of unanswerable questions of SQuAD. `without`: share of questions whose right passages are left out. `room`:
     choices of the number of tokens for passages. `turns`: maximum number of questions in a chat; the later ones are
     answered by the passages of the first. `lengths`: document lengths in tokens, used in turn. `per_document`: maximum number
-    of prompts about one. `template`: from `TEMPLATES`."""
+    of prompts about one. `passages`: how many the search finds at most. `template`: from `TEMPLATES`."""
 
     sets: tuple[str, ...] = tuple(TRAINING_SETS)
     questions: int = 1_000
@@ -55,7 +56,8 @@ class PromptsPlan:
     turns: int = 3
     lengths: tuple[int, ...] = (2_000, 8_000, 32_000)
     per_document: int = 10
-    template: str = "told"
+    passages: int = RECALL_PASSAGES
+    template: str = "few-words"
     seed: int = 0
 
 
@@ -139,7 +141,9 @@ class _PromptWriter:
         rng, template, found = self._rng, self._template, list[Passage]()
         if query := search_query(question.question, None):
             by_sentences = template.gap is not None
-            result = await self._texts.passages.find([document.id], query, _PASSAGES, by_sentences=by_sentences)
+            result = await self._texts.passages.find(
+                [document.id], query, self._plan.passages, by_sentences=by_sentences
+            )
             if result.overview is not None:
                 return None
             found = result.passages

@@ -29,7 +29,7 @@ REFUSALS = {"asked": "wrongly", "elsewhere": "what is not in it", "impossible": 
 before. `impossible`: about this document's passages, which do not hold the answer."""
 
 TEMPLATES = {
-    "told": TEMPLATE,
+    "few-words": TEMPLATE,
     "instruct": INSTRUCT,
     "passages": Template("Passages from the text above that may help to answer:\n\n", "\n\n[…]\n\n", "\n\nQuestion: "),
     "plain": Template("", "\n\n", "\n\n"),
@@ -49,7 +49,7 @@ class GroundedPlan:
     searches: int = 300
     split: Split = "test"
     seed: int = 0
-    template: str = "told"
+    template: str = "few-words"
     recall: Recall | None = None
     floor: int = 8192
     max_tokens: int = 32

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.eval.grounded.scores import content_words
 from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_lab.tasks.reading import REFUSAL
@@ -35,16 +36,30 @@ Answer: {answer}
 Sentence:"""
 _MAX_TOKENS = 48
 _MAX_MORE = 3
-"""Content words of a sentence that stand neither in the question nor in the answer ("lives", for "Where does he live?"), at most."""
+"""Maximum number of content words of a sentence that are neither in the question nor in the answer ("lives", for "Where does he live?")."""
+_NEGATIONS = frozenset(("no", "not", "nor", "neither", "never", "nobody", "nothing", "none", "cannot", "without", "t"))
+"""Content words leave these out. `t`: of "didn't"."""
 _ROWS = 256
 
 
-def write(file: Path, to: Path, write_sentences: Callable[[Sequence[tuple[str, str]]], list[str]]) -> tuple[int, int]:
-    """Write the prompts of `file` to `to`, with sentences for the answers to turns that have a `question`.
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file that `everlong prompts` has written. Raises `DataError`."""
+    lines = []
+    for where, line in json_lines(file.parent, file.name):
+        with checked(where):
+            for turn in line["turns"]:
+                _pairs(turn)
+        lines.append(line)
+    return lines
+
+
+def write(
+    lines: list[dict[str, Any]], to: Path, write_sentences: Callable[[Sequence[tuple[str, str]]], list[str]]
+) -> tuple[int, int]:
+    """Write the prompts `lines` to the file `to`, with sentences for the answers to turns that have a `question`.
 
     `write_sentences`: for pairs of a question and an answer. Returns how many answers became sentences, and how many there were.
     """
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     pairs = list(dict.fromkeys(pair for turn in _turns(lines) for pair in _pairs(turn)))
     sentences = {
         pair: sentence
@@ -53,7 +68,10 @@ def write(file: Path, to: Path, write_sentences: Callable[[Sequence[tuple[str, s
     }
     for turn in _turns(lines):
         turn["answers"] = [sentences.get(pair) or as_sentence(pair[1]) for pair in _pairs(turn)] or turn["answers"]
-    to.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    # Renamed once complete, so that an unfinished file is never trained on.
+    part = to.with_name(f".{to.name}.part")
+    part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    part.replace(to)
     return len(sentences), len(pairs)
 
 
@@ -74,15 +92,22 @@ def as_sentence(answer: str) -> str:
 
 
 def says_the_same(question: str, answer: str, sentence: str) -> bool:
-    """Return whether `sentence` has all content words of the answer, and few that stand neither there nor in the question."""
+    """Return whether `sentence` has all content words of the answer, few that are neither there nor in the question, and a negation if and
+    only if one of these has one."""
     words = content_words(sentence)
     more = words - content_words(answer) - content_words(question)
     return (
-        content_words(answer) <= words
+        bool(content_words(answer))
+        and content_words(answer) <= words
+        and _negates(sentence) == (_negates(question) or _negates(answer))
         and len(more) <= _MAX_MORE
         and re.fullmatch(r"[^\n]*[.!?][\"'”’]?", sentence) is not None
         and len(re.findall(r"[.!?](?=\s)", sentence)) <= len(re.findall(r"[.!?](?=\s)", answer))
     )
+
+
+def _negates(text: str) -> bool:
+    return not _NEGATIONS.isdisjoint(re.findall(r"[^\W_]+", text.lower()))
 
 
 class SentenceWriter:

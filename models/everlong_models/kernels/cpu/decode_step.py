@@ -235,13 +235,13 @@ def _compute_part(job, own, layers, layer, phase, start, end):
     up = floats(job[DecodeJob.UP], B, F)
     for n in range(2 if phase == Layer.GATE else 1):
         matrix = layers[layer, phase + n]
-        to, own = up if n else out, floats(reduced[n], B, matrix[Matrix.RANK])
-        product(matrix, B, quantised, sums, own, to, 0, start, min(end, matrix[Matrix.N]))
+        to, low_rank = up if n else out, floats(reduced[n], B, matrix[Matrix.RANK])
+        product(matrix, B, quantised, sums, low_rank, to, 0, start, min(end, matrix[Matrix.N]))
     first = layers[layer, phase, Matrix.N]
     if end > first:  # only with `V`
         values = layers[layer, Layer.V]
-        own = floats(reduced[1], B, values[Matrix.RANK])
-        product(values, B, quantised, sums, own, out, first, max(start - first, 0), end - first)
+        low_rank = floats(reduced[1], B, values[Matrix.RANK])
+        product(values, B, quantised, sums, low_rank, out, first, max(start - first, 0), end - first)
     if phase == Layer.GATE:
         _silu_gate(out, up, start, end)
     elif phase != Layer.QKV:

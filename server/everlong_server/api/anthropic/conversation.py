@@ -24,7 +24,7 @@ from everlong_server.api.anthropic.message_schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from everlong_server.api.translation.files import decode_base64, in_field, require_file
+from everlong_server.api.translation.files import decode_base64, name_field, require_file
 from everlong_server.api.translation.messages import ParsedMessages, require_model
 from everlong_server.api.translation.tools import tool_use
 from everlong_server.engine.answering.tools import ToolChoice, ToolUse
@@ -172,5 +172,6 @@ async def _sent_document(services: Services, block: DocumentBlock, path: str) ->
         name = clean_filename(block.title) if block.title else None
         document = await add_inline(services.ingest, services.idempotency, InlineFile(content, name, media_type))
     except ServerError as error:
-        raise in_field(error, path) from None
+        name_field(error, path)
+        raise
     return SentDocument(document, block.title, None, blocks)

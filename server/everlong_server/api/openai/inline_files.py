@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from everlong_server.api.bodies.fetched import open_url, parse_allowed_url
 from everlong_server.api.bodies.request_file import HttpBody, RequestFile
-from everlong_server.api.translation.files import decode_base64, in_field
+from everlong_server.api.translation.files import decode_base64, name_field
 from everlong_server.engine.documents.formats.catalogue import HEAD, detect
 from everlong_server.engine.documents.inline import store_once
 from everlong_server.errors import InvalidRequest, ServerError
@@ -59,7 +59,8 @@ async def file_of_url(services: Services, url: str, filename: str | None, name: 
     try:
         address = parse_allowed_url(url, services.shared.settings.fetch_hosts)
     except ServerError as error:
-        raise in_field(error, name) from None
+        name_field(error, name)
+        raise
     return await _stored(services, f"url {url} {filename}", lambda: open_url(address, filename), name)
 
 
@@ -73,6 +74,7 @@ async def _stored(
             async with open_body() as body:
                 await services.ingest.add(RequestFile(body, limit=services.ingest.max_bytes), record, None)
         except ServerError as error:
-            raise in_field(error, name) from None
+            name_field(error, name)
+            raise
 
     return await store_once(services.ingest, services.idempotency, what, add)

@@ -27,9 +27,8 @@ async def decode_base64(data: str, name: str) -> bytes:
         raise InvalidRequest(f"{name}: not valid base64: {error}", param=name) from None
 
 
-def in_field(error: ServerError, name: str) -> ServerError:
-    """Return the error as one of the field `name`, unless it is about the server or a quota."""
+def name_field(error: ServerError, name: str) -> None:
+    """Make the error one of the field `name`, unless it is about the server or a quota."""
     if error.status in (400, 403, 413, 415, 422):
         error.message = f"{name}: {error.message.removeprefix('url: ')}"
         error.param = name
-    return error

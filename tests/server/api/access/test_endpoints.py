@@ -138,7 +138,7 @@ def test_public_paths_reveal_no_data() -> None:
 def test_a_post_that_stores_nothing_needs_only_read() -> None:
     posts = [endpoint for endpoint in ENDPOINTS if endpoint.method == "POST"]
     assert {endpoint.path for endpoint in posts if scope_of("POST", endpoint.path) == "read"} == {
-        "/v1/search", "/v1/rerank", "/v1/embeddings", "/v1/messages/count_tokens", "/api/embed", "/api/show",
+        "/v1/search", "/v1/rerank", "/v1/embeddings", "/api/embed", "/api/show",
         "/v1/vector_stores/{vector_store_id}/search",
     }  # fmt: skip
     assert scope_of("DELETE", "/v1/search") == scope_of("POST", "/v1/search/more") == "write"
