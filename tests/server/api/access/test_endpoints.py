@@ -159,6 +159,21 @@ def test_a_request_without_a_valid_key(locked: Server, alice: Tenant, endpoint: 
     assert {"401", "403"} <= endpoint.operation["responses"].keys()
 
 
+def test_a_key_that_only_reads_asks_without_storing_anything(
+    locked: Server, alice: Tenant, lacking: dict[str, str]
+) -> None:
+    reader = client(locked, lacking["write"])
+    lists = [endpoint.path for endpoint in LOCKED if endpoint.method == "GET" and "{" not in endpoint.path]
+    lists = [path for path in lists if scope_of("GET", path) == "read" and path.startswith("/v1/")]
+    assert {"/v1/documents", "/v1/files", "/v1/sessions", "/v1/vector_stores"} <= set(lists)
+    before = {path: reader.get(path).json() for path in lists}
+    for endpoint in LOCKED:
+        method, path, body = endpoint.request(alice.ids)
+        if method == "POST" and scope_of(method, path) == "read":
+            assert reader.request(method, path, **body).status_code in (200, 404, 422), path
+    assert {path: reader.get(path).json() for path in lists} == before
+
+
 @pytest.mark.parametrize(**NAMES, argvalues=LOCKED)
 def test_a_key_without_the_scope(locked: Server, alice: Tenant, endpoint: Endpoint, lacking: dict[str, str]) -> None:
     method, path, body = endpoint.request(alice.ids)
