@@ -289,6 +289,7 @@ def conversation(server: Server, messages: list[dict], *documents: str, **fields
     return str(made.json()["id"])
 
 
+@pytest.mark.long
 def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Server, talk: str) -> None:
     """More than the first hundred of each: by the keyboard, and by address."""
     documents = [server.upload(f"Note {n}.", filename=f"note {n}.txt")["id"] for n in range(101)]
@@ -541,6 +542,7 @@ def test_a_server_that_responds_429_counts_as_online(tab: Tab, server: Server) -
     tab.errors = [error for error in tab.errors if not re.search("429|ERR_FAILED", error)]
 
 
+@pytest.mark.long
 def test_a_health_check_without_a_free_connection_does_not_count_as_an_outage(tab: Tab, server: Server) -> None:
     document = server.upload(TEXT * 500, filename="long.txt")["id"]
     page = tab.open()

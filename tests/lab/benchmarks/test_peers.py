@@ -183,6 +183,7 @@ def test_llama_cpp_is_given_weights_that_know_enough_positions(tmp_path: Path) -
     assert GGUFReader(file).fields["llama.context_length"].contents() == 8192
 
 
+@pytest.mark.long
 def test_starts_are_counted_behind_one_that_is_not(tmp_path: Path) -> None:
     report = tmp_path / "start.json"
     done = everlong("bench", "start", "--quick", "--starts", "1", "--json", str(report))

@@ -46,6 +46,7 @@ def test_percentiles_are_of_five_minutes() -> None:
     assert list(percentiles(samples, 100).values()) == [290, 590, 890]
 
 
+@pytest.mark.long
 def test_a_soak_is_continued(tmp_path: Path) -> None:
     plan = SoakPlan(tmp_path, minutes=0.2, clients=2, every_seconds=0.5, fault_seconds=1.5, warm_up=0)
     run(plan, print)

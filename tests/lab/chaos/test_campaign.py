@@ -25,6 +25,7 @@ async def tried(plan: CampaignPlan, model: Path) -> CampaignResult:
     return outcome
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 async def test_a_replica_is_killed_while_it_generates(tiny_model: Path) -> None:
     plan = CampaignPlan(

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from everlong_server.doctor import run_checks
 from everlong_server.process.serving import serve_forever
 from everlong_server.settings import Settings
@@ -131,6 +133,7 @@ def test_bench_chaos_names_unknown_arguments() -> None:
     assert (done.returncode, done.stderr) == (1, "error: --model /nonexistent: no such folder\n")
 
 
+@pytest.mark.long
 def test_bench_chaos_without_a_replica_ends_with_one_line(tmp_path: Path) -> None:
     done = everlong("bench", "chaos", "--model", str(tmp_path))  # where there is no model
     assert done.returncode == 1

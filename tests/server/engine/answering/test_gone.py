@@ -77,7 +77,9 @@ async def test_a_response(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None
         return Parsed("resp_1")
 
     monkeypatch.setattr(responses_http, "parse_request", parse_request)
-    services: Any = SimpleNamespace(response_turns=SimpleNamespace(begin=slow.begin, keep=None), idempotency=Attempts())
+    shared = SimpleNamespace(settings=SimpleNamespace(keepalive_seconds=15))
+    turns = SimpleNamespace(begin=slow.begin, keep=None)
+    services: Any = SimpleNamespace(response_turns=turns, idempotency=Attempts(), shared=shared)
     answer = await responses_http.create(CreateResponse(input="Who?", stream=stream), leaving(slow), services)
     assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
 

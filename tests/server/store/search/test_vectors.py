@@ -140,6 +140,7 @@ _REMARKS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
     """A text that has a remark's words need not be about it.
 
