@@ -48,7 +48,6 @@ WRITES = [
     "a streamed completion",
     "a response",
     "a background response",
-    "embeddings",
     "a file",
     "an upload",
     "a part",
