@@ -101,7 +101,8 @@ def test_a_refused_completion_can_be_corrected(client: OpenAI, server: Server) -
 
 def test_cancelled_uploads_leave_nothing(client: OpenAI, server: Server) -> None:
     # Files with a dot are still being written, for an earlier test.
-    before = wait_for(lambda: (names := blobs(server)) if not any(name.startswith(".") for name in names) else None)
+    wait_for(lambda: not any(name.startswith(".") for name in blobs(server)))
+    before = blobs(server)
     upload = begin_upload(client, len(TEXT))
     part = add(client, upload.id, TEXT)
     assert blobs(server) != before
