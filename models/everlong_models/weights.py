@@ -26,8 +26,8 @@ from everlong_models.kernels.low_rank import attach
 MANIFEST = "everlong.json"
 WEIGHTS = "memory.safetensors"
 TemplateName = Literal["few-words", "instruct"]
-"""How a prompt shows passages. `few-words`: whole passages, for an answer in a few words, as the recipes train it. `instruct`: sentences, with
-an instruction to answer in a sentence, as instruct models expect it."""
+"""How a prompt shows passages. `few-words`: whole passages, for models that were trained to answer from them in a few words. `instruct`:
+sentences, with an instruction to answer in a sentence, for instruct models."""
 
 
 class Manifest(BaseModel):

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from everlong_lab.cli.eval import eval as command
@@ -27,6 +28,7 @@ from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.grounding import TEMPLATE
 from everlong_server.engine.answering.prompt import INSTRUCT
 from everlong_server.settings import Settings
+from everlong_server.store.search.passages import Found, Passages
 from everlong_server.store.search.search_corpus import SearchCorpus
 
 FACTS = [
@@ -286,8 +288,6 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     plan = GroundedPlan(
         sets=("squad",), lengths=(100,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
     )
-    from rich.console import Console
-
     report, (cell,) = grounded.evaluate(
         settings.model_copy(update={"model": str(tiny_model)}), plan, data, Console(quiet=True)
     )
@@ -305,6 +305,27 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     assert [target.name for target in report.targets] == [
         "squad at 100: evidence holds the answer", "squad at 100: F1 with both ÷ ceiling",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "by_sentences"), [("few-words", False), ("instruct", True)])
+def test_evidence_is_searched_for_as_the_template_shows_it(
+    data: Path, settings: Settings, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, template: str, by_sentences: bool
+) -> None:
+    find, asked = Passages.find, []
+
+    async def spied(*args: object, **how: bool) -> Found:
+        asked.append(how["by_sentences"])
+        return await find(*args, **how)
+
+    monkeypatch.setattr(Passages, "find", spied)
+    plan = GroundedPlan(
+        sets=("squad",), lengths=(100,), ways=(), searches=2, recall=grounded.Recall(2, 300), template=template
+    )
+    _, (cell,) = grounded.evaluate(
+        settings.model_copy(update={"model": str(tiny_model)}), plan, data, Console(quiet=True)
+    )
+    assert cell.ranks == [1, 1]
+    assert set(asked) == {by_sentences}
 
 
 def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tmp_path: Path) -> None:

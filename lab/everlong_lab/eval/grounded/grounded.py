@@ -35,6 +35,7 @@ from everlong_server.services import Services, run_services, tenant_services
 from everlong_server.settings import Settings
 from everlong_server.store.records import DEFAULT_TENANT, Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
+from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.search_corpus import SearchCorpus
 
 _MAX_UNPRODUCTIVE = 50
@@ -125,7 +126,11 @@ async def _measure(
 
     async def search(kind: str, document: Document, question: DocumentQuestion) -> list[Span]:
         query = search_query(question.question, None)
-        passages = await texts.passages.search([document.id], query, recall.passages) if query else []
+        passages: list[Passage] = []
+        if query:  # as `PromptBuilder` searches
+            by_sentences = template.gap is not None
+            found = await texts.passages.find([document.id], query, recall.passages, by_sentences=by_sentences)
+            passages = found.passages
         evidence, _ = select_passages(passages, "", recall.tokens, answers.count, template)
         cell.sources.setdefault(kind, []).append(question.source)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
