@@ -36,6 +36,7 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
     """
 
     noun = "response"
+    queue = "responses"
     max_tries = 5
     remedy = "create the response again"
 
