@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
+
+from pydantic_core import from_json
 
 from everlong_server.store.batches.records import BatchError
 
@@ -75,18 +77,23 @@ def lines(file: IO[bytes], number: int, offset: int) -> Iterator[Line]:
     """Yield the requests after line `number`, which ends at byte `offset`. `file`: a checked file, opened at that byte. Blocks."""
     while raw := file.readline():
         number, offset = number + 1, offset + len(raw)
-        request = json.loads(raw)
+        request = _load(raw)
         yield Line(number, offset, request["custom_id"], request["body"])
 
 
 _Problem = tuple[str, str, str | None]
 
 
+def _load(raw: bytes) -> Any:
+    """Parse JSON strictly, as request bodies are. Raises `ValueError`."""
+    return from_json(raw.removeprefix(BOM_UTF8), allow_inf_nan=False)
+
+
 def _parse(raw: bytes, endpoint: str) -> tuple[dict[str, Any], _Problem | None]:
     """Return the request of a line, and what is wrong with it: code, message and field."""
     try:
-        request = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        request = _load(raw)
+    except ValueError as error:
         return {}, ("invalid_json_line", f"the line is not valid JSON in UTF-8: {error}", None)
     if not isinstance(request, dict):
         return {}, ("invalid_request", f"the line must be a JSON object, got {_cut(request)}", None)

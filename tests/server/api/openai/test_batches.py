@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from openai import OpenAI
 from openai.types import Batch
 
 from everlong_server.store.redis import keys
+from tests.pages import run_by
 from tests.process import Server, wait_for
 from tests.server.api.openai.talk import of, sdk
 
@@ -32,7 +35,7 @@ def body_of(client: OpenAI, endpoint: str, n: int = 0, **fields: Any) -> dict[st
         } | fields
     if endpoint == RESPONSES:
         return {"model": model, "input": f"Tell {n}", "max_output_tokens": 16} | fields
-    return {"model": model, "prompt": f"Tell {n}", "max_tokens": 3} | fields
+    return {"model": model, "prompt": f"Tell {n}", "max_tokens": 3, "seed": n} | fields
 
 
 def line(custom_id: str, endpoint: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def test_each_request_has_one_result_in_the_order_of_the_input(client: OpenAI, s
         assert (each["error"], each["response"]["status_code"]) == (None, 200)
         assert each["response"]["request_id"].startswith("req_")
         if endpoint != RESPONSES:  # whose ids differ
-            alone = client.post(endpoint, body=sent["body"], cast_to=object)
+            alone = client.post(endpoint.removeprefix("/v1"), body=sent["body"], cast_to=object)
             assert each["response"]["body"]["choices"] == alone["choices"]  # type: ignore[index]
     (failed,) = results(client, done.error_file_id)
     assert (failed["custom_id"], failed["response"]["status_code"]) == ("wrong", 422)
@@ -278,6 +281,17 @@ def test_a_batch_whose_input_is_deleted_fails_and_keeps_its_results(client: Open
         assert done.status == "completed"
 
 
+def test_the_example_of_the_page(server: Server) -> None:
+    (block,) = run_by("tests/server/api/openai/test_batches.py")
+    code = block.code.replace("http://127.0.0.1:8080", server.url)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("question-")] == [
+        "question-0",
+        "question-1",
+    ]
+
+
 def test_killed_at_any_moment_each_line_is_answered_once(new_server: Any) -> None:
     server = new_server(recall_passages=0, max_streams=4, lease_seconds=2).start()
     with sdk(server) as client:
@@ -311,7 +325,7 @@ def test_killed_at_any_moment_each_line_is_answered_once(new_server: Any) -> Non
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Server]:
     settings = {
-        "max_batch_lines": 2, "max_batch_bytes": 5000, "max_body_bytes": 2000, "tenant_bytes": 8000, "auth": "off", "tenant_streams": 1,
+        "max_batch_lines": 2, "max_batch_bytes": 5000, "max_body_bytes": 2000, "tenant_bytes": 12_000, "tenant_streams": 1,
     }  # fmt: skip
     with Server(tiny_model, tmp_path_factory.mktemp("limited"), recall_passages=0, **settings) as server:
         server.start()
@@ -320,6 +334,9 @@ def limited(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
 
 def test_limits(limited: Server) -> None:
     with sdk(limited) as client:
+        with pytest.raises(openai.APIStatusError) as too_large:
+            client.files.create(file=("r.jsonl", b"x" * 5001), purpose="batch")
+        assert (too_large.value.status_code, of(too_large)) == (413, ("too_large", "file"))
         short = [line(f"r{n}", CHAT, body_of(client, CHAT, n)) for n in range(3)]
         failed = over(client, send(client, CHAT, *short))
         assert failed.errors is not None
@@ -330,9 +347,6 @@ def test_limits(limited: Server) -> None:
         assert failed.errors is not None
         (error,) = failed.errors.data or []
         assert (error.code, error.line) == ("line_too_long", 2)
-        with pytest.raises(openai.APIStatusError) as too_large:
-            client.files.create(file=("r.jsonl", b"x" * 5001), purpose="batch")
-        assert (too_large.value.status_code, of(too_large)) == (413, ("too_large", "file"))
         with pytest.raises(openai.APIStatusError) as no_room:
             client.files.create(file=("r.jsonl", b"x" * 4800), purpose="batch")
         assert (no_room.value.status_code, no_room.value.code) == (429, "bytes_limit")
@@ -340,7 +354,6 @@ def test_limits(limited: Server) -> None:
             client.files.delete(file.id)
         done = over(client, send(client, CHAT, *short[:2]))
         assert done.status == "completed", "one place for answers is enough"
-    assert not [name for name in limited.stored() if name.startswith("file_")] or done.output_file_id
     metrics = limited.http.get("/metrics").text
     assert 'everlong_batch_requests_total{result="completed"} 2.0' in metrics
     assert 'everlong_queued{queue="batches"}' in metrics
