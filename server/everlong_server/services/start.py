@@ -73,6 +73,7 @@ async def _prepare(settings: Settings, redis: Client, stores: Stores, lock: Repl
             await lock.end_leases_of_the_dead(redis)
             await stores.reading_jobs.prepare(alone=embedded)
             await stores.background_jobs.prepare(alone=False)
+            await stores.batch_jobs.prepare(alone=False)
             # With an embedded Redis no other server can be uploading. A remote blob store may be down, which must not
             # prevent the start.
             if embedded and settings.blob_url is None and await has_matching_store_id(redis, stores.blobs):

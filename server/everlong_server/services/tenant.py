@@ -14,6 +14,7 @@ from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.search.text_search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
+from everlong_server.engine.batches.tenant_batches import TenantBatches
 from everlong_server.engine.documents.ingest import Ingest
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
 from everlong_server.engine.embeddings import TextEmbeddings
@@ -51,6 +52,7 @@ class Services:
     search: TextSearch
     store_search: StoreSearch
     embeddings: TextEmbeddings
+    batches: TenantBatches
 
     @property
     def recall(self) -> Recall:
@@ -108,4 +110,8 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
         search=search,
         store_search=store_search,
         embeddings=TextEmbeddings(shared.embedder, engine, quota, shared.metrics),
-    )
+        batches=TenantBatches(
+            engine, stores.batches.of(tenant), stores.batch_files.of(tenant), stores.blobs, stores.batch_jobs, quota,
+            settings.max_batch_bytes,
+        ),
+    )  # fmt: skip
