@@ -130,6 +130,8 @@ responses = Key("{everlong}:responses:MODEL", "stream",
     "never; an entry is deleted when its response ends")
 replica = Key("{everlong}:replica:ID", "string", "a mark that a server process is alive, and the model that it serves",
     "after `lease_seconds`; renewed by the process", expires=True)
+MODELS = Key("{everlong}:models", "hash",
+    "the fingerprint that each model had when a server last loaded it on demand, by the model's name", "never").pattern
 VAULT = Key("{everlong}:vault", "string",
     "an encrypted mark, by which a server checks at its start that it has the right keys", "never").pattern
 STORE = Key("{everlong}:store", "string",
