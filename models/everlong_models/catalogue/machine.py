@@ -26,6 +26,10 @@ class Machine:
     gpu_memory: int = 0
 
 
+OVERHEAD = 700_000_000
+"""Estimate of the bytes that a process takes besides the weights on a CPU: Python, PyTorch, compiled kernels, and activations."""
+
+
 def this_machine(models_dir: Path, *, device: str = "auto", threads: int = 0) -> Machine:
     """Measure this machine. `device`, `threads`: the server's settings; a GPU that they exclude is not counted."""
     wants_gpu = device == "auto" or device.startswith("cuda")
@@ -55,7 +59,7 @@ def memory_needed(file_bytes: int) -> int:
     The weights are held once, rearranged for the kernels: a fifth larger than the file. The rest is Python, PyTorch, compiled kernels,
     and activations. Documents and their search come on top.
     """
-    return int(weights_needed(file_bytes) + 0.7e9)
+    return weights_needed(file_bytes) + OVERHEAD
 
 
 def weights_needed(file_bytes: int) -> int:

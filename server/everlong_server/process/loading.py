@@ -12,7 +12,7 @@ import torch
 from rich.markup import escape
 
 from everlong_models.backbone.loading import Progress
-from everlong_models.catalogue.machine import free_memory
+from everlong_models.catalogue.machine import OVERHEAD, free_memory
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.cpu import sampling_kernel, thread_pool
 from everlong_models.model import Model, find_model, load_model, model_bytes, model_name
@@ -81,7 +81,7 @@ def model_source(settings: Settings, start: Callable[[Callable[[], Model]], Futu
         names=names,
         load=lambda given: asyncio.wrap_future(start(partial(load_other, given))),
         measure=measure,
-        free=partial(free_memory, device),
+        free=lambda: free_memory(device) - (OVERHEAD if device == "cpu" else 0),
         limit=settings.models_memory,
         idle_seconds=settings.model_idle_seconds,
     )

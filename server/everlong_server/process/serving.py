@@ -38,7 +38,7 @@ def serve_forever(settings: Settings) -> int:
     logs.configure(settings.log_level, console, as_json=as_json)
     reporter = Reporter(console, as_json=as_json)
     redis: EmbeddedRedis | None = None
-    loads = _Loads()
+    loads = Loads()
     try:
         require_search()
         _raise_files()
@@ -79,7 +79,7 @@ def _raise_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _Loads:
+class Loads:
     """Loads models on daemon threads, which do not keep the process alive."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _Loads:
         return future
 
 
-def _start_loading(settings: Settings, reporter: Reporter, loads: _Loads) -> Future[Model]:
+def _start_loading(settings: Settings, reporter: Reporter, loads: Loads) -> Future[Model]:
     """Load the first model on a thread."""
     reporter.announce("importing PyTorch and transformers")
     from everlong_server.process.loading import load  # noqa: PLC0415 - takes seconds, so the line above comes first

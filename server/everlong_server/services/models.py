@@ -207,15 +207,13 @@ class ServedModels:
                         logging.WARNING if isinstance(error, EverlongModelError) else logging.ERROR,
                         "the model %s could not be loaded", model.name, exc_info=error,
                     )  # fmt: skip
-                    raise Unavailable(
-                        f"the model {model.name!r} could not be loaded: {error}", code="model_failed"
-                    ) from error
+                    raise _failed(model) from error
                 queues = self._note(model, loaded.fingerprint)
                 await self._redis.hset(keys.MODELS, model.name, loaded.fingerprint)
                 parts = AsyncExitStack()
                 shared = await parts.enter_async_context(self._serve(self.first, loaded, queues))
                 model.shared, model.parts, model.unused_since = shared, parts, time.monotonic()
-                model.state_bytes = loaded.state_bytes
+                model.state_bytes, shared.engine.draining = loaded.state_bytes, self.first.engine.draining
                 if model.bytes is None:  # it was downloaded only now
                     model.bytes = await asyncio.to_thread(self._source.measure, model.source)
                 seconds = time.monotonic() - started
@@ -236,7 +234,8 @@ class ServedModels:
         try:
             size = model.bytes = await asyncio.to_thread(self._source.measure, model.source)
         except EverlongModelError as error:
-            raise Unavailable(f"the model {model.name!r} could not be loaded: {error}", code="model_failed") from error
+            log.warning("the size of the model %s could not be measured: %s", model.name, error)
+            raise _failed(model) from error
         while size is not None and (room := self._room()) < size:
             for other in sorted(self._others.values(), key=lambda each: each.unused_since):
                 if await self._is_unused(other):
@@ -345,6 +344,15 @@ class ServedModels:
 async def _jobs(model: NamedModel) -> int:
     """Return how many jobs the model has, waiting or being worked on."""
     return 0 if model.queues is None else sum(await model.queues.lengths())
+
+
+def _failed(model: NamedModel) -> Unavailable:
+    """Return the error for clients, which does not tell the reason: that has paths of the server."""
+    return Unavailable(
+        f"the model {model.name!r} could not be loaded: the server's log has the reason",
+        param="model",
+        code="model_failed",
+    )
 
 
 def _free() -> None:
