@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import access, errors, health, page, request_context
+from everlong_server.api import access, confirmed, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
 from everlong_server.api.native import (
     document_text,
@@ -33,6 +33,8 @@ from everlong_server.api.native import (
 from everlong_server.api.ollama import answers as ollama_answers
 from everlong_server.api.ollama import models as ollama_models
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
+from everlong_server.api.openai.batches import http as batches
+from everlong_server.api.openai.batches.running import running_batches
 from everlong_server.api.openai.completions import http as completions
 from everlong_server.api.openai.retrieval import embeddings, file_batches, vector_store_files, vector_stores
 from everlong_server.errors import Unavailable
@@ -75,12 +77,13 @@ def create_app(
     errors.install_handlers(app)
     for module in (
         documents, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
-        responses_socket, embeddings, vector_stores, vector_store_files, file_batches, messages, ollama_answers, ollama_models,
+        responses_socket, embeddings, vector_stores, vector_store_files, file_batches, batches, messages, ollama_answers, ollama_models,
         tickets, keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)
+    app.add_middleware(confirmed.Confirmed)
     app.add_middleware(
         _RequestGuard,
         limit=settings.max_body_bytes,
@@ -120,7 +123,8 @@ def _lifespan(
                 async with run_services(settings, model, redis_url, metrics, traces, others) as shared:
                     app.state.shared = shared
                     on_ready(shared)
-                    await ending.wait()
+                    async with running_batches(app, shared):
+                        await ending.wait()
             except Exception as error:
                 on_failure(error)
                 raise

@@ -77,14 +77,9 @@ class Settings(BaseSettings):
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, or a backbone (Hugging Face folder, .gguf file or hub name); unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
     )
-    models: tuple[str, ...] = Field(
-        (),
-        description='Further models that requests can name, as a JSON list such as ["qwen2.5-coder-0.5b-instruct"]; each is loaded when a request first names it.',
-    )
+    models: tuple[str, ...] = Field((), description="Further models that requests can name, as a JSON list.")
     models_memory: int | None = Field(
-        None,
-        ge=1,
-        description="Memory in bytes that all loaded models may take, by their estimated sizes; unset: the memory that is free.",
+        None, ge=1, description="Memory in bytes that the loaded models may take, as estimated; unset: what is free."
     )
     model_idle_seconds: float = Field(
         300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
@@ -154,6 +149,8 @@ class Settings(BaseSettings):
         "auto",
         description="Whether documents are also searched by meaning: auto, with the packaged all-MiniLM-L6-v2 (English) if it is installed; off; or a folder of another model in sentence-transformers' format.",
     )
+    max_batch_bytes: int = Field(200 * MiB, ge=1, description="Maximum size of a batch's input file, in bytes.")
+    max_batch_lines: int = Field(50_000, ge=1, description="Maximum number of requests in a batch.")
     max_session_documents: int = Field(64, ge=1, description="Maximum number of documents in one session.")
     max_streams: int | None = Field(
         None, ge=1, le=4096, description="Maximum number of answers generated at once; unset: 8 on a CPU, else 64."
@@ -188,7 +185,7 @@ class Settings(BaseSettings):
     tenant_bytes: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of bytes stored per tenant in documents, multipart uploads, responses and vector stores; unset: no limit.",
+        description="Maximum number of bytes stored per tenant in documents, multipart uploads, responses, vector stores, batches and their files; unset: no limit.",
     )
     tenant_sessions: int | None = Field(
         None, ge=1, description="Maximum number of sessions per tenant; unset: no limit."
@@ -207,7 +204,7 @@ class Settings(BaseSettings):
     turn_seconds: float = Field(
         10.0,
         ge=0,
-        description="Time in seconds after which a document that is being read yields to waiting documents and goes to the end of the queue.",
+        description="Time in seconds after which a document or batch yields to others that wait and goes to the end of the queue.",
     )
     checkpoint_seconds: float = Field(
         1.0, ge=0, description="Maximum time in seconds between checkpoints of a document that is being read."
@@ -232,6 +229,12 @@ class Settings(BaseSettings):
         gt=0,
         le=1e9,
         description="Time in seconds that a stored response is kept after it was last used as previous_response_id.",
+    )
+    batch_seconds: float = Field(
+        30 * 86400.0,
+        ge=2 * 86400.0,
+        le=1e9,
+        description="Time in seconds that a batch, its input file and its output files are kept after their creation.",
     )
     lease_seconds: float = Field(
         15.0, gt=0, description="Time in seconds after which a writer that does not renew its lease loses its session."
@@ -299,7 +302,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (
-        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "recall_passages", "recall_tokens",
+        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "max_batch_bytes", "max_batch_lines", "recall_passages",
+        "recall_tokens",
     ),
     "Scheduling": (
         "max_streams", "max_queued", "max_readers", "reading_rows", "reading_share", "max_decode_stall_ms", "turn_seconds",
@@ -310,7 +314,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tenant_tokens_per_day",
     ),
     "Lifetimes and timeouts": (
-        "chat_seconds", "response_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
+        "chat_seconds", "response_seconds", "batch_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
         "websocket_idle_seconds", "drain_seconds",
     ),
     "Logging": ("log_format", "log_level"),

@@ -301,11 +301,12 @@ export interface components {
             /** @description http:// or https:// URL on a host in EVERLONG_FETCH_HOSTS */
             url: string;
         };
-        /** @description A document in the format of OpenAI's API. */
+        /** @description A document, or a file of batches, in the format of OpenAI's API. */
         File: {
             bytes: number;
             created_at: number;
-            expires_at?: null;
+            /** @description when a file of batches is deleted; null: never */
+            expires_at?: number | null;
             filename: string;
             id: string;
             /**
@@ -315,9 +316,9 @@ export interface components {
             object: "file";
             /**
              * @default user_data
-             * @constant
+             * @enum {string}
              */
-            purpose: "user_data";
+            purpose: "user_data" | "batch" | "batch_output";
             /** @description uploaded (being read), processed or error */
             status: string;
             status_details: string | null;

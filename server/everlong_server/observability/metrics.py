@@ -64,6 +64,9 @@ class Metrics:
         self.redeliveries = counter(
             "everlong_redeliveries_total", "Jobs taken over from a replica that died", ["queue"]
         )
+        self.batch_requests = counter(
+            "everlong_batch_requests_total", "Requests of batches that were answered: completed or failed", ["result"]
+        )
         self.lease_losses = counter("everlong_lease_losses_total", "Writers that lost their lease", ["of"])
         self.state_bytes = gauge("everlong_state_bytes", "Size of one session's memory")
         self.checkpoint_seconds = histogram(
@@ -80,11 +83,13 @@ class Metrics:
             "everlong_model_load_seconds", "Time to load a model that a request named", buckets=_LONG
         )
         # These series exist from the start, so that alerts on them work before the first event.
-        for queue in ("readings", "responses"):
+        for queue in ("readings", "responses", "batches"):
             self.redeliveries.labels(queue)
             self.queued.labels(queue)
-        for of in ("session", "reading"):
+        for of in ("session", "reading", "batch"):
             self.lease_losses.labels(of)
+        for result in ("completed", "failed"):
+            self.batch_requests.labels(result)
 
     def watch_engines(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
         """Report the running answers and batch sizes of all models at each scrape, and the size in bytes of the first one's memory."""

@@ -14,6 +14,9 @@ from redis.exceptions import RedisError
 
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.background import BackgroundResponses
+from everlong_server.engine.batches.input_file import Limits
+from everlong_server.engine.batches.run import Ask
+from everlong_server.engine.batches.worker import BatchSettings, BatchWorker
 from everlong_server.engine.documents.reading import Reader
 from everlong_server.services.shared import Shared, Stores
 from everlong_server.services.tenant import tenant_services
@@ -55,7 +58,7 @@ async def background_tasks(shared: Shared) -> AsyncIterator[None]:
 @asynccontextmanager
 async def running(works: Sequence[Work]) -> AsyncIterator[None]:
     """Run `works` for the duration of the context."""
-    tasks = [asyncio.create_task(_run_forever(work)) for work in works]
+    tasks = [asyncio.create_task(run_forever(work)) for work in works]
     try:
         yield
     finally:
@@ -91,7 +94,22 @@ def _background_responses(shared: Shared) -> BackgroundResponses:
     )
 
 
-async def _run_forever(work: Work) -> None:
+def batch_worker(shared: Shared, ask: Ask) -> BatchWorker:
+    """Return the worker that answers batches. `ask`: answers one of their requests."""
+    settings, stores, engine = shared.settings, shared.stores, shared.engine
+    streams = settings.tenant_streams or engine.max_streams + 1
+    return BatchWorker(
+        engine, shared.redis, stores.batches, stores.batch_files, stores.blobs, stores.batch_jobs, shared.metrics, shared.tracing,
+        BatchSettings(
+            Limits(settings.max_batch_lines, settings.max_body_bytes),
+            max(1, min(engine.max_streams, streams - 1)),  # leaves the tenant a place for other answers
+            settings.turn_seconds,
+        ),
+        ask,
+    )  # fmt: skip
+
+
+async def run_forever(work: Work) -> None:
     """Run `work` for as long as the server runs. Starts it again after an unexpected error."""
     while True:
         try:
@@ -114,6 +132,7 @@ async def _heartbeat(shared: Shared, seconds: float) -> None:
             readings, responses = await shared.models.queued()
             metrics.queued.labels("readings").set(await stores.reading_jobs.length() + readings)
             metrics.queued.labels("responses").set(await stores.background_jobs.length() + responses)
+            metrics.queued.labels("batches").set(await stores.batch_jobs.length())
             await stores.slots.release_pending()
             await stores.idempotency.release_pending()
         await asyncio.sleep(seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import logging
 import time
@@ -184,7 +185,8 @@ class ServedModels:
             if self.first.engine.draining:
                 raise Unavailable("the server is shutting down", code="draining", retry_after=5)
             if model.loading is None:
-                model.loading = asyncio.create_task(self._load(model))
+                # In a context of its own: the model's tasks must not inherit the priority or the id of the request.
+                model.loading = asyncio.create_task(self._load(model), context=contextvars.Context())
                 model.loading.add_done_callback(_retrieve)
             await asyncio.shield(model.loading)
         return model.shared

@@ -25,6 +25,7 @@ from everlong_server.services.shared import Shared, Stores
 from everlong_server.settings import Settings
 from everlong_server.store.jobs import ModelQueues
 from everlong_server.store.records import now
+from everlong_server.store.redis.confirmation import Confirmation
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.search.vectors import VectorBuilds, load_embedder
 from everlong_server.store.store_id import existing_owners, has_matching_store_id
@@ -67,6 +68,7 @@ async def run_services(
             settings=settings,
             model=model,
             redis=redis,
+            confirmation=Confirmation(redis),
             credentials=Credentials(redis),
             stores=stores,
             engine=engine,
@@ -94,6 +96,7 @@ async def _prepare(settings: Settings, redis: Client, stores: Stores, models: Se
             await stores.reading_jobs.prepare(alone=embedded)
             await stores.background_jobs.prepare(alone=False)
             await models.announce()
+            await stores.batch_jobs.prepare(alone=False)
             # With an embedded Redis no other server can be uploading. A remote blob store may be down, which must not
             # prevent the start.
             if embedded and settings.blob_url is None and await has_matching_store_id(redis, stores.blobs):

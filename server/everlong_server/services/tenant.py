@@ -16,6 +16,7 @@ from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.search.text_search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
+from everlong_server.engine.batches.tenant_batches import TenantBatches
 from everlong_server.engine.documents.ingest import Ingest
 from everlong_server.engine.documents.inline import wait_until_read
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
@@ -59,6 +60,7 @@ class Services:
     search: TextSearch
     store_search: StoreSearch
     embeddings: TextEmbeddings
+    batches: TenantBatches
 
     @property
     def recall(self) -> Recall:
@@ -149,4 +151,8 @@ def tenant_services(shared: Shared, tenant: str, held: AsyncExitStack | None = N
         search=search,
         store_search=store_search,
         embeddings=TextEmbeddings(shared.embedder, engine, quota, shared.metrics),
-    )
+        batches=TenantBatches(
+            engine, stores.batches.of(tenant), stores.batch_files.of(tenant), stores.blobs, stores.batch_jobs, quota,
+            settings.max_batch_bytes,
+        ),
+    )  # fmt: skip

@@ -101,7 +101,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An entry of the stream. `id`: the reading or response to work on. `fields`: all fields and values of the entry."""
+    """An entry of the stream. `id`: the reading, response or batch to work on. `fields`: all fields and values of the entry."""
 
     entry: str
     id: str

@@ -670,3 +670,33 @@ async def test_a_refused_caller_learns_when_to_retry(model) -> None:
         assert refused() == math.ceil(sum(took))
     finally:
         await engine.stop()
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_suspended_answer_continues_where_it_was(model, penalty: float) -> None:
+    """A background answer that gives its place to another one generates the same text, and leaves the same state."""
+    runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
+    runner.start()
+    try:
+        ends: list[AnswerFinished] = []
+        for interrupted in (False, True):
+            events: queue.Queue = queue.Queue()
+            request = answer(model, events, 3 * model.memory.segment_length)
+            request.background = True
+            request.params = request.params.model_copy(update={"repetition_penalty": penalty})
+            runner.submit(request)
+            if interrupted:
+                for _ in range(4):
+                    events.get(timeout=30)
+                    other: queue.Queue = queue.Queue()
+                    runner.submit(answer(model, other, 2))
+                    assert isinstance(last(other), AnswerFinished)
+                    assert events.empty() or not isinstance(events.queue[-1], AnswerFinished), "it went first"
+            end = last(events)
+            assert isinstance(end, AnswerFinished)
+            ends.append(end)
+        alone, suspended = ends
+        assert (suspended.text, suspended.tokens, suspended.open) == (alone.text, alone.tokens, alone.open)
+        assert suspended.state.digest() == alone.state.digest()
+    finally:
+        runner.stop()
