@@ -41,7 +41,7 @@ from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.services import Shared, require_keys, require_schema, require_vault, run_services
+from everlong_server.services import ModelSource, Shared, require_keys, require_schema, require_vault, run_services
 from everlong_server.settings import Settings, traces_wanted
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,14 @@ def create_app(
     settings: Settings,
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
+    others: ModelSource | None = None,
     *,
     on_ready: Callable[[Shared], None] = lambda shared: None,
     on_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> FastAPI:
     """Build the application. It answers at once; `/readyz` returns 503 until `load` has returned the model.
 
+    `others`: the models that requests can name besides this one.
     Calls `on_ready` or `on_failure` on the event loop once loading ends. Raises `TracingError`.
     """
     metrics, traces = Metrics(), tracing.start_tracing(traces_wanted())
@@ -67,7 +69,7 @@ def create_app(
         license_info={"name": "Apache-2.0"},
         docs_url=None,  # `page` serves it: FastAPI's pages load scripts from a CDN
         redoc_url=None,
-        lifespan=_lifespan(settings, redis_url, load, metrics, traces, on_ready, on_failure),
+        lifespan=_lifespan(settings, redis_url, load, others, metrics, traces, on_ready, on_failure),
         separate_input_output_schemas=False,
     )
     app.state.shared = None
@@ -100,6 +102,7 @@ def _lifespan(
     settings: Settings,
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
+    others: ModelSource | None,
     metrics: Metrics,
     traces: Tracing,
     on_ready: Callable[[Shared], None],
@@ -117,7 +120,7 @@ def _lifespan(
                 await require_keys(settings, redis_url)
                 await require_vault(settings, redis_url)
                 model = await load()
-                async with run_services(settings, model, redis_url, metrics, traces) as shared:
+                async with run_services(settings, model, redis_url, metrics, traces, others) as shared:
                     app.state.shared = shared
                     on_ready(shared)
                     async with running_batches(app, shared):

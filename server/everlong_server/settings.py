@@ -77,6 +77,13 @@ class Settings(BaseSettings):
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, or a backbone (Hugging Face folder, .gguf file or hub name); unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
     )
+    models: tuple[str, ...] = Field((), description="Further models that requests can name, as a JSON list.")
+    models_memory: int | None = Field(
+        None, ge=1, description="Memory in bytes that the loaded models may take, as estimated; unset: what is free."
+    )
+    model_idle_seconds: float = Field(
+        300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
+    )
     memory: str | None = Field(
         None, description="Memory to put around a plain backbone, such as window (the default) or rmt."
     )
@@ -292,6 +299,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
     "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (
         "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "max_batch_bytes", "max_batch_lines", "recall_passages",
