@@ -104,16 +104,21 @@ def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str,
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 2 * int(recognition) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return convert(kind, Path(file), Path(text), int(limit), Recogniser(int(recognition)) if int(recognition) else None)
+
+
+def convert(kind: str, file: Path, text: Path, limit: int, recogniser: Recogniser | None) -> int:
+    """Convert a file. Writes the result to the standard output; returns the exit code."""
     sys.setrecursionlimit(MAX_CALLS)
-    notes = Notes(read_nested, Recogniser(int(recognition)) if int(recognition) else None)
+    notes = Notes(read_nested, recogniser)
     try:
-        format_id = format_of(Path(file), kind)
+        format_id = format_of(file, kind)
         if format_id is None:
             return ExitCode.UNKNOWN_CONTAINER
         sys.stdout.write(format_id)
         sys.stdout.flush()  # the parent learns the format even if this process crashes later
-        with Path(text).open("w", encoding="utf-8", newline="") as stream:
-            outline = _write(read(Path(file), format_id, notes), notes, stream, int(limit))
+        with text.open("w", encoding="utf-8", newline="") as stream:
+            outline = _write(read(file, format_id, notes), notes, stream, limit)
     except OverflowError:
         return ExitCode.TOO_LARGE
     except MemoryError:
