@@ -180,7 +180,9 @@ def fuzz(count: int, seed: int, keep: Path) -> collections.Counter[str]:
     done, known = json.loads(progress.read_text()) if progress.exists() else (0, {})
     counted = collections.Counter[str](known)
     with tempfile.TemporaryDirectory() as folder:
-        assert set(outcomes(list(whole.items()), Path(folder))) == {"converted"}  # imports nothing here: each child does
+        assert set(outcomes(list(whole.items()), Path(folder))) == {
+            "converted"
+        }  # imports nothing here: each child does
         for first in range(done, count, BATCH):
             numbers = range(first, min(first + BATCH, count))
             damaged = []

@@ -33,6 +33,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         if document.get_formtype() != raw.FORMTYPE_ACRO_FORM:
             notes.add("it has an XFA form, whose values may be missing")
     for number in range(1, len(document) + 1):
+        notes.on_page(number, len(document))
         try:
             page = document[number - 1]
         except pypdfium2.PdfiumError:
