@@ -154,7 +154,7 @@ def _outputs(
     last = ""
     while True:
         try:
-            return process.communicate(timeout=_PROGRESS_SECONDS)
+            return process.communicate(timeout=min(_PROGRESS_SECONDS, max(0.0, deadline - time.monotonic())))
         except subprocess.TimeoutExpired:
             if time.monotonic() >= deadline:
                 raise

@@ -51,10 +51,17 @@ class Language:
         """The arguments for the conversion process."""
         return self.name, str(self.models or "")
 
+    @property
+    def has_script(self) -> bool:
+        """Whether only letters of certain scripts are to be found."""
+        return self.name in _SCRIPTS
+
     def restrict(self, decoder: Any) -> Any:
-        """Return a decoder that finds no letters of other scripts. `decoder`: RapidOCR's, which has its characters."""
-        scripts = _SCRIPTS.get(self.name)
-        return decoder if scripts is None else _RestrictedDecoder(decoder, scripts)
+        """Return a decoder that finds no letters of other scripts, for a language that has some.
+
+        `decoder`: RapidOCR's, which has its characters.
+        """
+        return _RestrictedDecoder(decoder, _SCRIPTS[self.name])
 
 
 ANY_LANGUAGE = Language()

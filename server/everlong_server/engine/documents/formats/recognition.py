@@ -117,8 +117,19 @@ class Recogniser:
             model = {"Rec.model_path": str(path)} if (path := self._language.model) is not None else {}
             options = {"Global.log_level": "critical", "Global.max_side_len": MAX_SIDE}
             self._engine = RapidOCR(params={**options, **threads, **model})
-            self._engine.text_rec.postprocess_op = self._language.restrict(self._engine.text_rec.postprocess_op)
+            if self._language.has_script:
+                self._restrict()
         return self._engine
+
+    def _restrict(self) -> None:
+        """Let the recognition find no letters of other scripts than the language's."""
+        import numpy as np  # noqa: PLC0415
+
+        blank = np.full((48, 48, 3), 255, np.uint8)
+        self._engine(blank, use_det=False, use_cls=False, use_rec=True)  # loads the model, as its first use does
+        self._engine.update_params(use_det=True, use_cls=True, use_rec=True)
+        recogniser = self._engine.text_rec
+        recogniser.postprocess_op = self._language.restrict(recogniser.postprocess_op)
 
 
 class _Found:
