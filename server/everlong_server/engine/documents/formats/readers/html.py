@@ -107,6 +107,7 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
             _replace(mark, f"[{words}]", space="")
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
         _replace(reading, f"({reading.text_content()})", space="")
+    _write_out_lines(tree)
     _write_out_tables(tree)
     rules = {f"h{level}": ["heading"] for level in range(1, 7)}
     css = STRICT_CSS_PROFILE | {name: HtmlElement(display=Display.block) for name in _BLOCKS}
@@ -169,7 +170,10 @@ def _write_out_tables(tree: Any) -> None:
     inscriptis sets the lines of neighbouring cells side by side, which mixes their sentences, and fills columns with spaces.
     """
     for table in reversed(tree.xpath("//table")):  # inner ones first
-        rows = table.xpath("./tr | ./thead/tr | ./tbody/tr | ./tfoot/tr")
+        groups = [table, *table.xpath("./thead | ./tbody | ./tfoot")]
+        rows = [
+            row for group in groups for row in (group, *group.xpath("./tr"))
+        ]  # a group may have cells without a row
         cells = [cell for row in rows for cell in row.xpath("./td | ./th")]
         arranges = any(cell.xpath(_ARRANGED) or len(_words(cell)) > _MAX_CELL for cell in cells)
         for row in rows:
@@ -180,9 +184,18 @@ def _write_out_tables(tree: Any) -> None:
                 else:
                     _write_in_one_line(cell, is_last=number == len(columns) - 1)
             row.tag = "div"
-        for part in table.xpath("./thead | ./tbody | ./tfoot"):
-            part.tag = "div"
         table.tag = "section"
+
+
+def _write_out_lines(tree: Any) -> None:
+    """Drop the elements in preformatted text, such as `code`: inscriptis joins their lines."""
+    for text in tree.xpath("//pre | //listing | //xmp"):
+        for end in text.xpath(".//br"):
+            end.tail = f"\n{end.tail or ''}"
+        words = text.text_content()
+        for child in list(text):
+            text.remove(child)
+        text.text, text.tag = words, "pre"
 
 
 def _write_in_one_line(cell: Any, *, is_last: bool) -> None:
