@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import access, errors, health, page, request_context
+from everlong_server.api import access, confirmed, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
 from everlong_server.api.native import (
     document_text,
@@ -81,6 +81,7 @@ def create_app(
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)
+    app.add_middleware(confirmed.Confirmed)
     app.add_middleware(
         _RequestGuard,
         limit=settings.max_body_bytes,

@@ -20,6 +20,7 @@ from everlong_server.store.idempotency import IdempotencyRecords
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys
+from everlong_server.store.redis.confirmation import Confirmation
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Responses
 from everlong_server.store.search.passages import Passages
@@ -91,6 +92,7 @@ class Shared:
     settings: Settings
     model: Model
     redis: Client
+    confirmation: Confirmation
     credentials: Credentials
     stores: Stores
     engine: Engine

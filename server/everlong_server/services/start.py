@@ -21,6 +21,7 @@ from everlong_server.services.replica_lock import ReplicaLock
 from everlong_server.services.shared import Shared, Stores
 from everlong_server.settings import Settings
 from everlong_server.store.records import now
+from everlong_server.store.redis.confirmation import Confirmation
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.search.vectors import VectorBuilds, load_embedder
 from everlong_server.store.store_id import existing_owners, has_matching_store_id
@@ -47,6 +48,7 @@ async def run_services(
             settings=settings,
             model=model,
             redis=redis,
+            confirmation=Confirmation(redis),
             credentials=Credentials(redis),
             stores=stores,
             engine=engine,

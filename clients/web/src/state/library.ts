@@ -1,5 +1,5 @@
 /** The documents, uploads, sessions and model that the page shows. */
-import { computed, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { navigate, route } from "./route.js";
@@ -70,8 +70,8 @@ function nextCursor(page: List<{ id: string }>): string | null {
   return page.has_more ? (page.data.at(-1)?.id ?? null) : null;
 }
 
-/** Loads the next page of a list. */
-export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
+/** Loads the next page of a list; of the sessions, the next `pages`, which are shown at once. */
+export async function loadMore(kind: "documents" | "sessions", pages = 1): Promise<void> {
   const after = nextPages.value[kind];
   if (after === null) return;
   try {
@@ -84,11 +84,20 @@ export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
       void pollPending();
       if (fresh.length === 0) await loadMore(kind); // the whole page was known already
     } else {
-      const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after }));
+      const fresh: Session[] = [];
+      let next: string | null = after;
+      for (let n = 0; n < pages && next !== null; n++) {
+        const cursor: string = next;
+        const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after: cursor }));
+        fresh.push(...page.data);
+        next = nextCursor(page);
+      }
       const known = new Set(sessions.value.map(({ id }) => id));
-      sessions.value = [...sessions.value, ...page.data.filter(({ id }) => !known.has(id))];
-      nextPages.value = { ...nextPages.value, sessions: nextCursor(page) };
-      for (const session of page.data) void followSession(session);
+      batch(() => {
+        sessions.value = [...sessions.value, ...fresh.filter(({ id }) => !known.has(id))];
+        nextPages.value = { ...nextPages.value, sessions: next };
+      });
+      for (const session of fresh) void followSession(session);
     }
   } catch (error) {
     if (!(error instanceof NotFoundError)) throw error;
