@@ -61,9 +61,11 @@ class ModelSource:
 
 @dataclass(slots=True, eq=False)
 class NamedModel:
-    """One of the models, loaded or not. `shared`: the parts of the server with this model; None while it is not loaded.
+    """One of the models, loaded or not. `source`: its name in the settings. `bytes`: its estimated size; None if it is not known.
 
-    `fingerprint`, `queues`: None, and `state_bytes`: 0, before it is first loaded. `users`: number of requests that hold it. `unused_since`: monotonic time.
+    `shared`: the parts of the server with this model, and `parts`: what stops them; None while it is not loaded. `fingerprint`,
+    `queues`: None, and `state_bytes`: 0, before it is first loaded. `users`: number of requests that hold it. `unused_since`,
+    `retry_at`: monotonic times.
     """
 
     name: str

@@ -170,6 +170,22 @@ def test_a_conversation_of_responses_stays_with_its_model_unless_another_is_name
     assert (third["model"], cached(third)) == (FIRST, 0)  # the other model has read the earlier messages itself
 
 
+def test_a_batch_is_answered_by_the_model_that_its_requests_name(server: Server) -> None:
+    path = "/v1/chat/completions"
+    body = {"model": SECOND, "messages": QUESTION, "max_tokens": 3}
+    line = json.dumps({"custom_id": "one", "method": "POST", "url": path, "body": body})
+    file = server.http.post("/v1/files", files={"file": ("batch.jsonl", line)}, data={"purpose": "batch"}).json()
+    batch = post(server, "/v1/batches", input_file_id=file["id"], endpoint=path, completion_window="24h").json()
+
+    def ended() -> dict[str, Any] | None:
+        found = server.http.get(f"/v1/batches/{batch['id']}").json()
+        return found if found["status"] in ("completed", "failed") else None
+
+    output = wait_for(ended)["output_file_id"]
+    answer = json.loads(server.http.get(f"/v1/files/{output}/content").text)
+    assert answer["response"]["body"]["model"] == SECOND
+
+
 def test_an_unfinished_reading_and_a_background_response_of_a_killed_server_load_their_model(
     new_server: Callable[..., Server], folders: list[Path], tmp_path: Path
 ) -> None:
