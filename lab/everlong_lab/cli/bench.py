@@ -263,13 +263,18 @@ def soak(
     every: Annotated[float, Option(help="Sample every so many seconds.", min=0.1)] = 5.0,
     faults: Annotated[float, Option(help="Inject a fault every so many seconds on average.", min=0.1)] = 60.0,
     warm_up: Annotated[float, Option(help="Leave so many minutes of each run out of the slopes.", min=0)] = 5.0,
+    warm_up_answers: Annotated[
+        int, Option(help="Leave out so many answers of each run, too: caches fill with them.", min=0)
+    ] = 2000,
     model: Annotated[str | None, Option(help="Serve this model; default a tiny random one.")] = None,
     output: Output = None,
 ) -> None:
     """Check that memory, open files, Redis and latency stay level under hours of load with faults."""
     from everlong_lab.benchmarks.soak.measure import SoakPlan, run
 
-    plan = SoakPlan(folder.absolute(), minutes, clients, every, faults, warm_up, model=model)
+    plan = SoakPlan(
+        folder.absolute(), minutes, clients, every, faults, warm_up, model=model, warm_up_answers=warm_up_answers
+    )
     with reported(ValueError, RuntimeError):
         _report(lambda: run(plan, progress), output)
 
