@@ -16,6 +16,8 @@ import (
 )
 
 type operation struct {
+	ID      string      `json:"id"`
+	Fault   string      `json:"fault"`
 	Client  int         `json:"client"`
 	Session string      `json:"session"`
 	Kind    string      `json:"kind"`
@@ -108,33 +110,46 @@ type result struct {
 }
 
 func check(history io.Reader) (result, error) {
-	sessions, count := map[string][]porcupine.Operation{}, 0
-	lines := bufio.NewScanner(history)
-	lines.Buffer(nil, 64<<20)
-	for lines.Scan() {
+	sessions, count, lines := map[string]map[string]operation{}, 0, 0
+	scanner := bufio.NewScanner(history)
+	scanner.Buffer(nil, 64<<20)
+	for scanner.Scan() {
+		lines++
 		var op operation
-		if err := json.Unmarshal(lines.Bytes(), &op); err != nil {
-			return result{}, fmt.Errorf("line %d: %w", count+1, err)
+		if err := json.Unmarshal(scanner.Bytes(), &op); err != nil {
+			return result{}, fmt.Errorf("line %d: %w", lines, err)
 		}
-		end := int64(math.MaxInt64)
-		if op.Return != nil {
-			end = *op.Return
+		if op.Fault != "" {
+			continue
 		}
-		sessions[op.Session] = append(sessions[op.Session],
-			porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Return: end})
-		count++
+		if sessions[op.Session] == nil {
+			sessions[op.Session] = map[string]operation{}
+		}
+		// The second line of an operation has its result.
+		if _, begun := sessions[op.Session][op.ID]; !begun {
+			count++
+		}
+		sessions[op.Session][op.ID] = op
 	}
 	found := result{operations: count, sessions: len(sessions)}
 	model := porcupine.Model{Init: func() interface{} { return absent }, Step: step}
 	for session, operations := range sessions {
-		switch porcupine.CheckOperationsTimeout(model, operations, time.Minute) {
+		var history []porcupine.Operation
+		for _, op := range operations {
+			end := int64(math.MaxInt64)
+			if op.Return != nil {
+				end = *op.Return
+			}
+			history = append(history, porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Return: end})
+		}
+		switch porcupine.CheckOperationsTimeout(model, history, time.Minute) {
 		case porcupine.Illegal:
 			found.violations = append(found.violations, session)
 		case porcupine.Unknown:
 			found.undecided = append(found.undecided, session)
 		}
 	}
-	return found, lines.Err()
+	return found, scanner.Err()
 }
 
 func main() {

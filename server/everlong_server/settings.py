@@ -78,6 +78,13 @@ class Settings(BaseSettings):
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, or a backbone (Hugging Face folder, .gguf file or hub name); unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
     )
+    models: tuple[str, ...] = Field((), description="Further models that requests can name, as a JSON list.")
+    models_memory: int | None = Field(
+        None, ge=1, description="Memory in bytes that the loaded models may take, as estimated; unset: what is free."
+    )
+    model_idle_seconds: float = Field(
+        300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
+    )
     memory: str | None = Field(
         None, description="Memory to put around a plain backbone, such as window (the default) or rmt."
     )
@@ -150,6 +157,8 @@ class Settings(BaseSettings):
         "auto",
         description="Whether documents are also searched by meaning: auto, with the packaged all-MiniLM-L6-v2 (English) if it is installed; off; or a folder of another model in sentence-transformers' format.",
     )
+    max_batch_bytes: int = Field(200 * MiB, ge=1, description="Maximum size of a batch's input file, in bytes.")
+    max_batch_lines: int = Field(50_000, ge=1, description="Maximum number of requests in a batch.")
     max_session_documents: int = Field(64, ge=1, description="Maximum number of documents in one session.")
     max_streams: int | None = Field(
         None, ge=1, le=4096, description="Maximum number of answers generated at once; unset: 8 on a CPU, else 64."
@@ -184,7 +193,7 @@ class Settings(BaseSettings):
     tenant_bytes: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of bytes stored per tenant in documents, multipart uploads, responses and vector stores; unset: no limit.",
+        description="Maximum number of bytes stored per tenant in documents, multipart uploads, responses, vector stores, batches and their files; unset: no limit.",
     )
     tenant_sessions: int | None = Field(
         None, ge=1, description="Maximum number of sessions per tenant; unset: no limit."
@@ -203,7 +212,7 @@ class Settings(BaseSettings):
     turn_seconds: float = Field(
         10.0,
         ge=0,
-        description="Time in seconds after which a document that is being read yields to waiting documents and goes to the end of the queue.",
+        description="Time in seconds after which a document or batch yields to others that wait and goes to the end of the queue.",
     )
     checkpoint_seconds: float = Field(
         1.0, ge=0, description="Maximum time in seconds between checkpoints of a document that is being read."
@@ -228,6 +237,12 @@ class Settings(BaseSettings):
         gt=0,
         le=1e9,
         description="Time in seconds that a stored response is kept after it was last used as previous_response_id.",
+    )
+    batch_seconds: float = Field(
+        30 * 86400.0,
+        ge=2 * 86400.0,
+        le=1e9,
+        description="Time in seconds that a batch, its input file and its output files are kept after their creation.",
     )
     lease_seconds: float = Field(
         15.0, gt=0, description="Time in seconds after which a writer that does not renew its lease loses its session."
@@ -297,9 +312,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
     "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (
-        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "recall_passages", "recall_tokens",
+        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "max_batch_bytes", "max_batch_lines", "recall_passages",
+        "recall_tokens",
     ),
     "Text in pictures": ("ocr_language", "ocr_models"),
     "Scheduling": (
@@ -311,7 +328,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tenant_tokens_per_day",
     ),
     "Lifetimes and timeouts": (
-        "chat_seconds", "response_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
+        "chat_seconds", "response_seconds", "batch_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
         "websocket_idle_seconds", "drain_seconds",
     ),
     "Logging": ("log_format", "log_level"),

@@ -29,7 +29,8 @@ export type FoundPassage = Schemas["FoundPassage"];
 /** Where to search: in documents with these ids, or in those of a session. */
 export type SearchIn = { documents: string[] } | { session: string };
 export type SearchFilters = Partial<Schemas["SearchFilters"]>;
-export type Model = Schemas["ServedModel"];
+/** A model that answers. While it is not loaded, the server knows only its name and its size. */
+export type Model = Omit<Schemas["UnloadedModel"], "loaded"> & Partial<Omit<Schemas["ServedModel"], "loaded">> & { loaded: boolean };
 
 /** One page of a list. If `has_more`, request the next page `after` the last id. */
 export interface List<T> {

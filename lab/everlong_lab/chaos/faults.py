@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from everlong_lab.chaos.clock import Clock
 from everlong_lab.chaos.load import Load
-from everlong_lab.chaos.processes import LEASE_SECONDS, Cluster, Replica
+from everlong_lab.chaos.processes import LEASE_SECONDS, Cluster, LocalReplica
 
 _WAIT_SECONDS = 5.0
 _CLOCK_SECONDS = 3600.0
@@ -43,7 +43,7 @@ class FaultContext:
             await result
         return time.monotonic()
 
-    def any(self) -> Replica:
+    def any(self) -> LocalReplica:
         """Return a random replica."""
         return self.rng.choice(self.cluster.replicas)
 
@@ -61,7 +61,7 @@ async def kill_generating(context: FaultContext) -> float:
     return await _kill(context, "generating")
 
 
-async def _doing(context: FaultContext, replica: Replica) -> set[str]:
+async def _doing(context: FaultContext, replica: LocalReplica) -> set[str]:
     reading = (await context.cluster.reading()).get(replica.id, 0)
     generating = context.load.caller.streaming[replica.number]
     return {name for name, busy in (("reading", reading), ("generating", generating)) if busy}
@@ -145,7 +145,7 @@ async def link_slow(context: FaultContext) -> float:
     return await context.outage(mend)
 
 
-async def _disturb_proxy(context: FaultContext, disturb: Callable[[Replica], None]) -> float:
+async def _disturb_proxy(context: FaultContext, disturb: Callable[[LocalReplica], None]) -> float:
     replica = context.any()
     disturb(replica)
     return await context.outage(replica.proxy.mend)

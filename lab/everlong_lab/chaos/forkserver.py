@@ -28,11 +28,12 @@ class ForkServer:
             stdout=subprocess.PIPE,
         )
 
-    def fork(self, flags: list[str], log: Path, environment: Mapping[str, str]) -> int:
-        """Start `everlong serve` with these flags, writing its output to `log`; return its pid."""
+    def fork(self, flags: list[str], log: Path, environment: Mapping[str, str], namespace: str | None) -> int:
+        """Start `everlong serve` with these flags, writing its output to `log`; return its pid. `namespace`: file of the network
+        namespace to run in; None: this process's."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([flags, str(log), dict(environment)]).encode() + b"\n")
+        self._process.stdin.write(json.dumps([flags, str(log), dict(environment), namespace]).encode() + b"\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -49,15 +50,18 @@ def main() -> None:
     """Fork a server for each line on stdin, until it ends."""
     from transformers.models.llama import modeling_llama  # noqa: F401, PLC0415 - a server imports it late
 
+    from everlong_lab.chaos import namespaces  # noqa: PLC0415
     from everlong_server.process import listening, serving  # noqa: F401, PLC0415
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     for line in sys.stdin:
-        flags, log, environment = json.loads(line)
+        flags, log, environment, namespace = json.loads(line)
         pid = os.fork()
         if pid == 0:
             for name, value in environment.items():
                 os.putenv(name, value)  # for libfaketime; our own code does not read it
+            if namespace:
+                namespaces.enter(namespace)
             _serve(flags, log)
         print(pid, flush=True)  # noqa: T201 - to the parent
 

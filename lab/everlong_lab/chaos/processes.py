@@ -10,10 +10,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import httpx
 import psutil
@@ -31,10 +31,13 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.embedded import redis_server
 
 LEASE_SECONDS = 2.0
-_START_SECONDS = 120.0
+START_SECONDS = 1800.0  # a busy machine takes minutes to start a server
 _SPOOL_BYTES = 64 << 20
 _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0
+
+
+R = TypeVar("R", bound="Replica")
 
 
 class ClusterError(Exception):
@@ -90,7 +93,7 @@ class RedisProcess:
         # redis-py would reuse connections to a killed server as long as maintenance notifications are enabled (default).
         await self.client.connection_pool.disconnect(inuse_connections=False)
         self._launch()
-        await until(self._answers, _START_SECONDS, "Redis")
+        await until(self._answers, START_SECONDS, "Redis")
 
     async def _answers(self) -> bool:
         with contextlib.suppress(RedisError, OSError):
@@ -127,23 +130,19 @@ class RedisProcess:
 
 
 class Replica:
-    """One `everlong serve`. `id`: its name in Redis."""
+    """One `everlong serve`. `id`: its name in Redis. `namespace`: file of the network namespace that it runs in."""
 
-    def __init__(
-        self, number: int, proxy: FaultyProxy, own_clock: Clock, flags: list[str], log: Path, fork_server: ForkServer
-    ) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.number, self.proxy, self.clock, self.log = number, proxy, own_clock, log
-        self._flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{proxy.port}/0"]
-        self._nursery = fork_server
+    def __init__(self, number: int, url: str, flags: list[str], log: Path, fork_server: ForkServer) -> None:
+        self.number, self.url, self.log = number, url, log
+        self._flags, self._nursery = flags, fork_server
+        self.environment: Mapping[str, str] = {}
+        self.namespace: str | None = None
         self.pid: int | None = None
         self.id = ""
 
-    async def start(self, client: Any) -> None:
-        """Start the replica and wait until it is ready. Start one replica at a time, so that its id can be found."""
-        before = {key async for key in client.scan_iter(f"{keys.REPLICA}*")}
-        self.pid = self._nursery.fork(self._flags, self.log, self.clock.own)
+    async def start(self) -> None:
+        """Start the replica and wait until it is ready."""
+        self.pid = self._nursery.fork(self._flags, self.log, self.environment, self.namespace)
         async with httpx.AsyncClient(base_url=self.url, timeout=5) as http:
 
             async def ready() -> bool:
@@ -153,10 +152,7 @@ class Replica:
                     return (await http.get("/readyz")).status_code == 200
                 return False
 
-            await until(ready, _START_SECONDS, "a replica")
-        new = {key async for key in client.scan_iter(f"{keys.REPLICA}*")} - before
-        if len(new) == 1:  # otherwise a replica that was considered dead came back at this moment
-            self.id = new.pop().decode().removeprefix(keys.REPLICA)
+            await until(ready, START_SECONDS, "a replica")
 
     @property
     def runs(self) -> bool:
@@ -182,11 +178,36 @@ class Replica:
         await self.wait_ended()
 
 
-class Cluster:
+class LocalReplica(Replica):
+    """A replica with a proxy before Redis and a clock of its own."""
+
+    def __init__(
+        self, number: int, proxy: FaultyProxy, own_clock: Clock, flags: list[str], log: Path, fork_server: ForkServer
+    ) -> None:
+        self.port = free_port()
+        own_flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{proxy.port}/0"]
+        super().__init__(number, f"http://127.0.0.1:{self.port}", own_flags, log, fork_server)
+        self.proxy, self.clock = proxy, own_clock
+        self.environment = own_clock.own
+
+
+class Fleet(Generic[R]):
+    """Several replicas."""
+
+    def __init__(self) -> None:
+        self.replicas: list[R] = []
+
+    async def restart(self, replica: R) -> None:
+        """Start a replica that has ended."""
+        await replica.start()
+
+
+class Cluster(Fleet[LocalReplica]):
     """The processes of a campaign, started by `start_cluster`."""
 
-    def __init__(self, folder: Path, redis_process: RedisProcess, replicas: list[Replica], *, bounded: bool) -> None:
-        self.folder, self.redis, self.replicas, self.bounded = folder, redis_process, replicas, bounded
+    def __init__(self, folder: Path, redis_process: RedisProcess, *, bounded: bool) -> None:
+        super().__init__()
+        self.folder, self.redis, self.bounded = folder, redis_process, bounded
 
     @property
     def spool(self) -> Path:
@@ -202,9 +223,29 @@ class Cluster:
                 found[owner] = found.get(owner, 0) + 1
         return found
 
-    async def restart(self, replica: Replica) -> None:
-        """Start a replica that has ended."""
-        await replica.start(self.redis.client)
+    async def restart(self, replica: LocalReplica) -> None:
+        """Start a replica that has ended. Start one at a time, so that its id can be found."""
+        before = await self._ids()
+        await replica.start()
+        new = await self._ids() - before
+        if len(new) == 1:  # otherwise a replica that was considered dead came back at this moment
+            replica.id = new.pop()
+
+    async def _ids(self) -> set[str]:
+        """Return the ids of the replicas that Redis knows."""
+        found = [key async for key in self.redis.client.scan_iter(f"{keys.REPLICA}*")]
+        return {key.decode().removeprefix(keys.REPLICA) for key in found}
+
+
+def serve_flags(model: Path | str, documents: Path, **flags: object) -> list[str]:
+    """Return the options of `everlong serve` that all clusters have, and `flags`."""
+    return [
+        "--model", str(model), "--blob-url", f"file://{documents}", "--threads", "1",
+        "--lease-seconds", str(LEASE_SECONDS), "--checkpoint-seconds", "0.1", "--drain-seconds", "20",
+        "--recall-tokens", "200", "--idempotency-seconds", "300",
+        "--upload-seconds", "30",  # after this, unfinished uploads of killed replicas are removed
+        *[part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))],
+    ]  # fmt: skip
 
 
 @asynccontextmanager
@@ -219,15 +260,9 @@ async def start_cluster(
     bounded = _mount(folder / "spool")
     fork_server = ForkServer(Clock(folder / "clock").prefix)
     redis_process = RedisProcess(folder / "redis", program)
-    arguments = [
-        "--model", str(model), "--blob-url", f"file://{folder / 'spool'}", "--threads", "1",
-        "--lease-seconds", str(LEASE_SECONDS), "--checkpoint-seconds", "0.1", "--drain-seconds", "20",
-        "--recall-tokens", "200", "--idempotency-seconds", "300",
-        "--upload-seconds", "30",  # after this, unfinished uploads of killed replicas are removed
-        *[part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))],
-    ]  # fmt: skip
+    arguments = serve_flags(model, folder / "spool", **flags)
     proxies: list[FaultyProxy] = []
-    cluster = Cluster(folder, redis_process, [], bounded=bounded)
+    cluster = Cluster(folder, redis_process, bounded=bounded)
     try:
         if redis_clock:
             await redis_process.try_clock()
@@ -238,7 +273,9 @@ async def start_cluster(
             proxies.append(proxy)
             own_arguments = [*arguments, "--data-dir", str(folder / "data" / str(number))]
             own_clock = Clock(folder / f"clock{number}")
-            replica = Replica(number, proxy, own_clock, own_arguments, folder / f"replica{number}.log", fork_server)
+            replica = LocalReplica(
+                number, proxy, own_clock, own_arguments, folder / f"replica{number}.log", fork_server
+            )
             cluster.replicas.append(replica)
             await cluster.restart(replica)
         yield cluster

@@ -276,20 +276,24 @@ def soak(
 
 @bench.command()
 def history(
-    file: Annotated[Path, Argument(help="Write the history to this file.", callback=writable)],
+    file: Annotated[Path, Argument(help="Write the history to this file; continue if it has one.", callback=writable)],
     operations: Annotated[int, Option(help="Record so many operations.", min=1)] = 100_000,
     faults: Annotated[int, Option(help="Inject so many faults.", min=0)] = 50,
     minutes: Annotated[float, Option(help="Stop after so many minutes.", min=0)] = 60.0,
     clients: Annotated[int, Option(help="Run so many concurrent clients.", min=1, max=256)] = 8,
     replicas: Annotated[int, Option(help="Run so many server processes on one Redis.", min=1, max=64)] = 3,
     seed: Annotated[int, Option(help="Choose operations by this seed.", min=0)] = 0,
+    sentinel: Annotated[
+        bool,
+        Option(help="Use Redis with Sentinel and part the hosts, with network namespaces (Linux, as root)."),
+    ] = False,
     output: Output = None,
 ) -> None:
     """Record concurrent operations on sessions during faults, for the checker of linearizability in lab/checker."""
     from everlong_lab.chaos import ClusterError
     from everlong_lab.chaos.history import HistoryPlan, run
 
-    plan = HistoryPlan(file, operations, faults, minutes, clients, replicas, seed)
+    plan = HistoryPlan(file, operations, faults, minutes, clients, replicas, seed, sentinel)
     with reported(ClusterError, RuntimeError):
         _report(lambda: run(plan, progress), output)
 

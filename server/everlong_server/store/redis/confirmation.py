@@ -1,0 +1,41 @@
+"""`Confirmation`: whether what was read from Redis is still true, where Redis fails over (Sentinel, cluster).
+
+A master that was cut off does not know that there is a new one, and still answers reads: without what the new master has
+acknowledged, and with writes that will be lost. But no other Redis follows it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.keys import FENCE
+from everlong_server.store.redis.scripts import Scripts
+
+_NOTHING = "return 1"
+
+
+class Confirmation:
+    """Confirms that the Redis that answers is the master, by a write that its replicas must have (see `Scripts.run`)."""
+
+    def __init__(self, redis: Client) -> None:
+        self._scripts = Scripts(redis)
+        self._needed = bool(redis.copies)
+        self._one_at_a_time = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None
+
+    async def confirm(self) -> None:
+        """Return once everything that was read before this call is confirmed. Raises `RedisError` if it cannot be.
+
+        Calls that come while a write is on its way share the next one.
+        """
+        if not self._needed:
+            return
+        if self._next is None:
+            self._next = asyncio.create_task(self._write())
+        await asyncio.shield(self._next)
+
+    async def _write(self) -> None:
+        async with self._one_at_a_time:
+            self._next = None
+            await self._scripts.run(_NOTHING, [FENCE], [])
