@@ -47,10 +47,21 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 """By transformers' `model_type`. The models have three layers."""
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt2": {"bos_token_id": 0, "eos_token_id": 0},
+    "gpt_neox": {"intermediate_size": 192},
+    "falcon": {"bos_token_id": 0, "eos_token_id": 0},
+}
+"""Families without the fast path."""
+
 
 def model(kind: str, **sizes: Any) -> PreTrainedModel:
-    """Return a model of this `model_type`, with the weights that transformers initialises it with."""
-    fields = SIZES | SWITCHES[kind] | sizes
+    """Return a model of this `model_type` of `SWITCHES` or `OTHERS`, with the weights that transformers initialises it with."""
+    fields = SIZES | {**SWITCHES, **OTHERS}[kind] | sizes
+    if kind in ("gpt2", "gpt_neox", "falcon"):
+        del fields["head_dim"], fields["num_key_value_heads"]
     if kind == "phi3":  # its config has no head_dim
         del fields["head_dim"]
         half = int(fields["hidden_size"] // fields["num_attention_heads"] * 0.75) // 2
