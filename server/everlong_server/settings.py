@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
+from everlong_server.engine.documents.formats.languages import Language
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
@@ -77,6 +78,13 @@ class Settings(BaseSettings):
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, or a backbone (Hugging Face folder, .gguf file or hub name); unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
     )
+    models: tuple[str, ...] = Field((), description="Further models that requests can name, as a JSON list.")
+    models_memory: int | None = Field(
+        None, ge=1, description="Memory in bytes that the loaded models may take, as estimated; unset: what is free."
+    )
+    model_idle_seconds: float = Field(
+        300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
+    )
     memory: str | None = Field(
         None, description="Memory to put around a plain backbone, such as window (the default) or rmt."
     )
@@ -124,6 +132,13 @@ class Settings(BaseSettings):
     )
 
     max_document_bytes: int = Field(4 * GiB, ge=1, description="Maximum size of a document, in bytes.")
+    ocr_models: Path | None = Field(
+        None, description="Folder with RapidOCR's recognition models of languages that its wheel does not recognise."
+    )
+    ocr_language: str = Field(
+        "any",
+        description="Language of the text in pictures: `any` (all that the wheel's model recognises), `latin`, `greek`, `chinese` or `japanese`, which allow the letters of these scripts only; or, with its model in `ocr_models`, `cyrillic`, `devanagari`, `eslav`, `korean`, `ta`, `te` or `th`.",
+    )
     fetch_hosts: tuple[str, ...] = Field(
         (),
         description='Hosts (with their ports) that documents may be fetched from, as a JSON list such as ["www.example.org"]; empty: fetching is off.',
@@ -142,6 +157,8 @@ class Settings(BaseSettings):
         "auto",
         description="Whether documents are also searched by meaning: auto, with the packaged all-MiniLM-L6-v2 (English) if it is installed; off; or a folder of another model in sentence-transformers' format.",
     )
+    max_batch_bytes: int = Field(200 * MiB, ge=1, description="Maximum size of a batch's input file, in bytes.")
+    max_batch_lines: int = Field(50_000, ge=1, description="Maximum number of requests in a batch.")
     max_session_documents: int = Field(64, ge=1, description="Maximum number of documents in one session.")
     max_streams: int | None = Field(
         None, ge=1, le=4096, description="Maximum number of answers generated at once; unset: 8 on a CPU, else 64."
@@ -176,7 +193,7 @@ class Settings(BaseSettings):
     tenant_bytes: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of bytes stored per tenant in documents, multipart uploads, responses and vector stores; unset: no limit.",
+        description="Maximum number of bytes stored per tenant in documents, multipart uploads, responses, vector stores, batches and their files; unset: no limit.",
     )
     tenant_sessions: int | None = Field(
         None, ge=1, description="Maximum number of sessions per tenant; unset: no limit."
@@ -195,7 +212,7 @@ class Settings(BaseSettings):
     turn_seconds: float = Field(
         10.0,
         ge=0,
-        description="Time in seconds after which a document that is being read yields to waiting documents and goes to the end of the queue.",
+        description="Time in seconds after which a document or batch yields to others that wait and goes to the end of the queue.",
     )
     checkpoint_seconds: float = Field(
         1.0, ge=0, description="Maximum time in seconds between checkpoints of a document that is being read."
@@ -221,6 +238,12 @@ class Settings(BaseSettings):
         le=1e9,
         description="Time in seconds that a stored response is kept after it was last used as previous_response_id.",
     )
+    batch_seconds: float = Field(
+        30 * 86400.0,
+        ge=2 * 86400.0,
+        le=1e9,
+        description="Time in seconds that a batch, its input file and its output files are kept after their creation.",
+    )
     lease_seconds: float = Field(
         15.0, gt=0, description="Time in seconds after which a writer that does not renew its lease loses its session."
     )
@@ -244,6 +267,11 @@ class Settings(BaseSettings):
     def _normalise_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         """Return the hosts as an HTTP client sends them: in lower case and ASCII."""
         return tuple(_normalised_authority(host) for host in hosts)
+
+    @field_validator("ocr_language")
+    @classmethod
+    def _check_language(cls, name: str, info: ValidationInfo) -> str:
+        return Language(name, info.data.get("ocr_models")).name
 
     @field_validator("redis_url")
     @classmethod
@@ -284,10 +312,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
     "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (
-        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "recall_passages", "recall_tokens",
+        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "max_batch_bytes", "max_batch_lines", "recall_passages",
+        "recall_tokens",
     ),
+    "Text in pictures": ("ocr_language", "ocr_models"),
     "Scheduling": (
         "max_streams", "max_queued", "max_readers", "reading_rows", "reading_share", "max_decode_stall_ms", "turn_seconds",
         "checkpoint_seconds",
@@ -297,7 +328,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tenant_tokens_per_day",
     ),
     "Lifetimes and timeouts": (
-        "chat_seconds", "response_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
+        "chat_seconds", "response_seconds", "batch_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
         "websocket_idle_seconds", "drain_seconds",
     ),
     "Logging": ("log_format", "log_level"),

@@ -21,7 +21,9 @@ KINDS = {
     "response": "resp",
     "upload": "upload",
     "part": "part",
-    "batch": "vsfb",
+    "file_batch": "vsfb",
+    "batch": "batch",
+    "input_file": "file",
     "vector_store": "vs",
 }
 UNKNOWN = {f"{kind}_id": f"{prefix}_{'0' * 32}" for kind, prefix in KINDS.items()} | {"key_id": "0" * 16}
@@ -80,6 +82,9 @@ def tenant(server: Server, name: str) -> Tenant:
     part = http.post(f"/v1/uploads/{upload}/parts", files={"data": b"half a te"}).json()["id"]
     store = http.post("/v1/vector_stores", json={"file_ids": [document]}).json()["id"]
     batch = http.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [document]}).json()["id"]
-    ids = {"vector_store_id": store, "batch_id": batch, "document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
+    requests = http.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}).json()["id"]
+    asked = {"input_file_id": requests, "endpoint": "/v1/completions", "completion_window": "24h"}
+    requested = http.post("/v1/batches", json=asked).json()["id"]
+    ids = {"vector_store_id": store, "file_batch_id": batch, "batch_id": requested, "input_file_id": requests, "document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
            "upload_id": upload, "part_id": part, "key_id": new_key(server, name).split("_")[1]}  # fmt: skip
     return Tenant(name, key, http, ids)

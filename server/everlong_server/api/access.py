@@ -22,6 +22,8 @@ from everlong_server.settings import Settings
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.tenants.credentials import SCOPES, Caller
 
+INTERNAL_CALLER = "everlong.caller"
+"""The entry of a scope in which the server itself names the caller of a request that it makes, such as one of a batch."""
 PROBE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json", "/favicon.ico"}
 """Paths that need no key: probes, and pages without users' data."""
@@ -55,6 +57,10 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        if INTERNAL_CALLER in scope:
+            scope.setdefault("state", {})["caller"] = scope[INTERNAL_CALLER]
             await self._app(scope, receive, send)
             return
         needed = scope_of(scope.get("method", "WEBSOCKET"), scope["path"])

@@ -1,4 +1,4 @@
-"""`JobWorker`: the one loop that works on jobs of every kind: readings and background responses."""
+"""`JobWorker`: the one loop that works on jobs of every kind: readings, background responses and batches."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ class JobWorker(ABC, Generic[C]):
 
     noun: ClassVar[str]
     """What a job is about, for logs and metrics: "reading"."""
+    queue: ClassVar[str]
+    """The name of its queue in the metrics: "readings"."""
     max_tries: ClassVar[int]
     remedy: ClassVar[str]
     """What the caller can do about a job that has used up its tries."""
@@ -118,7 +120,7 @@ class JobWorker(ABC, Generic[C]):
                     await self._jobs.prepare(alone=False)
             return None
         if job is not None and job.redelivered:
-            self._metrics.redeliveries.labels(f"{self.noun}s").inc()
+            self._metrics.redeliveries.labels(self.queue).inc()
         return job
 
     async def work_on(self, job: Job) -> None:

@@ -11,11 +11,14 @@ from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
+from everlong_server.services.models import ServedModels
 from everlong_server.settings import Settings
+from everlong_server.store.batches.batches import Batches
+from everlong_server.store.batches.files import BatchFiles
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
-from everlong_server.store.jobs import Jobs
+from everlong_server.store.jobs import Jobs, ModelQueues
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.confirmation import Confirmation
@@ -36,8 +39,8 @@ from everlong_server.store.vector_stores.stores import VectorStores
 class Stores:
     """All stored data. The stores in Redis have a method `of(tenant)`.
 
-    `documents`, `uploads` and `responses` see all tenants; `quota`, `idempotency`, `sessions`, `chats` and `vector_stores` see the
-    default one.
+    `documents`, `uploads`, `responses` and `batches` see all tenants; `quota`, `idempotency`, `sessions`, `chats`, `vector_stores` and
+    `batch_files` see the default one.
     """
 
     quota: Quota
@@ -52,6 +55,9 @@ class Stores:
     reading_jobs: Jobs
     background_jobs: Jobs
     """The queue of background responses."""
+    batches: Batches
+    batch_files: BatchFiles
+    batch_jobs: Jobs
     slots: StreamSlots
 
     @classmethod
@@ -59,7 +65,9 @@ class Stores:
         """Open the stores. `fingerprint`: of the served model; `replica`: id of this server."""
         vault = Vault.load(settings.encryption_key_file)
         slots = StreamSlots(redis, replica)
+        queues = ModelQueues.open(redis, fingerprint, replica, settings.lease_seconds)
         quota = Quota(redis, DEFAULT_TENANT, tenant_limits(settings), slots)
+        blobs = Blobs(settings.blobs, vault, settings.private_dir)
         return cls(
             quota=quota,
             idempotency=IdempotencyRecords(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault),
@@ -69,9 +77,12 @@ class Stores:
             uploads=Uploads(redis, None, vault),
             responses=Responses(redis, None, settings.response_seconds, vault),
             vector_stores=VectorStores(redis, DEFAULT_TENANT, quota, vault),
-            blobs=Blobs(settings.blobs, vault, settings.private_dir),
-            reading_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds),
-            background_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds, keys.responses),
+            blobs=blobs,
+            reading_jobs=queues.readings,
+            background_jobs=queues.responses,
+            batches=Batches(redis, None, quota, settings.batch_seconds, vault),
+            batch_files=BatchFiles(redis, blobs, DEFAULT_TENANT, quota, vault),
+            batch_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds, keys.batch_jobs),
             slots=slots,
         )
 
@@ -90,6 +101,8 @@ class Shared:
     token_offsets: TokenOffsets
     embedder: Embedder | None
     """Turns passages into vectors; None: documents are searched by words alone."""
+    models: ServedModels
+    """All models that requests can name. `model` is one of them."""
     vector_builds: VectorBuilds
     metrics: Metrics
     tracing: Tracing

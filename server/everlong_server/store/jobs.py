@@ -101,7 +101,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An entry of the stream. `id`: the reading or response to work on. `fields`: all fields and values of the entry."""
+    """An entry of the stream. `id`: the reading, response or batch to work on. `fields`: all fields and values of the entry."""
 
     entry: str
     id: str
@@ -241,6 +241,31 @@ class Jobs:
         if nobody owns `other`."""
         args = [keys.READERS, self._replica, job.entry, other, *again]
         return bool(await self._scripts.run(_END, [self._stream], args))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQueues:
+    """The jobs of one model: `readings` and background `responses`."""
+
+    readings: Jobs
+    responses: Jobs
+
+    @classmethod
+    def open(cls, redis: Client, model: str, replica: str, lease_seconds: float) -> ModelQueues:
+        """Open the queues of the model with that fingerprint. `replica`: the id with which a server takes jobs from them, and by
+        which others know that it serves the model."""
+        return cls(
+            Jobs(redis, model, replica, lease_seconds), Jobs(redis, model, replica, lease_seconds, keys.responses)
+        )
+
+    async def prepare(self) -> None:
+        """See `Jobs.prepare`."""
+        await self.readings.prepare(alone=False)
+        await self.responses.prepare(alone=False)
+
+    async def lengths(self) -> tuple[int, int]:
+        """Return how many readings and responses wait or are being worked on."""
+        return await self.readings.length(), await self.responses.length()
 
 
 def _job(entry: str, fields: list[bytes], *, redelivered: bool = False) -> Job:

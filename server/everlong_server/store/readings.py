@@ -93,7 +93,7 @@ return redis.call('HINCRBY', KEYS[1], 'version', 1)
 
 
 class StaleClaim(Exception):
-    """The claim on a reading no longer holds: another reader has it, it is gone, or its version changed. Nothing was written."""
+    """The claim on a reading or batch no longer holds: another worker has it, it is gone, or its version changed. Nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from everlong_server.store.texts.notes import Note
 Hash = Mapping[bytes, bytes]
 DEFAULT_TENANT = "default"
 """The only tenant of a server that requires no API keys."""
-_ID = re.compile(r"(doc|ses|resp|upload|part|vs|vsfb)_[0-9a-f]{32}")
+_ID = re.compile(r"(doc|ses|resp|upload|part|vs|vsfb|file|batch)_[0-9a-f]{32}")
 
 
 def new_id(prefix: str) -> str:

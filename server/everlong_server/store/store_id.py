@@ -55,7 +55,7 @@ async def has_matching_store_id(redis: Client, blobs: Blobs) -> bool:
 
 
 async def existing_owners(redis: Client, ids: Collection[str]) -> set[str]:
-    """Return those of `ids` that a document or an upload in Redis has; all of them while a backup is running.
+    """Return those of `ids` that a document, upload, file or batch in Redis has; all of them while a backup is running.
 
     Checks each id by itself: a SCAN could miss keys, and their texts would be deleted. Raises `RedisError`, also if Redis has
     lost its data.

@@ -39,6 +39,8 @@ FIELDS = frozenset(
         "label",
         "attributes",
         "searched",
+        "batch",
+        "errors",
     }
 )
 """The hash fields that are sealed, in keys that have sealed fields (`keys.sealed`): all that users wrote or that derives from it."""

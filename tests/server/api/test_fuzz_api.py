@@ -73,7 +73,10 @@ def real(client: httpx.Client) -> dict[str, str]:
     upload = client.post("/v1/uploads", json=facts).json()["id"]
     store = client.post("/v1/vector_stores", json={"file_ids": [document]}).json()["id"]
     batch = client.post(f"/v1/vector_stores/{store}/file_batches", json={"file_ids": [document]}).json()["id"]
-    return {"vector_store_id": store, "batch_id": batch, "document_id": document, "file_id": document, "session_id": session, "response_id": response,
+    requests = client.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}).json()["id"]
+    asked = {"input_file_id": requests, "endpoint": "/v1/completions", "completion_window": "24h"}
+    requested = client.post("/v1/batches", json=asked).json()["id"]
+    return {"vector_store_id": store, "file_batch_id": batch, "batch_id": requested, "document_id": document, "file_id": document, "session_id": session, "response_id": response,
             "upload_id": upload, "model_id": "tiny-rmt"}  # fmt: skip
 
 

@@ -28,6 +28,7 @@ POSTS = {path: methods["post"] for path, methods in openapi()["paths"].items() i
 WITHOUT = {
     "/v1/uploads/{upload_id}/cancel": "cancels: a second time changes nothing",
     "/v1/responses/{response_id}/cancel": "cancels: a second time changes nothing",
+    "/v1/batches/{batch_id}/cancel": "cancels: a second time changes nothing",
     "/v1/messages/count_tokens": "counts: a second time changes nothing",
     "/v1/search": "makes nothing",
     "/api/show": "makes nothing",
@@ -56,6 +57,7 @@ ANTHROPIC = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}],
 OLLAMA = {"model": MODEL, "prompt": "Hello", "stream": False, "options": {"num_predict": 4, "seed": 1}}
 OLLAMA_CHAT = {"messages": ANTHROPIC["messages"], **{name: OLLAMA[name] for name in ("model", "stream", "options")}}
 RESPONSE = {"input": "Hello", "max_output_tokens": 16, "ignore_eos": True, "temperature": 0}
+BATCH = {"input_file_id": "REQUESTS", "endpoint": "/v1/completions", "completion_window": "24h"}
 UPLOAD = {"bytes": 5, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
 
 
@@ -81,6 +83,11 @@ CASES = {
         "/v1/files", {"files": {"file": b"words"}, "data": {"purpose": "user_data"}},
         {"files": {"file": b"others"}, "data": {"purpose": "user_data"}}, ("document",),
     ),
+    "batch file": Case(
+        "/v1/files", {"files": {"file": b"words"}, "data": {"purpose": "batch"}},
+        {"files": {"file": b"others"}, "data": {"purpose": "batch"}}, ("batch_file",),
+    ),
+    "batch": Case("/v1/batches", {"json": BATCH}, {"json": BATCH | {"endpoint": "/v1/responses"}}, ("batch",)),
     "session": Case("/v1/sessions", {"json": {}}, {"json": {"recall": {"passages": 0}}}, ("session",)),
     "fork": Case("/v1/sessions/{session_id}/fork", {}, {}, ("session",)),
     "message": Case(
@@ -134,6 +141,7 @@ class Requests:
             name: post("/v1/uploads", json=UPLOAD).json()["id"] for name in ("upload_id", "whole_upload")
         }
         self.file = server.upload("words")["id"]
+        self.requests = post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}).json()["id"]
         self.ids["vector_store_id"] = post("/v1/vector_stores", json={}).json()["id"]
         part = post(f"/v1/uploads/{self.ids['whole_upload']}/parts", files={"data": b"words"})
         self.part = part.json()["id"]
@@ -142,7 +150,9 @@ class Requests:
         sent = dict(request)
         if "json" in sent:
             text = json.dumps(sent["json"]).replace("WEB", f"http://{self.web}")
-            sent["json"] = json.loads(text.replace("PART", self.part).replace("FILE", self.file))
+            sent["json"] = json.loads(
+                text.replace("PART", self.part).replace("FILE", self.file).replace("REQUESTS", self.requests)
+            )
         sent["headers"] = sent.get("headers", {}) | {"Idempotency-Key": key}
         return self.server.http.post(case.path.format(**self.ids), **sent)
 

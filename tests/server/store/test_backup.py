@@ -88,10 +88,17 @@ def test_a_store_that_is_in_use_continues_elsewhere_bit_for_bit(
     upload = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
     upload = server.http.post("/v1/uploads", json=upload).json()["id"]
     part = server.http.post(f"/v1/uploads/{upload}/parts", files={"data": b"ten words."}).json()["id"]
+    body = {"model": "tiny-rmt", "prompt": "Once", "max_tokens": 60, "ignore_eos": True}
+    lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body} for n in range(60)]
+    requests = {"file": "\n".join(map(json.dumps, lines))}
+    input_file = server.http.post("/v1/files", files=requests, data={"purpose": "batch"}).json()["id"]
+    batch = {"input_file_id": input_file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = server.http.post("/v1/batches", json=batch).json()["id"]
     stored = {
         path: server.http.get(path).json()
         for path in (f"/v1/documents/{document}", f"/v1/documents/{document}/text?end_byte=9000", f"/v1/sessions/{session}",
-                     f"/v1/sessions/{session}/messages", f"/v1/sessions/{session}/memory", f"/v1/responses/{response['id']}")
+                     f"/v1/sessions/{session}/messages", f"/v1/sessions/{session}/memory", f"/v1/responses/{response['id']}",
+                     f"/v1/files/{input_file}")
     }  # fmt: skip
     load = Load(server)
     wait_for(lambda: load.done)
@@ -118,6 +125,10 @@ def test_a_store_that_is_in_use_continues_elsewhere_bit_for_bit(
     assert (two["content"], two["evidence"]) == (one["content"], one["evidence"])
     one, two = (each.get_session(session)["state_digest"] for each in (server, restored))
     assert one == two
+    for each in (server, restored):
+        answered = wait_for(lambda each=each: each.http.get(f"/v1/batches/{batch}").json()["output_file_id"])
+        results = each.http.get(f"/v1/files/{answered}/content").text.splitlines()
+        assert [json.loads(line)["custom_id"] for line in results] == [str(n) for n in range(60)]
     completed = restored.http.post(f"/v1/uploads/{upload}/complete", json={"part_ids": [part]})
     assert completed.json()["status"] == "completed", completed.text
     for each in restored.http.get("/v1/documents").json()[

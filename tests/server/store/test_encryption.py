@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import struct
 import subprocess
@@ -293,6 +294,22 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
     facts = {"bytes": len(TEXT), "filename": f"{MARKER}.txt", "mime_type": "text/plain", "purpose": "user_data"}
     upload = http.post("/v1/uploads", json=facts).json()["id"]
     assert http.post(f"/v1/uploads/{upload}/parts", files={"data": TEXT.encode()}).status_code == 200
+    echoed = {"model": "tiny-rmt", "prompt": f"The {MARKER}", "echo": True, "max_tokens": 2, "seed": 1}
+    request = {"custom_id": MARKER, "method": "POST", "url": "/v1/completions", "body": echoed}
+    requests = {"file": (f"{MARKER}.jsonl", json.dumps(request))}
+    input_file = http.post("/v1/files", files=requests, data={"purpose": "batch"}).json()["id"]
+    batched = {
+        "input_file_id": input_file,
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+        "metadata": {MARKER: MARKER},
+    }
+    batch = http.post("/v1/batches", json=batched).json()["id"]
+    wait_for(lambda: http.get(f"/v1/batches/{batch}").json()["status"] == "completed")
+    wrong = {"file": ("b.jsonl", json.dumps(request | {"method": MARKER}))}
+    wrong = {"input_file_id": http.post("/v1/files", files=wrong, data={"purpose": "batch"}).json()["id"]}
+    refused = http.post("/v1/batches", json=batched | wrong).json()["id"]
+    wait_for(lambda: MARKER in str(http.get(f"/v1/batches/{refused}").json()["errors"]))
 
     def again(server: Server) -> list[Any]:
         http = server.http
@@ -305,6 +322,10 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
             http.get(f"/v1/documents/{document}/text", params={"start_byte": 0, "end_byte": 100}).json(),
             http.get(f"/v1/files/{file}").json()["filename"],
             http.get(f"/v1/vector_stores/{store}").json(),
+            http.get(f"/v1/batches/{batch}").json(),
+            http.get(f"/v1/batches/{refused}").json(),
+            http.get(f"/v1/files/{input_file}").json()["filename"],
+            http.get(f"/v1/files/{http.get(f'/v1/batches/{batch}').json()['output_file_id']}/content").text,
             http.get(f"/v1/vector_stores/{store}/files/{document}").json(),
             http.get(f"/v1/sessions/{session}/messages").json(),
             http.get(f"/v1/responses/{response}").json(),

@@ -88,7 +88,10 @@ function dateName({ created_at }: Session): string {
 
 let searching = false;
 
-// A search loads the conversations that are not loaded yet, page by page.
+const MOST_PAGES = 16;
+
+// A search loads the conversations that are not loaded yet: one page at first, then more and more before it shows them. Each time the
+// list is drawn anew, which takes longer than a frame when there are thousands.
 effect(() => {
   if (!searching && query.value.trim() && nextPages.value.sessions) void showErrors(loadAll);
 });
@@ -96,7 +99,7 @@ effect(() => {
 async function loadAll(): Promise<void> {
   searching = true;
   try {
-    while (query.value.trim() && nextPages.value.sessions) await loadMore("sessions");
+    for (let pages = 1; query.value.trim() && nextPages.value.sessions; pages = Math.min(2 * pages, MOST_PAGES)) await loadMore("sessions", pages);
   } finally {
     searching = false;
   }

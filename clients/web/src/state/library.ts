@@ -1,14 +1,14 @@
 /** The documents, uploads, sessions and model that the page shows. */
-import { computed, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { answerSettings } from "./settings.js";
 
-/** The models of the server: one, unless a gateway stands before several. */
+/** The models of the server, loaded or not. */
 export const models = signal<readonly Model[]>([]);
-/** The first of them, whose properties the page describes. */
+/** The first of them, which is always loaded, and whose properties the page describes. */
 export const model = computed(() => models.value[0] ?? null);
 export const documents = signal<ReadonlyMap<string, Document>>(new Map());
 export const sessions = signal<readonly Session[]>([]);
@@ -70,8 +70,8 @@ function nextCursor(page: List<{ id: string }>): string | null {
   return page.has_more ? (page.data.at(-1)?.id ?? null) : null;
 }
 
-/** Loads the next page of a list. */
-export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
+/** Loads the next page of a list; of the sessions, the next `pages`, which are shown at once. */
+export async function loadMore(kind: "documents" | "sessions", pages = 1): Promise<void> {
   const after = nextPages.value[kind];
   if (after === null) return;
   try {
@@ -84,11 +84,20 @@ export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
       void pollPending();
       if (fresh.length === 0) await loadMore(kind); // the whole page was known already
     } else {
-      const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after }));
+      const fresh: Session[] = [];
+      let next: string | null = after;
+      for (let n = 0; n < pages && next !== null; n++) {
+        const cursor: string = next;
+        const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after: cursor }));
+        fresh.push(...page.data);
+        next = nextCursor(page);
+      }
       const known = new Set(sessions.value.map(({ id }) => id));
-      sessions.value = [...sessions.value, ...page.data.filter(({ id }) => !known.has(id))];
-      nextPages.value = { ...nextPages.value, sessions: nextCursor(page) };
-      for (const session of page.data) void followSession(session);
+      batch(() => {
+        sessions.value = [...sessions.value, ...fresh.filter(({ id }) => !known.has(id))];
+        nextPages.value = { ...nextPages.value, sessions: next };
+      });
+      for (const session of fresh) void followSession(session);
     }
   } catch (error) {
     if (!(error instanceof NotFoundError)) throw error;
@@ -221,9 +230,12 @@ export function chosenModel(): Model | null {
 
 /** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. */
 export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<void> {
-  const empty = sessions.value.find((each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join());
+  const chosen = chosenModel()?.id ?? null;
+  const empty = sessions.value.find(
+    (each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join() && (chosen ?? each.model) === each.model,
+  );
   if (empty) return shouldNavigate() ? navigate({ session: empty.id, panel: null }) : undefined;
-  const options = { idempotencyKey: newIdempotencyKey(), model: chosenModel()?.id ?? null };
+  const options = { idempotencyKey: newIdempotencyKey(), model: chosen };
   const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
   addSession(session);
   if (shouldNavigate()) navigate({ session: session.id, panel: null });

@@ -97,6 +97,7 @@ async def count_tokens(
 
 
 async def _count(services: Services, body: CountMessageTokens) -> TokenCount:
+    services = await services.with_model(body.model)
     conversation = await parse_conversation(services, body)
     recall = answer_recall(services, body.recall)
     if conversation.documents:
@@ -116,6 +117,7 @@ def _require_version(version: str | None) -> None:
 
 async def _begin(services: Services, body: CreateAnthropicMessage) -> tuple[Turn, Conversation]:
     """Start the turn of a request, once its documents are read. Raises `ServerError` if it is invalid or refused."""
+    services = await services.with_model(body.model)
     params, recall = await _sampling(services, body), answer_recall(services, body.recall)
     conversation = await parse_conversation(services, body)
     if conversation.documents:

@@ -32,6 +32,8 @@ class FormParser:
         """The file name of the part, once its headers are parsed."""
         self._media_type: str | None = None
         self._fields: dict[str, bytearray] = {}
+        self._complete: set[str] = set()
+        """The fields whose values are parsed."""
         self._field: str | None = None
         """The field whose value is being parsed; None: the file."""
         self._ended = False
@@ -45,6 +47,11 @@ class FormParser:
     def media_type(self) -> str | None:
         """Media type of the file, if the form gives one."""
         return self._media_type
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Values of the required fields that were parsed so far."""
+        return {name: value.decode() for name, value in self._fields.items() if name in self._complete}
 
     async def chunks(self, stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Parse the form and yield the content of the file. Raises `InvalidRequest` for a malformed or incomplete form."""
@@ -117,6 +124,7 @@ class FormParser:
                 raise InvalidRequest(
                     f"{self._field} must be {' or '.join(map(repr, allowed))}, got {given[:60]!r}", param=self._field
                 )
+            self._complete.add(self._field)
 
     def _end(self) -> None:
         self._ended = True

@@ -63,6 +63,8 @@ class RequestFile:
         self._limit = limit
         self.filename: str | None = None
         self.media_type: str | None = None
+        self.values: dict[str, str] = {}
+        """Values of the form's fields before the chunk that was yielded last; at the end, of all."""
 
     @property
     def announced_bytes(self) -> int:
@@ -82,8 +84,9 @@ class RequestFile:
             async with contextlib.aclosing(form.chunks(self._body.stream())) as chunks:
                 async for chunk in chunks:
                     self.filename, self.media_type = form.filename or filename, form.media_type
+                    self.values = form.fields
                     yield chunk
-            self.filename = form.filename or filename
+            self.filename, self.values = form.filename or filename, form.fields
             return
         if self._fields is not None:
             raise UnsupportedMedia(

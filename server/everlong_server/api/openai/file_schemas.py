@@ -11,15 +11,15 @@ from everlong_server.engine.documents.multipart_uploads import MAX_PARTS
 
 
 class File(Wire):
-    """A document in the format of OpenAI's API."""
+    """A document, or a file of batches, in the format of OpenAI's API."""
 
     id: str
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
-    expires_at: None = None
+    expires_at: int | None = Field(None, description="when a file of batches is deleted; null: never")
     filename: str
-    purpose: Literal["user_data"] = "user_data"
+    purpose: Literal["user_data", "batch", "batch_output"] = "user_data"
     status: str = Field(description="uploaded (being read), processed or error")
     status_details: str | None
 

@@ -1,4 +1,4 @@
-"""`/v1/files`: documents in the format of OpenAI's API. A file is a document and has the document's id."""
+"""`/v1/files`: documents and the files of batches in the format of OpenAI's API. A file that is a document has the document's id."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from typing import IO, Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
+from everlong_server.api.bodies.request_file import BINARY, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.file_schemas import File, FileDeleted, FileList
-from everlong_server.api.openai.file_view import find_file, no_file, view_file
+from everlong_server.api.openai.file_upload import BATCH, BATCH_OUTPUT, DOCUMENT, receive_file
+from everlong_server.api.openai.file_view import find_file, is_batch_file, no_file, view_file
 from everlong_server.api.schemas import AfterId
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
+from everlong_server.store.batches.files import BatchFile
 
 router = APIRouter(prefix="/v1/files", tags=["openai"], responses=ERROR_RESPONSES)
 
-PURPOSE = "user_data"
 _PIECE = 1 << 18
-_UPLOAD = request_body({"file": BINARY, "purpose": {"type": "string", "enum": [PURPOSE]}})
+_UPLOAD = request_body({"file": BINARY, "purpose": {"type": "string", "enum": [DOCUMENT, BATCH]}})
 
 
 @router.post("", openapi_extra=_UPLOAD)
 async def create(request: Request, services: CallerServices, key: IdempotencyKey = None) -> File:
-    """Uploads a file. The server reads it in the background; `status` is "processed" when it has been read."""
+    """Uploads a file.
+
+    With the purpose `user_data`, the server reads it in the background; `status` is "processed" when it has been read. A file with
+    the purpose `batch` is only stored: it has the requests of a batch.
+    """
     async with await services.idempotency.begin(key) as record:
-        source = RequestFile(request, fields={"purpose": [PURPOSE]}, limit=services.ingest.max_bytes)
-        document = await services.ingest.add(source, record, "file")
+        file = await receive_file(services, request, record)
         if record.answer is not None:
             return File.model_validate(record.answer)
-        view = await view_file(services, document)
+        view = await view_file(services, file)
         await record.finish(view.model_dump(mode="json"))
         return view
 
@@ -48,13 +52,22 @@ async def index(
     after: AfterId = None,
 ) -> FileList:
     """Lists all files, newest first."""
-    if purpose not in (None, PURPOSE):
+    kinds: list[Literal["document", "batch"]] = []
+    if purpose in (None, DOCUMENT):
+        kinds.append("document")
+    if purpose in (None, BATCH, BATCH_OUTPUT):
+        kinds.append("batch")
+    if not kinds:
         return FileList(data=[], has_more=False)
-    page, more = await services.documents.newest(limit, after)
-    data = []
-    for document in page:
-        with contextlib.suppress(NotFound):  # deleted since the page was loaded
-            data.append(await view_file(services, document))
+    data: list[File] = []
+    last, more = after, True
+    while more and len(data) < limit:
+        ids, more = await services.batches.files.newest(limit - len(data), last, kinds)
+        for last in ids:
+            with contextlib.suppress(NotFound):  # deleted or expired since
+                file = await find_file(services, last)
+                if purpose is None or not isinstance(file, BatchFile) or file.purpose == purpose:
+                    data.append(await view_file(services, file))
     return FileList(data=data, has_more=more)
 
 
@@ -67,20 +80,23 @@ async def get(file_id: str, services: CallerServices) -> File:
 @router.get("/{file_id}/content", response_class=StreamingResponse)
 async def content(file_id: str, services: CallerServices) -> StreamingResponse:
     """Returns the file's text."""
-    document = await find_file(services, file_id)
+    found = await find_file(services, file_id)
     try:
-        file = await asyncio.to_thread(services.shared.stores.blobs.open, document.id)
+        file = await asyncio.to_thread(services.shared.stores.blobs.open, found.id)
     except FileNotFoundError:  # deleted in the meantime
         raise no_file(file_id) from None
-    size = document.text_offset + document.bytes
+    size = found.bytes if isinstance(found, BatchFile) else found.text_offset + found.bytes
     return StreamingResponse(_pieces(file), media_type="text/plain", headers={"Content-Length": str(size)})
 
 
 @router.delete("/{file_id}")
 async def delete(file_id: str, services: CallerServices) -> FileDeleted:
-    """Deletes a file, its text and its state."""
+    """Deletes a file, its text and its state. A batch whose input file is deleted fails, and keeps the results that it has."""
     try:
-        await services.ingest.delete(file_id)
+        if is_batch_file(file_id):
+            await services.batches.files.delete(file_id)
+        else:
+            await services.ingest.delete(file_id)
     except NotFound:
         raise no_file(file_id) from None
     return FileDeleted(id=file_id)

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from everlong_server.engine.answering.responses import ResponseTurn, ResponseTurns, Store
 from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.device.priority import background_priority
 from everlong_server.engine.jobs import CannotDoHere, JobWorker, Stopping
 from everlong_server.errors import DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
 from everlong_server.observability.metrics import Metrics
@@ -35,6 +36,7 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
     """
 
     noun = "response"
+    queue = "responses"
     max_tries = 5
     remedy = "create the response again"
 
@@ -76,7 +78,10 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
         """Answer the response and return whether it is over; False if it must wait."""
         try:
             response = await self._store.get(id)
-            with self._tracing.span("respond", "consumer", parent=response.trace, everlong__response=response.id):
+            with (
+                background_priority(),
+                self._tracing.span("respond", "consumer", parent=response.trace, everlong__response=response.id),
+            ):
                 return await self._respond(response, claim)
         except FileNotFoundError:
             raise  # counts as a try: the text may be gone for good

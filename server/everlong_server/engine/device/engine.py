@@ -14,7 +14,9 @@ from torch import Tensor
 
 from everlong_models import Grammar, GrammarCompiler, GrammarError, MemoryState, MemoryView, Model, Tool, ToolFormat
 from everlong_server.engine.device.answer_text import TokenDelta
+from everlong_server.engine.device.device_lock import DeviceLock
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
+from everlong_server.engine.device.priority import in_background
 from everlong_server.engine.device.requests import (
     AnswerFinished,
     AnswerRequest,
@@ -47,19 +49,21 @@ class Engine:
         reading_rows: int | None = None,
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
+        device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_queued`: answers that may wait beyond `max_streams`. `reading_share`, `max_stall` (seconds): see `Scheduler`.
-        `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: called on the device thread after each decode step with
+        `max_streams`, `reading_rows`, `graphs`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
         the share of streams that were in use."""
         self.model = model
         self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
         self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, bridge=self._bridge,
+            graphs=graphs, on_step=on_step, bridge=self._bridge, device_lock=device_lock,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0
+        self._in_background = 0
         self._durations: deque[float] = deque(maxlen=32)
         self._answers: set[asyncio.Queue[TokenDelta | AnswerFinished | RequestFailed]] = set()
         self.draining = False
@@ -121,7 +125,7 @@ class Engine:
     @property
     def admitted(self) -> int:
         """Number of admitted answers: those being generated and those waiting."""
-        return self._admitted
+        return self._admitted + self._in_background
 
     @property
     def rows(self) -> int:
@@ -135,13 +139,23 @@ class Engine:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Admit one answer for the length of the block. Raises `Overloaded` or `Unavailable` at once."""
+        """Admit one answer for the length of the block. Raises `Overloaded` or `Unavailable` at once.
+
+        Background answers take no place in the queue: their workers limit their number.
+        """
         if self.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
         if not self.alive:
             raise Unavailable(
                 "the engine has failed; the server must be restarted", code="engine_failed", retry_after=30
             )
+        if in_background():
+            self._in_background += 1
+            try:
+                yield
+            finally:
+                self._in_background -= 1
+            return
         if self._admitted >= self.max_streams + self._max_queued:
             waiting = self._admitted - self.max_streams + 1
             seconds = waiting * self.typical_seconds / self.max_streams
@@ -192,6 +206,7 @@ class Engine:
                 future.set_result(result)
 
         request = make(lambda result: self._bridge.call_soon(loop, settle, result))
+        request.background = in_background()
         self._runner.submit(request)
         try:
             return await future
@@ -207,6 +222,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenDelta | AnswerFinished | RequestFailed] = asyncio.Queue()
         answer.sink = lambda event: self._bridge.call_soon(loop, events.put_nowait, event)
+        answer.background = in_background()
         self._runner.submit(answer)
         self._answers.add(events)
         try:

@@ -51,7 +51,7 @@ class AnswerRequest:
     `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
     that enter the state while the request runs are always attended to. `prompt_only`: if the state keeps tokens, the answer
     attends to its prompt and to nothing before it; the tokens in `open` still become part of the state with their segment.
-    `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling.
+    `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `background`: the request waits for all others.
     """
 
     state: MemoryState
@@ -64,6 +64,7 @@ class AnswerRequest:
     prompt_only: bool = False
     grammar: Grammar | None = None
     owner: str = ""
+    background: bool = False
     id: int = -1
     cancelled: bool = False
     # The fields below belong to the runner.
@@ -165,6 +166,7 @@ class PrefillRequest:
     tokens: Tensor
     sink: Callable[[MemoryState | RequestFailed], None]
     owner: str = ""
+    background: bool = False
     id: int = -1
     cancelled: bool = False
     tokens_read: int = 0
@@ -180,6 +182,7 @@ class MemoryViewRequest:
     tokens_read: int
     sink: Callable[[MemoryView | RequestFailed], None]
     owner: str = ""
+    background: bool = False
     id: int = -1
     cancelled: bool = False
 
@@ -193,6 +196,7 @@ class ScoreRequest:
     top: int
     sink: Callable[[list[dict[str, Any]] | RequestFailed], None]
     owner: str = ""
+    background: bool = False
     id: int = -1
     cancelled: bool = False
     # The fields below belong to the runner.

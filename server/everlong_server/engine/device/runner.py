@@ -1,6 +1,6 @@
 """`Runner`: the one thread that owns the device. It takes requests and passes tokens, states and views to their sinks.
 
-All answers are decoded as one batch. The runner calls sinks on its own thread, so they must be quick and thread-safe.
+All answers are decoded as one batch. Sinks are called on the runner's thread, so they must be quick and thread-safe.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, StepGraphs
 from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
+from everlong_server.engine.device.device_lock import DeviceLock
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.inbox import Inbox
 from everlong_server.engine.device.prefill_batch import Prefillable, PrefillBatch
@@ -50,15 +51,15 @@ class Runner:
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
         bridge: EventLoopBridge | None = None,
+        device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_streams`: answers generated at once; None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
         prefilled in one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `reading_share`, `max_stall`: see
         `Scheduler`. `graphs`: on a GPU, record decode steps, prefill and sampling as CUDA graphs. `on_step`: called after each
         decode step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it
-        prepares a step."""
-        self._model = model
-        self._on_step, self._bridge = on_step, bridge or EventLoopBridge()
-        self._memory = model.memory
+        prepares a step. `device_lock`: held while the model computes; shared by the runners of other models."""
+        self._model, self._memory, self._on_step = model, model.memory, on_step
+        self._bridge, self._device_lock = bridge or EventLoopBridge(), device_lock or DeviceLock()
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
         recorded = graphs and self._device.type == "cuda"
@@ -76,12 +77,10 @@ class Runner:
         self._full_answers: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
         """Answers whose segment is full, taken out of the batch, and the action that commits it: to continue or to end them."""
         self._ids = itertools.count(1)
-        self._last_step = 0.0
-        """Time of the last decode step."""
-        self._step_seconds = 0.0
-        """Duration of the last decode step."""
-        self._interrupted_seconds = 0.0
-        """Seconds that decode steps have taken from the current work."""
+        self._last_step = self._step_seconds = 0.0
+        """Time of the last decode step, and how long it took."""
+        self._started = self._interrupted_seconds = 0.0
+        """When the current work began, and the seconds that decode steps have taken from it."""
         self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
         self.dead: BaseException | None = None
         """The error that killed the thread, if one did."""
@@ -124,12 +123,12 @@ class Runner:
                     self._drop_cancelled()
                     work = self._scheduler.next() or (Work("step") if self._full_answers else None)
                     if work is not None:
-                        start, self._interrupted_seconds = time.perf_counter(), 0.0
-                        self._do(work)
-                        self._scheduler.record(work, time.perf_counter() - start - self._interrupted_seconds)
+                        with self._device_lock:
+                            self._started, self._interrupted_seconds = time.perf_counter(), 0.0
+                            self._do(work)
+                        self._scheduler.record(work, time.perf_counter() - self._started - self._interrupted_seconds)
                         self._scheduler.record(Work("step"), self._interrupted_seconds)
-        # Nothing can be computed after an AcceleratorError, so every handler passes it on to here. All waiting sinks must
-        # learn that the thread has died.
+        # Nothing can be computed after an AcceleratorError, so every handler passes it on to here.
         except BaseException as error:
             self.dead = error
             raise
@@ -148,16 +147,16 @@ class Runner:
             if isinstance(request, AnswerRequest):
                 self._schedule_answer(request)
             else:
-                self._scheduler.add_document(request.id, request.owner)
+                self._scheduler.add_document(request.id, request.owner, background=request.background)
 
     def _schedule_answer(self, request: AnswerRequest) -> None:
         """Queue the answer: as a document while its prompt exceeds a segment."""
         if request.prompt_only:
             request.hide_earlier_tokens()
         if len(request.open) + len(request.prompt) > self._memory.segment_length:
-            self._scheduler.add_document(request.id, request.owner)
+            self._scheduler.add_document(request.id, request.owner, background=request.background)
         else:
-            self._scheduler.add_prompt(request.id, request.owner)
+            self._queue_prompt(request)
         if request.params.repetition_penalty != 1:
             self._try(lambda answer: answer.collect_context(self._memory.kept_tokens(answer.state)), request)
 
@@ -183,14 +182,15 @@ class Runner:
             self._step_all()
         requests = [self._requests[id] for id in work.ids]
         for request in requests:
-            if isinstance(request, AnswerRequest) and request.started is None:
-                request.started = time.perf_counter()
+            if isinstance(request, AnswerRequest):
+                request.started = request.started or time.perf_counter()
         with at_yield_points(self._step_if_due):
             if work.kind == "read":
                 self._prefill(requests)
             elif work.kind == "open":
-                for request in requests:
-                    self._try(self._open, request)
+                self._try(self._open, requests[0])
+            elif work.kind == "suspend":
+                self._queue_prompt(requests[0])
             while self._full_answers:
                 request, action = self._full_answers.popleft()
                 self._try(action, request)
@@ -205,9 +205,9 @@ class Runner:
             self._fail(request, error)
 
     def _step_if_due(self) -> None:
-        """Run a decode step if one is due. Called at pauses within long work."""
-        start = time.perf_counter()
-        if self._scheduler.due(start - self._last_step, self._step_seconds):
+        """Run a decode step if one is due, after other models have had the device. Called at pauses within long work."""
+        self._started += self._device_lock.pass_on()
+        if self._scheduler.due((start := time.perf_counter()) - self._last_step, self._step_seconds):
             self._step_all()
             self._interrupted_seconds += time.perf_counter() - start
 
@@ -227,10 +227,8 @@ class Runner:
 
     def _fail_batch(self, error: Exception) -> None:
         """Fail all answers of the batch, as when the device is out of memory. Waiting requests are not affected."""
-        answers = {
-            *self._decode_batch.rows,
-            *(self._requests[id] for id in self._scheduler.streams if id in self._requests),
-        }
+        opened = (self._requests[id] for id in self._scheduler.streams if id in self._requests)
+        answers = {*self._decode_batch.rows, *opened}
         self._decode_batch.clear()
         for request in answers:
             self._fail(request, error)
@@ -246,10 +244,15 @@ class Runner:
         self._requests.pop(request.id, None)
 
     def _unschedule(self, request: Request) -> None:
-        """Remove the request from its queue or the batch."""
+        """Take the request out of its queue or the batch."""
         self._scheduler.remove(request.id)
         if isinstance(request, AnswerRequest) and request in self._decode_batch.rows:
             self._decode_batch.remove(request)
+
+    def _queue_prompt(self, request: Request) -> None:
+        """Queue an answer to be opened: a new one, or one of the batch, which continues where it was."""
+        self._unschedule(request)
+        self._scheduler.add_prompt(request.id, request.owner, background=request.background)
 
     # Prefill
 
@@ -279,8 +282,7 @@ class Runner:
         request.prompt_read += S - len(request.open)
         request.commit_segment(state, S)
         if len(request.prompt) - request.prompt_read <= S:
-            self._scheduler.remove(request.id)
-            self._scheduler.add_prompt(request.id, request.owner)
+            self._queue_prompt(request)
 
     def _view_memory(self, request: MemoryViewRequest) -> None:
         """Pass a view of the memory to the sink. It costs up to one segment's prefill and is scheduled like one."""
@@ -298,19 +300,16 @@ class Runner:
     # Answers
 
     def _open(self, request: AnswerRequest) -> None:
-        """Prefill the last 1 … S tokens before the answer into a KV cache and add it to the decode batch."""
+        """Prefill the answer's open segment of 1 … S tokens into a KV cache and add it to the decode batch."""
         request.state = request.state.to(self._device)
-        request.open_prompt(self._model.tokenizer, self._memory.vocab_size)
+        if request.sampler is None:
+            request.open_prompt(self._model.tokenizer, self._memory.vocab_size)
         self._decode_batch.add(request)
-        self._scheduler.opened(request.id)
+        self._scheduler.opened(request.id, background=request.background)
 
     def _commit_segment(self, request: AnswerRequest) -> None:
-        """Commit the answer's full segment to its state.
-
-        The segment is prefilled again, alone: the last bits of the batch's cache depend on the other rows of the batch. So a
-        state depends on its tokens alone, whatever else the server did. The prefill takes a small part of the time that
-        generating the segment took.
-        """
+        """Commit the answer's full segment to its state. It is prefilled again, alone, so that the state depends on its tokens alone:
+        the last bits of the batch's cache depend on the other rows."""
         request.commit_segment(
             self._prefill_batch.read_segments(torch.tensor([request.open]), request.state), len(request.open)
         )
@@ -320,7 +319,7 @@ class Runner:
         self._commit_segment(request)
         request.open = [token]
         self._decode_batch.add(request)
-        self._scheduler.opened(request.id)
+        self._scheduler.opened(request.id, background=request.background)
 
     def _step(self) -> None:
         """Sample a token for every answer and run a decode step on them."""

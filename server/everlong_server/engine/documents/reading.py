@@ -67,6 +67,7 @@ class Reader(JobWorker[ReadingClaim]):
     """
 
     noun = "reading"
+    queue = "readings"
     max_tries = 8
     max_deaths = 3
     remedy = "upload the document again"

@@ -69,10 +69,10 @@ reading_children = Key("{everlong}:reading:ID:children", "set", "the ids of the 
 jobs = Key("{everlong}:jobs:MODEL", "stream", "the readings that one model has to do; consumer group `readers`",
     "never; an entry is deleted when its reading ends")
 _turns = Key("{everlong}:turns:STREAM:MODEL", "hash",
-    "for each tenant, when it last had its turn in a model's stream of readings (`jobs`) or background responses (`responses`)",
+    "for each tenant, when it last had its turn in a model's stream of readings (`jobs`), background responses (`responses`) or batches (`batchjobs`)",
     "1 day after the last turn", expires=True)
 _deleted = Key("{everlong}:deleted:INDEX:TENANT:ID", "string",
-    "the score that a deleted document, session or vector store had in its index, so that a client can list what follows it",
+    "the score that a deleted document, file, session or vector store had in its index, so that a client can list what follows it",
     "1 hour after the deletion", expires=True)
 sessions = Key("{everlong}:sessions:TENANT", "zset", "the ids of a tenant's sessions, scored by creation time", "never")
 session = Key("{everlong}:session:ID", "hash", "a session: its state, open segment, position, title and recall setting",
@@ -104,12 +104,12 @@ streams = Key("{everlong}:streams:TENANT", "set", "a tenant's running answers, e
     "never; an answer is removed when it ends")
 queued = Key("{everlong}:queued:TENANT:MODEL", "set", "the ids of a tenant's readings by one model that have not ended",
     "never; a reading is removed when it ends")
-stored = Key("{everlong}:stored:TENANT", "string", "the bytes that a tenant stores in documents, uploads, responses and vector stores",
+stored = Key("{everlong}:stored:TENANT", "string", "the bytes that a tenant stores in documents, uploads, responses, vector stores, batches and their files",
     "never")
 reservations = Key("{everlong}:held:TENANT", "zset",
-    "the ids of a tenant's uploads and responses, scored by the time until which their bytes are counted",
+    "the ids of a tenant's uploads, responses, batches and their files, scored by the time until which their bytes are counted",
     "never; an id is removed when its time is over")
-reservation_sizes = Key("{everlong}:held:TENANT:sizes", "hash", "the bytes of each of these uploads and responses",
+reservation_sizes = Key("{everlong}:held:TENANT:sizes", "hash", "the bytes of each of these objects",
     "never; a field is removed with its id")
 tokens = Key("{everlong}:tokens:TENANT:DAY", "string",
     "the tokens read and generated for a tenant on one day, if they are limited", "after 2 days", expires=True)
@@ -128,8 +128,24 @@ response = Key("{everlong}:response:ID", "hash",
 responses = Key("{everlong}:responses:MODEL", "stream",
     "the background responses that one model has to answer; consumer group `readers`",
     "never; an entry is deleted when its response ends")
+batch_files = Key("{everlong}:files:TENANT", "zset",
+    "the ids of a tenant's files of batches, scored by creation time", "never; an expired id is removed with the next file")
+batch_file = Key("{everlong}:file:ID", "hash", "a file of requests or results of a batch: its name, size, purpose and expiry",
+    "`batch_seconds` after its creation or its last batch; deleted with the file", expires=True, sealed=True)
+batches = Key("{everlong}:batches:TENANT", "zset", "the ids of a tenant's batches, scored by creation time",
+    "never; an expired id is removed with the next batch")
+batch = Key("{everlong}:batch:ID", "hash", "a batch: its request, status, counts, and how much of its input is answered",
+    "`batch_seconds` after its creation", expires=True, sealed=True)
+batch_results = Key("{everlong}:batch:ID:results", "list", "the newest results of a batch, which are not in the blob store yet",
+    "with the batch; deleted once they are in the blob store", expires=True, sealed=True)
+batch_done = Key("{everlong}:batch:ID:done", "set", "the numbers of the lines that these results answer",
+    "with the batch; deleted with the results", expires=True)
+batch_jobs = Key("{everlong}:batchjobs:MODEL", "stream", "the batches that one model has to answer; consumer group `readers`",
+    "never; an entry is deleted when its batch ends")
 replica = Key("{everlong}:replica:ID", "string", "a mark that a server process is alive, and the model that it serves",
     "after `lease_seconds`; renewed by the process", expires=True)
+MODELS = Key("{everlong}:models", "hash",
+    "the fingerprint that each model had when a server last loaded it on demand, by the model's name", "never").pattern
 VAULT = Key("{everlong}:vault", "string",
     "an encrypted mark, by which a server checks at its start that it has the right keys", "never").pattern
 STORE = Key("{everlong}:store", "string",
@@ -145,7 +161,7 @@ FENCE = Key("{everlong}:fence", "string", "the last fencing token that was issue
 
 REPLICA = replica("")
 READERS = "readers"
-"""The consumer group of `jobs` and `responses`."""
+"""The consumer group of `jobs`, `responses` and `batchjobs`."""
 
 
 def sealed(key: bytes) -> bool:
@@ -165,5 +181,8 @@ def turns(stream: str) -> str:
 
 
 def blob_owner(id: str) -> str:
-    """The hash of the document or upload that owns a blob, by the id that the blob's name begins with."""
-    return upload(id) if id.startswith("upload_") else document(id)
+    """The hash of the document, upload, file or batch that owns a blob, by the id that the blob's name begins with."""
+    return _OWNERS[id.partition("_")[0]](id)
+
+
+_OWNERS = {"doc": document, "upload": upload, "file": batch_file, "batch": batch}

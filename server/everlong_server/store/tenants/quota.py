@@ -303,7 +303,7 @@ class Quota:
         return exceeded(
             "bytes",
             self.limits.bytes or 0,
-            "bytes stored in documents, uploads, responses and vector stores",
+            "bytes stored in documents, uploads, responses, vector stores, batches and their files",
             seconds=None,
         )
 

@@ -21,7 +21,7 @@ from everlong_server.errors import Damaged
 from everlong_server.store.texts.local_copies import LocalCopies
 from everlong_server.store.vault import Sealer, Vault
 
-_BLOB = re.compile(r"\.?((?:doc|upload)_[0-9a-f]{32})(\.[\w.]+)?")
+_BLOB = re.compile(r"\.?((?:doc|upload|file|batch)_[0-9a-f]{32})(\.[\w.]+)?")
 
 _PIECE = 1 << 20
 
@@ -204,11 +204,11 @@ class Blobs:
         await asyncio.to_thread(self.forget, name)  # after the blob, so that no new copy can be made
 
     async def sweep(self, keep: Callable[[set[str]], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
-        """Delete incomplete files and blobs that belong to no document or upload, and return their names. Touches no other files.
+        """Delete incomplete files and blobs that belong to no document, upload, file or batch, and return their names. Touches no other files.
 
         Also removes local copies of blobs that no longer have an owner.
 
-        `keep`: returns those of the given ids that a document or an upload has. `untouched`: only files that were last written
+        `keep`: returns those of the given ids that have an owner in Redis. `untouched`: only files that were last written
         at least that many seconds ago, where other servers may be writing. Files are listed before `keep` is called, so that the
         text of a document that is created meanwhile is kept.
         """

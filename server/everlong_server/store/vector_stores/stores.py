@@ -269,7 +269,7 @@ class VectorStores:
         )
         if not stored:
             raise NotFound(
-                f"no file batch {batch_id[:64]!r} in this vector store: a batch is kept for a day", param="batch_id",
+                f"no file batch {batch_id[:64]!r} in this vector store: a batch is kept for a day", param="file_batch_id",
                 code="file_batch_not_found",
             )  # fmt: skip
         documents = tuple(json.loads(stored[b"documents"]))

@@ -61,6 +61,9 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/vector_stores/{vector_store_id}/file_batches": lambda ids: {"json": {"file_ids": [ids["file_id"]]}},
     "POST /v1/vector_stores/{vector_store_id}/files": lambda ids: {"json": {"file_id": ids["file_id"]}},
     "POST /v1/vector_stores/{vector_store_id}/files/{file_id}": lambda ids: {"json": {"attributes": {"a": "b"}}},
+    "POST /v1/batches": lambda ids: {
+        "json": {"input_file_id": ids["input_file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    },
     "POST /v1/embeddings": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "words"}},
     "POST /v1/rerank": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "query": "words", "documents": ["words"]}},
     "POST /v1/uploads": lambda ids: {

@@ -22,6 +22,7 @@ from everlong_models.kernels.yield_point import yield_point
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
+from everlong_server.engine.device.priority import background_priority
 from everlong_server.engine.device.requests import (
     AnswerFinished,
     AnswerRequest,
@@ -668,5 +669,61 @@ async def test_a_refused_caller_learns_when_to_retry(model) -> None:
         assert 0 < sum(took) <= time.perf_counter() - start
         assert engine.typical_seconds == sum(took) / 4
         assert refused() == math.ceil(sum(took))
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_suspended_answer_continues_where_it_was(model, penalty: float) -> None:
+    """A background answer that gives its place to another one generates the same text, and leaves the same state."""
+    runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
+    runner.start()
+    try:
+        ends: list[AnswerFinished] = []
+        for interrupted in (False, True):
+            events: queue.Queue = queue.Queue()
+            request = answer(model, events, 3 * model.memory.segment_length)
+            request.background = True
+            request.params = request.params.model_copy(update={"repetition_penalty": penalty})
+            runner.submit(request)
+            if interrupted:
+                for _ in range(4):
+                    events.get(timeout=30)
+                    other: queue.Queue = queue.Queue()
+                    runner.submit(answer(model, other, 2))
+                    assert isinstance(last(other), AnswerFinished)
+                    assert events.empty() or not isinstance(events.queue[-1], AnswerFinished), "it went first"
+            end = last(events)
+            assert isinstance(end, AnswerFinished)
+            ends.append(end)
+        alone, suspended = ends
+        assert (suspended.text, suspended.tokens, suspended.open) == (alone.text, alone.tokens, alone.open)
+        assert suspended.state.digest() == alone.state.digest()
+    finally:
+        runner.stop()
+
+
+async def test_a_task_in_the_background_waits_for_others_and_takes_no_place_in_the_queue(model) -> None:
+    engine = Engine(model, max_streams=1, max_queued=0, reading_share=0.3, max_stall=0.1)
+    ended: list[str] = []
+
+    async def one(name: str) -> None:
+        with engine.admit():
+            async for event in engine.answer(answer(model, queue.Queue(), 20)):
+                if isinstance(event, AnswerFinished):
+                    ended.append(name)
+
+    with background_priority():
+        behind = [asyncio.create_task(one("behind")) for _ in range(3)]
+    first = asyncio.create_task(one("first"))
+    await asyncio.sleep(0)  # all of them have begun
+    assert engine.admitted == 4
+    with pytest.raises(Overloaded), engine.admit():
+        pass
+    engine.start()
+    try:
+        await asyncio.gather(first, *behind)
+        assert ended == ["first", "behind", "behind", "behind"]
+        assert engine.admitted == 0
     finally:
         await engine.stop()

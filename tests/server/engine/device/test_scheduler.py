@@ -226,3 +226,69 @@ def test_all_work_is_done_in_the_end(events: list[tuple[str, int, float]], strea
         if not work_once(0.1):
             return
     raise AssertionError("work is left that is never done")
+
+
+def test_the_background_waits_for_all_others() -> None:
+    scheduler = Scheduler(2, 0.3, 0.1)
+    for id in (1, 2, 3):
+        scheduler.add_prompt(id, "batch", background=True)
+    scheduler.add_prompt(4, "person")
+    assert scheduler.next() == Work("open", (4,))
+    scheduler.opened(4)
+    assert scheduler.next() == Work("open", (1,)), "one background answer beside others"
+    scheduler.opened(1, background=True)
+    assert scheduler.next() == Work("step")
+    scheduler.remove(4)
+    assert scheduler.next() == Work("open", (2,)), "alone, the background has all places"
+    scheduler.opened(2, background=True)
+    assert scheduler.next() == Work("step")
+
+
+def test_no_second_background_answer_is_opened_beside_others() -> None:
+    scheduler = Scheduler(8, 0.3, 0.1)
+    scheduler.opened(1)
+    for id in (2, 3):
+        scheduler.add_prompt(id, background=True)
+    assert scheduler.next() == Work("open", (2,))
+    scheduler.opened(2, background=True)
+    assert scheduler.next() == Work("step")
+
+
+def test_a_background_answer_gives_its_place_to_another_and_resumes() -> None:
+    scheduler = Scheduler(2, 0.3, 0.1)
+    for id in (1, 2):
+        scheduler.opened(id, background=True)
+    scheduler.add_prompt(3)
+    assert scheduler.next() == Work("suspend", (2,))
+    scheduler.remove(2)
+    scheduler.add_prompt(2, background=True)
+    assert scheduler.next() == Work("open", (3,))
+    scheduler.opened(3)
+    assert scheduler.next() == Work("step")
+    scheduler.remove(3)
+    assert scheduler.next() == Work("open", (2,))
+
+
+def test_documents_of_the_background_fill_what_others_leave() -> None:
+    scheduler = Scheduler(1, 0.3, 0.1, reading_rows=2)
+    for id in (1, 2, 3):
+        scheduler.add_document(id, background=True)
+    scheduler.add_document(4)
+    assert scheduler.next() == Work("read", (4, 1))
+    for id in (5, 6):
+        scheduler.add_document(id)
+    assert set(scheduler.next().ids) <= {4, 5, 6}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
+def test_background_answers_get_the_smaller_share_beside_documents(share: float) -> None:
+    scheduler = Scheduler(4, share, 0.1)
+    scheduler.add_document(1)
+    scheduler.opened(2, background=True)
+    spent, cost = {"read": 0.0, "step": 0.0}, {"read": 1.0, "step": 0.05}
+    for _ in range(5000):
+        work = scheduler.next()
+        assert work is not None
+        scheduler.record(work, cost[work.kind])
+        spent[work.kind] += cost[work.kind]
+    assert spent["step"] / sum(spent.values()) == pytest.approx(min(share, 1 - share), abs=0.02)

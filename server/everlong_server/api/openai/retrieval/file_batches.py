@@ -46,7 +46,7 @@ async def create(
     return await run_once(services, key, asked, schemas.FileBatch, make)
 
 
-@router.get("/{batch_id}")
-async def get(vector_store_id: str, batch_id: str, services: CallerServices) -> schemas.FileBatch:
+@router.get("/{file_batch_id}")
+async def get(vector_store_id: str, file_batch_id: str, services: CallerServices) -> schemas.FileBatch:
     """Returns a batch."""
-    return view_batch(await services.vector_stores.batch(vector_store_id, batch_id))
+    return view_batch(await services.vector_stores.batch(vector_store_id, file_batch_id))

@@ -190,7 +190,7 @@ def test_files_are_added_in_batches(client: OpenAI, files: list[str]) -> None:
     assert of(refused)[1] == "file_ids"
     with pytest.raises(openai.NotFoundError) as error:
         client.vector_stores.file_batches.retrieve("vsfb_x", vector_store_id=store)
-    assert of(error) == ("file_batch_not_found", "batch_id")
+    assert of(error) == ("file_batch_not_found", "file_batch_id")
     client.vector_stores.delete(store)
 
 

@@ -1,0 +1,53 @@
+"""`running_batches`: answers batches while the server runs. Each of their requests goes through the application like one over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from everlong_server.api.access import INTERNAL_CALLER
+from everlong_server.engine.batches.run import Ask, Reply, Request
+from everlong_server.services import Shared
+from everlong_server.services.background import batch_worker, run_forever
+from everlong_server.store.tenants.credentials import SCOPES, Caller
+
+
+@asynccontextmanager
+async def running_batches(app: ASGIApp, shared: Shared) -> AsyncIterator[None]:
+    """Answer batches for the duration of the context."""
+    worker = asyncio.create_task(run_forever(batch_worker(shared, asks(app)).run))
+    try:
+        yield
+    finally:
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+
+
+def asks(app: ASGIApp) -> Ask:
+    """Return a function that sends a request to the application. It needs no API key and counts as no HTTP request of its tenant."""
+
+    async def ask(request: Request) -> Reply:
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[INTERNAL_CALLER] = Caller(request.tenant, frozenset(SCOPES))
+            await app(scope, receive, send)
+
+        headers = {"content-type": "application/json"} | (
+            {} if request.key is None else {"idempotency-key": request.key}
+        )
+        transport = httpx.ASGITransport(call, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://everlong") as client:
+            response = await client.post(request.endpoint, content=request.body, headers=headers, timeout=None)
+        retry_after: float | None = None
+        with contextlib.suppress(KeyError, ValueError):
+            retry_after = float(response.headers["retry-after"])
+        text = response.text
+        body = text if "\n" not in text and text.startswith("{") else json.dumps({"error": {"message": text[:1000]}})
+        return Reply(response.status_code, response.headers["x-request-id"], body, retry_after)
+
+    return ask

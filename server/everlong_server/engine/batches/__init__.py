@@ -1,0 +1,1 @@
+"""Answers batches of requests."""

@@ -1,0 +1,259 @@
+"""`Batches`: the batches of one tenant, in Redis.
+
+The results of lines are collected in Redis, each in one step with its line's number, so that no line has two. When there are many,
+the worker moves them to a blob, a *part*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from everlong_server.errors import NotFound
+from everlong_server.store.batches.files import REMOVE_EXPIRED, BatchFile, BatchFiles
+from everlong_server.store.batches.records import Batch, BatchClaim, Result
+from everlong_server.store.records import is_foreign, is_id, now
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.index import page
+from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.vault import MESSAGES, Vault
+
+_RECORD_BYTES = 1024
+"""What a batch counts towards its tenant's bytes."""
+
+# Defines `is_open(batch)`.
+_OPEN = """
+local function is_open(batch)
+  local status = redis.call('HGET', batch, 'status')
+  return status == 'validating' or status == 'in_progress' or status == 'finalizing' or status == 'cancelling'
+end
+"""
+
+# Stores a batch and queues it, in one step. KEYS: batch, batches, jobs. ARGV: id, tenant, creation time, milliseconds to live, fields
+# and values
+_CREATE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return end -- a retry: the reply was lost
+redis.call('HSET', KEYS[1], unpack(ARGV, 5))
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+redis.call('XADD', KEYS[3], '*', 'batch', ARGV[1], 'tenant', ARGV[2])
+"""
+
+# KEYS: batch, fence. ARGV: claimant
+# Returns {token, attempts} for the claimant, who alone may write from now on; or nothing if the batch has ended or is gone.
+_CLAIM = (
+    CLAIMING
+    + _OPEN
+    + """
+if not is_open(KEYS[1]) then return nil end
+return claim(KEYS[1], KEYS[2], ARGV[1])
+"""
+)
+
+# KEYS: batch. ARGV: token, '1' to write only to a batch that is not being cancelled, fields and values
+# Returns the status, or nothing if the batch was claimed by another, or is gone.
+_WRITE = """
+local now = redis.call('HMGET', KEYS[1], 'status', 'fence')
+if now[2] ~= ARGV[1] then return nil end
+if #ARGV > 2 and not (ARGV[2] == '1' and now[1] == 'cancelling') then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end
+return redis.call('HGET', KEYS[1], 'status')
+"""
+
+# Stores the result of a line, unless it has one. A result is progress: it sets the count of attempts back.
+# KEYS: batch, results, done. ARGV: token, line, result, 'completed' or 'failed', size of the result
+# Returns 1, or 0 if the batch was claimed by another, or is gone.
+_ADD_RESULT = """
+if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
+if redis.call('SADD', KEYS[3], ARGV[2]) == 0 then return 1 end -- a retry: the reply was lost
+redis.call('RPUSH', KEYS[2], ARGV[3])
+local life = redis.call('PTTL', KEYS[1])
+redis.call('PEXPIRE', KEYS[2], life)
+redis.call('PEXPIRE', KEYS[3], life)
+redis.call('HSET', KEYS[1], 'attempts', 0)
+redis.call('HINCRBY', KEYS[1], ARGV[4], 1)
+redis.call('HINCRBY', KEYS[1], 'result_bytes', ARGV[5])
+return 1
+"""
+
+# Removes the results that are in the blob store now. KEYS: batch, results, done. ARGV: token, fields and values
+# Returns 1, or 0 if the batch was claimed by another, or is gone.
+_CHECKPOINT = """
+if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'result_bytes', 0, unpack(ARGV, 2))
+redis.call('DEL', KEYS[2], KEYS[3])
+return 1
+"""
+
+# Ends the batch and stores its output files, in one step. Its claim ends with it.
+# KEYS: batch, results, done, files, output files. ARGV: token or '' for any, number of the batch's arguments, these fields and values;
+# for each output file: number of its arguments, milliseconds to live, id, creation time, fields and values
+# Returns 1, or 0 if the batch was claimed by another, has ended or is gone.
+_END = (
+    _OPEN
+    + """
+if not is_open(KEYS[1]) then return 0 end
+if ARGV[1] ~= '' and redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
+local first = 3 + ARGV[2]
+redis.call('HDEL', KEYS[1], 'fence')
+redis.call('HSET', KEYS[1], unpack(ARGV, 3, first - 1))
+redis.call('DEL', KEYS[2], KEYS[3])
+for n = 5, #KEYS do
+  local count = tonumber(ARGV[first])
+  redis.call('HSET', KEYS[n], unpack(ARGV, first + 4, first + count))
+  redis.call('PEXPIRE', KEYS[n], ARGV[first + 1])
+  redis.call('ZADD', KEYS[4], ARGV[first + 3], ARGV[first + 2])
+  first = first + 1 + count
+end
+return 1
+"""
+)
+
+# KEYS: batch. ARGV: time. Returns the status after it.
+_CANCEL = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status == 'validating' or status == 'in_progress' then
+  redis.call('HSET', KEYS[1], 'status', 'cancelling', 'cancelling_at', ARGV[1])
+  return 'cancelling'
+end
+return status
+"""
+
+
+class Batches:
+    """One tenant's batches, shared by all replicas. `seconds`: how long a batch is kept after its creation.
+
+    `tenant` None: the batches of all tenants, for the workers.
+    """
+
+    def __init__(
+        self, redis: Client, tenant: str | None, quota: Quota, seconds: float, vault: Vault | None = None
+    ) -> None:
+        self._redis = redis
+        self._tenant = tenant
+        self._quota = quota
+        self._seconds = seconds
+        self._vault = vault or Vault()
+        self._scripts = Scripts(redis)
+
+    def of(self, tenant: str) -> Batches:
+        """Return the batches of another tenant."""
+        return Batches(self._redis, tenant, self._quota.of(tenant), self._seconds, self._vault)
+
+    @property
+    def seconds(self) -> float:
+        """How long a batch is kept after its creation."""
+        return self._seconds
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that new batches belong to."""
+        assert self._tenant is not None, "a batch has a tenant"
+        return self._tenant
+
+    async def create(self, batch: Batch) -> None:
+        """Store the batch and queue it for a worker, in one step. Does nothing if it exists. Raises `RateLimited`."""
+        fields = batch.request_fields()
+        await self._quota.reserve(batch.id, _RECORD_BYTES + len(fields["batch"]), self._seconds)
+        index = keys.batches(self.tenant)
+        await self._scripts.run(REMOVE_EXPIRED, [index], [keys.batch("")])
+        await self._scripts.run(
+            _CREATE,
+            [keys.batch(batch.id), index, keys.batch_jobs(batch.model)],
+            [batch.id, self.tenant, batch.created_at, int(self._seconds * 1000), *flat(self._vault.sealed(fields))],
+        )
+
+    async def get(self, batch_id: str) -> Batch:
+        """Return the batch. Raises `NotFound`."""
+        stored = await self._redis.hgetall(keys.batch(batch_id)) if is_id("batch", batch_id) else None
+        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
+            raise NotFound(f"no batch {batch_id[:64]!r}", param="batch_id", code="batch_not_found")
+        return Batch.of(self._vault.opened(stored))
+
+    async def newest(self, limit: int, after: str | None) -> tuple[list[Batch], bool]:
+        """Return a page of batches, newest first, and whether more follow."""
+        ids, more = await page(self._redis, keys.batches(self.tenant), limit, after)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for batch_id in ids:
+                pipe.hgetall(keys.batch(batch_id))
+            return [Batch.of(self._vault.opened(stored)) for stored in await pipe.execute() if stored], more
+
+    async def cancel(self, batch_id: str) -> str | None:
+        """Ask the worker to end the batch, if it is still being checked or answered. Returns the status after it."""
+        status = await self._scripts.run(_CANCEL, [keys.batch(batch_id)], [now()])
+        return None if status is None else str(status.decode())
+
+    # For workers
+
+    async def claim(self, batch_id: str, by: str) -> BatchClaim | None:
+        """Claim the batch for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone."""
+        result = await self._scripts.run(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
+        return BatchClaim(int(result[0]), int(result[1])) if result else None
+
+    async def holder(self, batch_id: str) -> tuple[int, str] | None:
+        """Return the newest claim's token and claimant; None if the batch has ended or is gone."""
+        fence, claim = await self._redis.hmget(keys.batch(batch_id), "fence", "claim")
+        return None if fence is None or claim is None else (int(fence), claim.decode().rpartition(":")[0])
+
+    async def write(
+        self,
+        batch_id: str,
+        claim: BatchClaim,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        unless_cancelling: bool = False,
+    ) -> str | None:
+        """Write fields of its hash and return its status; None, having written nothing, if it was claimed by another or is gone."""
+        args = [claim.token, int(unless_cancelling), *flat(self._vault.sealed(fields or {}))]
+        status = await self._scripts.run(_WRITE, [keys.batch(batch_id)], args)
+        return None if status is None else str(status.decode())
+
+    async def add_result(self, batch_id: str, claim: BatchClaim, result: Result) -> bool:
+        """Store the result of a line, unless it has one. Returns False if the batch was claimed by another, or is gone."""
+        text = json.dumps([result.line, result.failed, result.text])
+        args = [
+            claim.token, result.line, self._vault.seal(text, MESSAGES), "failed" if result.failed else "completed", len(text),
+        ]  # fmt: skip
+        return bool(await self._scripts.run(_ADD_RESULT, _own(batch_id), args))
+
+    async def done(self, batch_id: str) -> set[int]:
+        """Return the numbers of the lines whose results are in Redis."""
+        return {int(line) for line in await self._redis.smembers(keys.batch_done(batch_id))}
+
+    async def results(self, batch_id: str) -> list[Result]:
+        """Return the results that are in Redis, by line."""
+        stored = await self._redis.lrange(keys.batch_results(batch_id), 0, -1)
+        found = [Result(*json.loads(self._vault.unseal(each, MESSAGES))) for each in stored]
+        return sorted(found, key=lambda result: result.line)
+
+    async def checkpoint(self, batch: Batch, claim: BatchClaim) -> bool:
+        """Store how far the results are in the blob store, and remove those from Redis. Returns False if the claim is stale."""
+        fields = {"line": batch.line, "offset": batch.offset, "parts": json.dumps(batch.parts)}
+        return bool(await self._scripts.run(_CHECKPOINT, _own(batch.id), [claim.token, *flat(fields)]))
+
+    async def end(
+        self,
+        batch_id: str,
+        claim: BatchClaim | None,
+        fields: Mapping[str, Any],
+        files: BatchFiles | None = None,
+        outputs: Sequence[BatchFile] = (),
+    ) -> bool:
+        """End the batch and store its output `files`, in one step. Returns False if the claim is stale or the batch has ended.
+
+        `claim`: None to end a batch that no server works on. `files`: the files of its tenant.
+        """
+        own = flat(self._vault.sealed(fields))
+        args: list[Any] = ["" if claim is None else claim.token, len(own), *own]
+        names = [*_own(batch_id), keys.batch_files(self._tenant or ""), *(keys.batch_file(file.id) for file in outputs)]
+        for file in outputs:
+            assert files is not None, "output files need the tenant's files"
+            creation = files.creation(file)
+            args += [len(creation), *creation]
+        return bool(await self._scripts.run(_END, names, args))
+
+
+def _own(batch_id: str) -> list[str]:
+    return [keys.batch(batch_id), keys.batch_results(batch_id), keys.batch_done(batch_id)]
