@@ -18,7 +18,8 @@ from ray.serve import Application
 
 from everlong_models import Model
 from everlong_server.app import create_app
-from everlong_server.process.loading import load
+from everlong_server.process.loading import load, model_source
+from everlong_server.process.serving import Loads
 from everlong_server.settings import PREFIX, SettingsError, load_settings
 
 log = logging.getLogger("everlong_server.ray")
@@ -52,7 +53,8 @@ class Everlong:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application."""
         assert self._settings.redis_url is not None, "`app` checks it before the deployment"
-        self._app = create_app(self._settings, self._settings.redis_url, self._loaded, on_failure=self._fail)
+        others = model_source(self._settings, Loads().start)
+        self._app = create_app(self._settings, self._settings.redis_url, self._loaded, others, on_failure=self._fail)
         return self._app
 
     async def _loaded(self) -> Model:

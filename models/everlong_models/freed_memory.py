@@ -1,8 +1,10 @@
-"""`release_memory`: gives freed memory back to the system."""
+"""`release_memory`, `release_gpu_memory`: give freed memory back to the system."""
 
 from __future__ import annotations
 
 import ctypes
+
+import torch
 
 
 def release_memory() -> None:
@@ -11,3 +13,9 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)
+
+
+def release_gpu_memory() -> None:
+    """Return GPU memory that was freed, and that PyTorch keeps for later."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

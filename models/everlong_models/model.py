@@ -22,6 +22,7 @@ from everlong_models.backbone.loading import (
     load_recurrent,
     load_tokenizer,
     resolve_device,
+    weight_bytes,
 )
 from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.catalogue.entry import TRAINED
@@ -328,6 +329,34 @@ def find_model(name: str, models_dir: Path) -> Path:
     folder = Path(name).expanduser()
     models = [parent / name for parent in (models_dir, TRAINED) if (parent / name / MANIFEST).is_file()]
     return folder if folder.exists() or not models else models[0]
+
+
+def model_name(name: str, models_dir: Path) -> str:
+    """Return the name of the `Model` that `load_model` makes of `name`."""
+    folder = find_model(name, models_dir)
+    return _folder_name(folder) if (folder / MANIFEST).is_file() else _display_name(name)
+
+
+def model_bytes(
+    name: str, *, models_dir: Path, memory: str | None = None, device: torch.device | str = "cpu"
+) -> int | None:
+    """Estimate how many bytes of memory the model `name` takes; None if it must be pulled from the hub first.
+
+    The arguments are those of `load_model`. Raises `BackboneError` for a name that cannot be found, and `AdapterError` for a model
+    folder that cannot be read.
+    """
+    folder, own = find_model(name, models_dir), 0
+    backbone, memory_name = name, memory or DEFAULT_MEMORY
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(folder)
+        own = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).is_file() else 0
+        if (resolved := _resolve_backbone(folder, manifest.backbone)) is None:
+            return own
+        backbone, memory_name = resolved, str(manifest.memory.get("name"))
+    kind = MEMORIES.get(memory_name)
+    one_copy = kind is not None and kind.whole and kind.training_free
+    weights = weight_bytes(backbone, models_dir=models_dir, device=device, one_copy=one_copy)
+    return None if weights is None else own + weights
 
 
 def _resolve_backbone(folder: Path, name: str | None) -> str | None:

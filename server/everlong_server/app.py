@@ -19,6 +19,7 @@ from everlong_models import Model
 from everlong_server.api import access, confirmed, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
 from everlong_server.api.native import (
+    conversion,
     document_text,
     documents,
     fetch,
@@ -32,16 +33,18 @@ from everlong_server.api.native import (
 )
 from everlong_server.api.ollama import answers as ollama_answers
 from everlong_server.api.ollama import models as ollama_models
-from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
+from everlong_server.api.openai import chat, responses_http, responses_socket
 from everlong_server.api.openai.batches import http as batches
 from everlong_server.api.openai.batches.running import running_batches
 from everlong_server.api.openai.completions import http as completions
+from everlong_server.api.openai.files import http as files
+from everlong_server.api.openai.files import uploads
 from everlong_server.api.openai.retrieval import embeddings, file_batches, vector_store_files, vector_stores
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.services import Shared, require_keys, require_schema, require_vault, run_services
+from everlong_server.services import ModelSource, Shared, require_keys, require_schema, require_vault, run_services
 from everlong_server.settings import Settings, traces_wanted
 
 log = logging.getLogger(__name__)
@@ -51,12 +54,14 @@ def create_app(
     settings: Settings,
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
+    others: ModelSource | None = None,
     *,
     on_ready: Callable[[Shared], None] = lambda shared: None,
     on_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> FastAPI:
     """Build the application. It answers at once; `/readyz` returns 503 until `load` has returned the model.
 
+    `others`: the models that requests can name besides this one.
     Calls `on_ready` or `on_failure` on the event loop once loading ends. Raises `TracingError`.
     """
     metrics, traces = Metrics(), tracing.start_tracing(traces_wanted())
@@ -67,14 +72,14 @@ def create_app(
         license_info={"name": "Apache-2.0"},
         docs_url=None,  # `page` serves it: FastAPI's pages load scripts from a CDN
         redoc_url=None,
-        lifespan=_lifespan(settings, redis_url, load, metrics, traces, on_ready, on_failure),
+        lifespan=_lifespan(settings, redis_url, load, others, metrics, traces, on_ready, on_failure),
         separate_input_output_schemas=False,
     )
     app.state.shared = None
     app.state.metrics = metrics
     errors.install_handlers(app)
     for module in (
-        documents, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
+        documents, conversion, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
         responses_socket, embeddings, vector_stores, vector_store_files, file_batches, batches, messages, ollama_answers, ollama_models,
         tickets, keys, health, models, page,
     ):  # fmt: skip
@@ -100,6 +105,7 @@ def _lifespan(
     settings: Settings,
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
+    others: ModelSource | None,
     metrics: Metrics,
     traces: Tracing,
     on_ready: Callable[[Shared], None],
@@ -117,7 +123,7 @@ def _lifespan(
                 await require_keys(settings, redis_url)
                 await require_vault(settings, redis_url)
                 model = await load()
-                async with run_services(settings, model, redis_url, metrics, traces) as shared:
+                async with run_services(settings, model, redis_url, metrics, traces, others) as shared:
                     app.state.shared = shared
                     on_ready(shared)
                     async with running_batches(app, shared):

@@ -6,16 +6,16 @@ No other module reads the environment.
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
+from everlong_server.engine.documents.formats.languages import Language
+from everlong_server.hosts import PRIVATE_DOMAINS, authority, is_address, is_loopback, normalised_authority
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
@@ -77,6 +77,13 @@ class Settings(BaseSettings):
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, or a backbone (Hugging Face folder, .gguf file or hub name); unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
     )
+    models: tuple[str, ...] = Field((), description="Further models that requests can name, as a JSON list.")
+    models_memory: int | None = Field(
+        None, ge=1, description="Memory in bytes that the loaded models may take, as estimated; unset: what is free."
+    )
+    model_idle_seconds: float = Field(
+        300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
+    )
     memory: str | None = Field(
         None, description="Memory to put around a plain backbone, such as window (the default) or rmt."
     )
@@ -124,6 +131,13 @@ class Settings(BaseSettings):
     )
 
     max_document_bytes: int = Field(4 * GiB, ge=1, description="Maximum size of a document, in bytes.")
+    ocr_models: Path | None = Field(
+        None, description="Folder with RapidOCR's recognition models of languages that its wheel does not recognise."
+    )
+    ocr_language: str = Field(
+        "any",
+        description="Language of the text in pictures: `any` (all that the wheel's model recognises), `latin`, `greek`, `chinese` or `japanese`, which allow the letters of these scripts only; or, with its model in `ocr_models`, `cyrillic`, `devanagari`, `eslav`, `korean`, `ta`, `te` or `th`.",
+    )
     fetch_hosts: tuple[str, ...] = Field(
         (),
         description='Hosts (with their ports) that documents may be fetched from, as a JSON list such as ["www.example.org"]; empty: fetching is off.',
@@ -251,7 +265,12 @@ class Settings(BaseSettings):
     @classmethod
     def _normalise_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         """Return the hosts as an HTTP client sends them: in lower case and ASCII."""
-        return tuple(_normalised_authority(host) for host in hosts)
+        return tuple(normalised_authority(host) for host in hosts)
+
+    @field_validator("ocr_language")
+    @classmethod
+    def _check_language(cls, name: str, info: ValidationInfo) -> str:
+        return Language(name, info.data.get("ocr_models")).name
 
     @field_validator("redis_url")
     @classmethod
@@ -280,7 +299,7 @@ class Settings(BaseSettings):
         name = name.removesuffix(".").lower()
         if name in self.allowed_hosts or is_loopback(name):
             return True
-        return not self.is_local and ("." not in name or name.endswith(_PRIVATE_DOMAINS) or _is_address(name))
+        return not self.is_local and ("." not in name or name.endswith(PRIVATE_DOMAINS) or is_address(name))
 
     @property
     def blobs(self) -> str:
@@ -292,11 +311,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
     "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (
         "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "max_batch_bytes", "max_batch_lines", "recall_passages",
         "recall_tokens",
     ),
+    "Text in pictures": ("ocr_language", "ocr_models"),
     "Scheduling": (
         "max_streams", "max_queued", "max_readers", "reading_rows", "reading_share", "max_decode_stall_ms", "turn_seconds",
         "checkpoint_seconds",
@@ -314,17 +335,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Every setting once, by topic: the order of `everlong serve --help` and of the reference."""
 
 
-def _normalised_authority(host: str) -> str:
-    try:
-        url = httpx.URL(f"//{host}")
-        only_host = url.host != "" and (url.path, url.query, url.fragment, url.userinfo) == ("/", b"", "", b"")
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{host!r} is not a valid host: {error}") from None
-    if not only_host:
-        raise ValueError(f"{host!r} is not a host, or a host with a port; give HOST or HOST:PORT")
-    return url.netloc.decode()
-
-
 def traces_wanted() -> bool:
     """True if OpenTelemetry's standard variables name an exporter for traces. The SDK reads the other variables."""
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
@@ -332,28 +342,6 @@ def traces_wanted() -> bool:
     return not off and (
         os.environ.get("OTEL_TRACES_EXPORTER") == "otlp" or any(os.environ.get(name) for name in endpoints)
     )
-
-
-# Nobody can register names under these domains: RFC 6762, ICANN's resolution 2024.07.29.06.
-_PRIVATE_DOMAINS = (".internal", ".local")
-
-
-def authority(host: str, port: int) -> str:
-    """Return `host:port` as in a URL, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """True if `host` is `localhost` or a loopback address."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:  # a name, which may belong to anybody
-        return False
-    return True
 
 
 class SettingsError(Exception):

@@ -28,9 +28,9 @@ export class Everlong {
     return (await this.#transport.json<List<FoundPassage>>({ method: "POST", path: "/v1/search", json, signal })).data;
   }
 
-  /** The models that answer. (The server also lists its embedding model, which has no memory.) */
+  /** The models that answer, loaded or not, the default one first. (The server also lists its embedding model, whose vectors have dimensions.) */
   async models(options: CallOptions = {}): Promise<Model[]> {
-    const listed = await this.#transport.json<List<Model | { memory?: undefined }>>({ method: "GET", path: "/v1/models", ...options });
-    return listed.data.filter((each): each is Model => each.memory !== undefined);
+    const listed = await this.#transport.json<List<Model | { dimensions: number }>>({ method: "GET", path: "/v1/models", ...options });
+    return listed.data.filter((each): each is Model => !("dimensions" in each));
   }
 }

@@ -61,6 +61,8 @@ export interface components {
              * @default 0
              */
             min_p: number;
+            /** @description name of the session's model; any other is refused */
+            model?: string | null;
             /**
              * @description what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far
              * @default cancel
@@ -127,7 +129,7 @@ export interface components {
              * @default []
              */
             messages: components["schemas"]["PastMessage"][];
-            /** @description name of the served model; default: the served model */
+            /** @description name of a model of the server; default: its first model */
             model?: string | null;
             /** @description the session that the messages come from */
             parent?: string | null;
@@ -462,9 +464,9 @@ export interface components {
             /** @description the message that is being answered, if its `on_disconnect` is finish */
             running?: components["schemas"]["RunningTurn"] | null;
         };
-        /** @description The served model, and the embedding model if the server has one. */
+        /** @description The models that answer questions, the default one first, and the embedding model if the server has one. */
         ModelList: {
-            data: (components["schemas"]["ServedModel"] | components["schemas"]["EmbeddingModel"])[];
+            data: (components["schemas"]["ServedModel"] | components["schemas"]["UnloadedModel"] | components["schemas"]["EmbeddingModel"])[];
             /**
              * @default list
              * @constant
@@ -549,7 +551,7 @@ export interface components {
              */
             object: "list";
         };
-        /** @description The served model. */
+        /** @description A model that answers questions. */
         ServedModel: {
             /** @description name of the backbone; null for a model trained from scratch */
             backbone: string | null;
@@ -558,9 +560,16 @@ export interface components {
             description: string;
             fingerprint: string;
             id: string;
+            /**
+             * @default true
+             * @constant
+             */
+            loaded: true;
             /** @description maximum of `recall.tokens` in requests: the model's context */
             max_recall_tokens: number;
             memory: string;
+            /** @description bytes of memory that the model takes, estimated from its files; null: not known */
+            memory_bytes: number | null;
             /** @description false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train */
             memory_trained: boolean | null;
             /**
@@ -649,6 +658,26 @@ export interface components {
             session: string;
             /** @description tokens read into the memory */
             tokens: number;
+        };
+        /** @description A model that is loaded when a request names it. More is known of it once it is loaded. */
+        UnloadedModel: {
+            /** @description Unix time in seconds at which the server started */
+            created: number;
+            id: string;
+            /**
+             * @default false
+             * @constant
+             */
+            loaded: false;
+            /** @description bytes of memory that the model takes, estimated from its files; null: not known */
+            memory_bytes: number | null;
+            /**
+             * @default model
+             * @constant
+             */
+            object: "model";
+            /** @default everlong */
+            owned_by: string;
         };
         /** @description The fields of a session that can be changed. Fields that are left out keep their values. */
         UpdateSession: {

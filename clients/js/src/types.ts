@@ -29,7 +29,8 @@ export type FoundPassage = Schemas["FoundPassage"];
 /** Where to search: in documents with these ids, or in those of a session. */
 export type SearchIn = { documents: string[] } | { session: string };
 export type SearchFilters = Partial<Schemas["SearchFilters"]>;
-export type Model = Schemas["ServedModel"];
+/** A model that answers. While it is not loaded, the server knows only its name and its size. */
+export type Model = Omit<Schemas["UnloadedModel"], "loaded"> & Partial<Omit<Schemas["ServedModel"], "loaded">> & { loaded: boolean };
 
 /** One page of a list. If `has_more`, request the next page `after` the last id. */
 export interface List<T> {
@@ -76,6 +77,8 @@ export interface UploadOptions extends PostOptions {
   contentType?: string | undefined;
   /** Called with the bytes sent so far. `total` is null for a stream. */
   onProgress?: ((sent: number, total: number | null) => void) | undefined;
+  /** Called while the server converts the file, such as a scan whose text it recognises: with a page, from 1, and the number of pages. */
+  onConversion?: ((page: number, pages: number) => void) | undefined;
   /** Larger sources are sent in parts of this size in bytes, each with its own retries. Default: 8 MiB. */
   partSize?: number | undefined;
   /** An object in which an upload in parts records its progress. Pass it again to resume an interrupted upload. */

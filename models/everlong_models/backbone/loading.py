@@ -21,7 +21,7 @@ from everlong_models.backbone.gguf_file import GGUFFile
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.backbone.recurrent.model import Recurrent, recurrent_kernels
 from everlong_models.catalogue.entry import entries, unknown_name
-from everlong_models.catalogue.machine import available_memory, require_memory
+from everlong_models.catalogue.machine import free_memory, require_memory, weights_needed
 from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.kernels.cpu.quantised_matrix import has_kernels
@@ -142,12 +142,40 @@ def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> N
     """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
     numbers = sum(map(_numbers_in, _weights(folder)))
     needed = numbers * dtype.itemsize
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    free = free_memory(device)
     if needed > free:
         raise BackboneError(
             f"the weights in {folder} take {needed / 1e9:.1f} GB ({numbers / 1e6:,.0f} million numbers of "
             f"{str(dtype).removeprefix('torch.')}); {device} has {free / 1e9:.1f} GB free"
         )
+
+
+def weight_bytes(
+    name: str, *, models_dir: Path, device: torch.device | str = "cpu", one_copy: bool = False
+) -> int | None:
+    """Estimate how many bytes of memory the weights of the backbone `name` take; None if it must be pulled from the hub first.
+
+    `device`, `one_copy`: as for `load_backbone`. Raises `BackboneError` for a name that cannot be found.
+    """
+    on_cpu, path = torch.device(device).type == "cpu", Path(name).expanduser()
+    if on_cpu and one_copy and name != DEFAULT_BACKBONE and (size := _gguf_bytes(name)) is not None:
+        return weights_needed(size)
+    pulled = path if path.exists() else models_dir / name.replace("/", "--")
+    if name in entries():
+        numbers = entries()[name].parameters
+    elif pulled.suffix == ".gguf" and pulled.is_file():
+        numbers = sum(math.prod(tensor.shape) for tensor in GGUFFile(pulled).tensors.values())
+    elif pulled.is_dir():
+        numbers = sum(map(_numbers_in, _weights(pulled)))
+    elif "/" in name and not path.suffix:
+        return None
+    else:
+        raise unknown_name(name)
+    return numbers * (_CPU_BYTES if on_cpu else 2)
+
+
+_CPU_BYTES = 5
+"""Bytes of a weight on a CPU: in float32 for prefill, and in 8 bits for decoding."""
 
 
 def has_own_memory(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> bool:

@@ -26,6 +26,10 @@ class Machine:
     gpu_memory: int = 0
 
 
+OVERHEAD = 700_000_000
+"""Estimate of the bytes that a process takes besides the weights on a CPU: Python, PyTorch, compiled kernels, and activations."""
+
+
 def this_machine(models_dir: Path, *, device: str = "auto", threads: int = 0) -> Machine:
     """Measure this machine. `device`, `threads`: the server's settings; a GPU that they exclude is not counted."""
     wants_gpu = device == "auto" or device.startswith("cuda")
@@ -43,13 +47,24 @@ def available_memory() -> int:
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits())]))
 
 
+def free_memory(device: torch.device | str) -> int:
+    """Return the bytes that models can still take on `device`: of the GPU's memory, or `available_memory`."""
+    device = torch.device(device)
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
+
+
 def memory_needed(file_bytes: int) -> int:
     """Estimate the resident bytes of a model on a CPU that has read a prompt, from the size of its quantised GGUF file.
 
     The weights are held once, rearranged for the kernels: a fifth larger than the file. The rest is Python, PyTorch, compiled kernels,
     and activations. Documents and their search come on top.
     """
-    return int(1.3 * file_bytes + 0.7e9)
+    return weights_needed(file_bytes) + OVERHEAD
+
+
+def weights_needed(file_bytes: int) -> int:
+    """Estimate the part of `memory_needed` that another model in the same process would add."""
+    return int(1.3 * file_bytes)
 
 
 def require_memory(name: str, file_bytes: int) -> None:

@@ -122,14 +122,14 @@ class Sampler:
         self._counts: Tensor | None = None
         self._seen: Tensor | None = None
         if params.presence_penalty or params.frequency_penalty:
-            self._counts = torch.zeros(vocab_size)
+            self._counts = torch.zeros(vocab_size, dtype=torch.float32)
         if params.repetition_penalty != 1:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool)
             self._seen[torch.tensor(context, dtype=torch.int64)] = True
         self._bias: tuple[Tensor, Tensor] | None = None
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-            self._bias = ids, torch.tensor(list(params.logit_bias.values()))
+            self._bias = ids, torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
 
     @property
     def adjusts(self) -> bool:

@@ -119,7 +119,7 @@ class Compact(SegmentReader):
             {
                 "keys": torch.zeros(*shape, b.head_dim, dtype=self._stored, device=device),
                 "values": torch.zeros(*shape, b.head_dim, dtype=self._stored, device=device),
-                "quantile": torch.full(shape, _EMPTY, device=device),
+                "quantile": torch.full(shape, _EMPTY, dtype=torch.float32, device=device),
                 "position": torch.full(shape, _NOWHERE, dtype=torch.int32, device=device),
                 "seen": torch.zeros(rows, dtype=torch.int64, device=device),
             }

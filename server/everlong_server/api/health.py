@@ -29,7 +29,7 @@ async def readyz(request: Request) -> str:
     shared = get_shared(request)
     if shared.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-    if not shared.engine.alive:
+    if not shared.models.alive:
         raise Unavailable("the engine failed: restart the server", code="engine_failed", retry_after=30)
     try:
         async with asyncio.timeout(2.0):

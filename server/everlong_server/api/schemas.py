@@ -91,6 +91,16 @@ class DocumentText(Wire):
     text: str
 
 
+class Conversion(Wire):
+    """How far the conversion of an uploaded file to text is."""
+
+    object: Literal["conversion"] = "conversion"
+    page: int | None = Field(
+        description="the page that is being read, counted from 1; null: the file has no pages, or is being received"
+    )
+    pages: int | None = Field(description="number of pages")
+
+
 class Format(Wire):
     """An accepted file format. The server recognises it by the file's content. The name and the declared type only decide
     between formats whose files are text, such as HTML, and text."""
@@ -230,6 +240,7 @@ class CreateMessage(SamplingParams):
         description="what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and "
         "leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far",
     )
+    model: str | None = Field(None, max_length=256, description="name of the session's model; any other is refused")
 
 
 class Message(Wire):
@@ -259,13 +270,29 @@ class Message(Wire):
     )
 
 
-class ServedModel(Wire):
-    """The served model."""
+_MEMORY_BYTES = "bytes of memory that the model takes, estimated from its files; null: not known"
+
+
+class UnloadedModel(Wire):
+    """A model that is loaded when a request names it. More is known of it once it is loaded."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time in seconds at which the server started")
     owned_by: str = "everlong"
+    loaded: Literal[False] = False
+    memory_bytes: int | None = Field(description=_MEMORY_BYTES)
+
+
+class ServedModel(Wire):
+    """A model that answers questions."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time in seconds at which the server started")
+    owned_by: str = "everlong"
+    loaded: Literal[True] = True
+    memory_bytes: int | None = Field(description=_MEMORY_BYTES)
     backbone: str | None = Field(description="name of the backbone; null for a model trained from scratch")
     memory: str
     memory_trained: bool | None = Field(
@@ -340,10 +367,10 @@ class MessageList(Wire):
 
 
 class ModelList(Wire):
-    """The served model, and the embedding model if the server has one."""
+    """The models that answer questions, the default one first, and the embedding model if the server has one."""
 
     object: Literal["list"] = "list"
-    data: list[ServedModel | EmbeddingModel]
+    data: list[ServedModel | UnloadedModel | EmbeddingModel]
 
 
 class ErrorDetail(Wire):

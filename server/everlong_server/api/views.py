@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -15,8 +16,8 @@ from everlong_models.text.embedder import MAX_TOKENS
 from everlong_server.api import memory_schemas, schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents.formats.catalogue import accepted_formats
-from everlong_server.errors import RateLimited, Unavailable
-from everlong_server.services import Services, Shared, tenant_services
+from everlong_server.errors import Conflict, RateLimited, Unavailable
+from everlong_server.services import NamedModel, Services, Shared, tenant_services
 from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
@@ -29,11 +30,29 @@ def get_shared(connection: HTTPConnection) -> Shared:
 
 
 def get_services(connection: HTTPConnection) -> Services:
-    """Return the services of the caller's tenant. Raises `Unavailable` while the model is loading."""
+    """Return the services of the caller's tenant, for a WebSocket. Raises `Unavailable` while the model is loading."""
     return tenant_services(get_shared(connection), connection.state.caller.tenant)
 
 
-CallerServices = Annotated[Services, Depends(get_services)]
+async def _request_services(connection: HTTPConnection) -> AsyncIterator[Services]:
+    """Yield the services of the caller's tenant until the response is sent. Raises `Unavailable` while the model is loading."""
+    async with contextlib.AsyncExitStack() as held:
+        yield tenant_services(get_shared(connection), connection.state.caller.tenant, held)
+
+
+CallerServices = Annotated[Services, Depends(_request_services)]
+
+
+async def session_services(services: Services, session: Session, named: str | None) -> Services:
+    """Return the services with the session's model. `named`: the model that a message names. Raises `Conflict` if that is another
+    one, and `StateUnusable` and `Unavailable`."""
+    if named not in (None, session.model_name):
+        raise Conflict(
+            f"session {session.id!r} belongs to the model {session.model_name!r}; to ask {named[:256]!r}, create a session with it",
+            param="model",
+            code="model_of_session",
+        )
+    return await services.with_model_of(session)
 
 
 async def document_view(services: Services, document: Document) -> schemas.Document:
@@ -85,7 +104,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         position=session.snapshot.position,
         messages=session.messages,
         recall=schemas.Recall(**session.recall) if session.recall else session.recall,
-        state_bytes=session.snapshot.size or services.shared.model.state_bytes,
+        state_bytes=session.snapshot.size or services.shared.models.state_bytes(session.model_name),
         state_digest=session.snapshot.digest,
         created_at=session.created_at,
         parent=session.parent,
@@ -139,13 +158,21 @@ def formats_view(services: Services) -> schemas.FormatList:
     return schemas.FormatList(data=data, max_bytes=services.shared.settings.max_document_bytes)
 
 
-def model_view(services: Services) -> schemas.ServedModel:
-    """Return the served model."""
-    model = services.shared.model
+def model_views(services: Services) -> list[schemas.ServedModel | schemas.UnloadedModel]:
+    """Return the models that answer questions, the first one first."""
+    return [_model_view(services, each) for each in services.shared.models.all]
+
+
+def _model_view(services: Services, named: NamedModel) -> schemas.ServedModel | schemas.UnloadedModel:
+    created = int(services.shared.started_at)
+    if named.shared is None:
+        return schemas.UnloadedModel(id=named.name, created=created, memory_bytes=named.bytes)
+    model, services = named.shared.model, tenant_services(named.shared, services.tenant)
     known = entries().get(model.backbone_name or "")
     return schemas.ServedModel(
         id=model.name,
-        created=int(services.shared.started_at),
+        created=created,
+        memory_bytes=named.bytes,
         backbone=model.backbone_name,
         memory=model.memory_name,
         memory_trained=model.trained,

@@ -26,16 +26,17 @@ def list_models(
     """List the models that have a name: what they take, their licence, and whether they are on this machine."""
     folder = chosen_models_dir(models_dir)
     rows = [*_known(folder), *_shipped(folder), *_stored(folder)]
-    default = _default(folder)
+    default, others = _default(folder), _others(folder)
     for row in rows:
         row["default"] = row["name"] == default
+        row["on_demand"] = row["name"] in others
     if as_json:
         out.print_json(json.dumps(rows))
         return
     table = Table("model", "parameters", "download", "memory", "licence", "here")
     for row in rows:
         table.add_row(
-            f"{row['name']} (default here)" if row["default"] else row["name"],
+            row["name"] + " (default here)" * row["default"] + " (on demand)" * row["on_demand"],
             f"{row['parameters'] / 1e6:,.0f} million" if row["parameters"] else "",
             f"{row['bytes'] / 1e6:,.1f} MB",
             f"{row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "",
@@ -49,6 +50,13 @@ def _default(folder: Path) -> str:
     from everlong_server.process.served_model import default_models
 
     return default_models(settings_or_fail().model_copy(update={"models_dir": folder, "memory": None}))[0]
+
+
+def _others(folder: Path) -> set[str]:
+    """Return the names of the models that a server loads on demand."""
+    from everlong_models.model import model_name
+
+    return {model_name(given, folder) for given in settings_or_fail().models}
 
 
 def _row(name: str, path: Path | None, size: int, entry: Entry | None = None) -> dict[str, Any]:

@@ -75,6 +75,13 @@ class Metrics:
         self.redis_seconds = histogram(
             "everlong_redis_seconds", "Round-trip time to Redis, measured with each heartbeat", buckets=_TOKEN
         )
+        self.model_loaded = gauge("everlong_model_loaded", "Whether a model is loaded: 1, or 0", ["model"])
+        self.model_loads = counter(
+            "everlong_model_loads_total", "Models loaded because a request named them", ["model"]
+        )
+        self.model_load_seconds = histogram(
+            "everlong_model_load_seconds", "Time to load a model that a request named", buckets=_LONG
+        )
         # These series exist from the start, so that alerts on them work before the first event.
         for queue in ("readings", "responses", "batches"):
             self.redeliveries.labels(queue)
@@ -84,11 +91,17 @@ class Metrics:
         for result in ("completed", "failed"):
             self.batch_requests.labels(result)
 
-    def watch_engine(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
-        """Report the engine's running answers and batch size at each scrape, and the size of one memory in bytes."""
+    def watch_engines(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
+        """Report the running answers and batch sizes of all models at each scrape, and the size in bytes of the first one's memory."""
         self.answering.set_function(answering)
         self.rows.set_function(rows)
         self.state_bytes.set(state_bytes)
+
+    def record_load(self, model: str, seconds: float) -> None:
+        """Record that the model was loaded on demand."""
+        self.model_loaded.labels(model).set(1)
+        self.model_loads.labels(model).inc()
+        self.model_load_seconds.observe(seconds)
 
     def record_step(self, fill: float) -> None:
         """Record one decode step. `fill`: the batch size as a share of the largest batch."""

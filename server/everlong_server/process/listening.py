@@ -27,7 +27,7 @@ from everlong_server.errors import Unavailable
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.tracing import TracingError
 from everlong_server.process.protocol import BoundedHeadersProtocol, HandshakeProtocol
-from everlong_server.services import NoKeys, Shared
+from everlong_server.services import ModelSource, NoKeys, Shared
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis
 from everlong_server.store.redis.schema import SchemaError
@@ -40,6 +40,7 @@ def listen(
     settings: Settings,
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
+    others: ModelSource,
     embedded: EmbeddedRedis | None,
     reporter: Reporter,
     started: float,
@@ -59,7 +60,7 @@ def listen(
         server.should_exit = True
 
     try:
-        app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
+        app = create_app(settings, redis_url, load, others, on_ready=on_ready, on_failure=on_failure)
     except TracingError as error:
         reporter.fail(error)
         return 1
@@ -122,7 +123,7 @@ class _Server(uvicorn.Server):
         the server, and other replicas take over its documents.
         """
         shared: Shared | None = self._app.state.shared
-        if shared is not None and not shared.engine.alive and not self.should_exit:
+        if shared is not None and not shared.models.alive and not self.should_exit:
             log.error("the device failed: the server exits and must be restarted")
             self.failed = self.should_exit = True
         if self._embedded is not None:
@@ -144,21 +145,21 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, exit at the second. (Uvicorn's own handler would raise the signal again at exit.)"""
         shared: Shared | None = self._app.state.shared
-        if self._drain is not None or shared is None or shared.engine.admitted == 0:
+        if self._drain is not None or shared is None or shared.models.admitted == 0:
             self.force_exit = self.should_exit
             self.should_exit = True
         else:
-            self._reporter.announce(f"{signal.Signals(sig).name}: finishing {shared.engine.admitted} answers")
+            self._reporter.announce(f"{signal.Signals(sig).name}: finishing {shared.models.admitted} answers")
             self._drain = asyncio.get_running_loop().create_task(self._finish(shared))
         if shared is not None:
-            shared.engine.draining = True
+            shared.models.drain()
 
     async def _finish(self, shared: Shared) -> None:
         deadline = time.monotonic() + self._drain_seconds
-        while shared.engine.admitted and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
+        while shared.models.admitted and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.05)
         # Unfinished answers end with an error for their callers. Their sessions stay unchanged.
-        shared.engine.abort(Unavailable("the server is shutting down", code="draining", retry_after=5))
+        shared.models.abort(Unavailable("the server is shutting down", code="draining", retry_after=5))
         await asyncio.sleep(0.2)
         self.should_exit = True
 
@@ -169,6 +170,8 @@ def _banner(server: _Server, shared: Shared, seconds: float, reporter: Reporter)
         f"[bold]everlong[/] serves [bold]{escape(model.name)}[/] with memory [bold]{model.memory_name}[/], ready after {seconds:.0f} s"
     )
     reporter.announce(_limitations(model))
+    if others := [each.name for each in shared.models.all[1:]]:
+        reporter.announce(f"On demand: {escape(', '.join(others))} (the field `model` of a request)")
     port = server.servers[0].sockets[0].getsockname()[1] if server.servers else settings.port
     url = settings.reached_at(port)
     reporter.print(

@@ -1,25 +1,35 @@
-"""`load`: loads the model that the settings name, or the machine's default."""
+"""`load`: loads the model that the settings name, or the machine's default. `model_source`: how to load the others."""
 
 from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 
 import torch
 from rich.markup import escape
 
 from everlong_models.backbone.loading import Progress
+from everlong_models.catalogue.machine import OVERHEAD, free_memory
+from everlong_models.errors import ConfigError
 from everlong_models.kernels.cpu import sampling_kernel, thread_pool
-from everlong_models.model import Model, load_model
+from everlong_models.model import Model, find_model, load_model, model_bytes, model_name
+from everlong_models.weights import MANIFEST
 from everlong_server.process.served_model import served_model
+from everlong_server.services import ModelSource
 from everlong_server.settings import Settings
 from everlong_server.store.search.vectors import load_embedder
+
+log = logging.getLogger(__name__)
 
 
 def load(settings: Settings, progress: Progress) -> Model:
     """Load the model. Blocks for seconds; the first time for as long as the download takes. Raises the errors of `load_model`."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device(settings)
     model = load_model(
         served_model(settings, progress),
         models_dir=settings.models_dir.expanduser(),
@@ -34,3 +44,50 @@ def load(settings: Settings, progress: Progress) -> Model:
     if device == "cpu":
         thread_pool.prepare(sampling_kernel.sample)  # compile now, so that the first answer does not wait
     return model
+
+
+def model_source(settings: Settings, start: Callable[[Callable[[], Model]], Future[Model]]) -> ModelSource:
+    """Return how to load the other models that the settings name. `start`: starts a load on a thread.
+
+    Raises `ConfigError` for two models of one name, and the errors of `model_bytes` for a name that cannot be found.
+    """
+    models_dir, device, names = settings.models_dir.expanduser(), _device(settings), dict[str, str]()
+
+    def memory(given: str) -> str | None:
+        """Return the memory to put around the model; a model folder has its own."""
+        return None if (find_model(given, models_dir) / MANIFEST).is_file() else settings.memory
+
+    def measure(given: str) -> int | None:
+        return model_bytes(given, models_dir=models_dir, memory=memory(given), device=device)
+
+    def load_other(given: str) -> Model:
+        return load_model(
+            given,
+            models_dir=models_dir,
+            memory=memory(given),
+            options=settings.memory_options if memory(given) else None,
+            device=device,
+            quantize=settings.quantize,
+            bfloat16=settings.bfloat16,
+            progress=log.info,
+        )
+
+    for given in settings.models:
+        name = model_name(given, models_dir)
+        if names.setdefault(name, given) != given:
+            raise ConfigError("models", given, f"has the name {name!r}, as {names[name]!r} has: rename its folder")
+        measure(given)
+    return ModelSource(
+        names=names,
+        load=lambda given: asyncio.wrap_future(start(partial(load_other, given))),
+        measure=measure,
+        free=lambda: free_memory(device) - (OVERHEAD if device == "cpu" else 0),
+        limit=settings.models_memory,
+        idle_seconds=settings.model_idle_seconds,
+    )
+
+
+def _device(settings: Settings) -> str:
+    if settings.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return settings.device

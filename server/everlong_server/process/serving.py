@@ -7,12 +7,14 @@ import gc
 import os
 import resource
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from everlong_models.errors import EverlongModelError
 from everlong_server.observability import logs
 from everlong_server.observability.logs import Reporter
 from everlong_server.process.port import PortError, check_port
@@ -29,14 +31,14 @@ _FILES = 1 << 16
 def serve_forever(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status. Prints its progress on stderr.
 
-    Does not return but exits the process if the model is still loading at the end.
+    Does not return but exits the process if a model is still loading at the end.
     """
     started = time.monotonic()
     console, as_json = Console(stderr=True, highlight=False, soft_wrap=True), settings.log_format == "json"
     logs.configure(settings.log_level, console, as_json=as_json)
     reporter = Reporter(console, as_json=as_json)
     redis: EmbeddedRedis | None = None
-    loading: Future[Model] | None = None
+    loads = Loads()
     try:
         require_search()
         _raise_files()
@@ -49,20 +51,22 @@ def serve_forever(settings: Settings) -> int:
             embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
             embedded.start()
             redis = embedded  # stop only a Redis that this process started
-        loading = model = _start_loading(settings, reporter)
+        model = _start_loading(settings, reporter, loads)
         # Imported while the model loads, which mostly runs outside Python.
         from everlong_server.process.listening import listen  # noqa: PLC0415
+        from everlong_server.process.loading import model_source  # noqa: PLC0415
 
         url = settings.redis_url or (redis.url if redis else "")
-        status = listen(settings, url, lambda: asyncio.wrap_future(model), redis, reporter, started)
-    except (SearchMissing, PortError, EmbeddedRedisError, OSError) as error:
+        others = model_source(settings, loads.start)
+        status = listen(settings, url, lambda: asyncio.wrap_future(model), others, redis, reporter, started)
+    except (SearchMissing, PortError, EmbeddedRedisError, EverlongModelError, OSError) as error:
         reporter.fail(error)
         status = 1
     finally:
         if redis is not None:
             redis.stop()
-    if loading is not None and not loading.done():
-        # A normal exit would tear down libraries that the loading thread still uses, and abort.
+    if loads.running:
+        # A normal exit would tear down libraries that a loading thread still uses, and abort.
         os._exit(status)
     return status
 
@@ -75,25 +79,45 @@ def _raise_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _start_loading(settings: Settings, reporter: Reporter) -> Future[Model]:
-    """Load the model on a daemon thread, which does not keep the process alive."""
+class Loads:
+    """Loads models on daemon threads, which do not keep the process alive."""
+
+    def __init__(self) -> None:
+        self._futures: list[Future[Model]] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether a model is being loaded."""
+        return any(not future.done() for future in self._futures)
+
+    def start(self, load: Callable[[], Model]) -> Future[Model]:
+        """Call `load` on a thread of its own."""
+        future: Future[Model] = Future()
+        future.set_running_or_notify_cancel()  # so that it cannot be cancelled
+        self._futures = [*(each for each in self._futures if not each.done()), future]
+
+        def run() -> None:
+            try:
+                model = load()
+            except BaseException as error:  # reaches the waiting caller
+                future.set_exception(error)
+            else:
+                future.set_result(model)
+
+        Thread(target=run, name="everlong-load", daemon=True).start()
+        return future
+
+
+def _start_loading(settings: Settings, reporter: Reporter, loads: Loads) -> Future[Model]:
+    """Load the first model on a thread."""
     reporter.announce("importing PyTorch and transformers")
     from everlong_server.process.loading import load  # noqa: PLC0415 - takes seconds, so the line above comes first
 
-    future: Future[Model] = Future()
-    future.set_running_or_notify_cancel()  # so that it cannot be cancelled
-
-    def run() -> None:
+    def run() -> Model:
         try:
-            try:
-                model = load(settings, reporter.announce)
-            finally:  # `everlong serve` disabled garbage collection; exclude the objects that exist now from it
-                gc.freeze()
-                gc.enable()
-        except BaseException as error:  # reaches the waiting caller
-            future.set_exception(error)
-        else:
-            future.set_result(model)
+            return load(settings, reporter.announce)
+        finally:  # `everlong serve` disabled garbage collection; exclude the objects that exist now from it
+            gc.freeze()
+            gc.enable()
 
-    Thread(target=run, name="everlong-load", daemon=True).start()
-    return future
+    return loads.start(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -26,6 +26,8 @@ from everlong_server.store.store_id import existing_owners, has_matching_store_i
 
 log = logging.getLogger(__name__)
 
+Work = Callable[[], Coroutine[Any, Any, None]]
+
 _LEAVE_TIMEOUT = 3.0
 _RESTART_DELAY = 1.0
 
@@ -33,15 +35,29 @@ _RESTART_DELAY = 1.0
 @asynccontextmanager
 async def background_tasks(shared: Shared) -> AsyncIterator[None]:
     """Run the background tasks for the duration of the context, then leave the group of replicas."""
-    settings, engine = shared.settings, shared.engine
-    readers = settings.max_readers or (2 if engine.on_cpu else 64)
-    works: list[Callable[[], Coroutine[Any, Any, None]]] = [
+    settings = shared.settings
+    works: list[Work] = [
         lambda: _heartbeat(shared, settings.lease_seconds / 3),
-        _reader(shared, readers).run,
-        _background_responses(shared).run,
+        *model_works(shared),
         lambda: _warm_up(shared.embedder),
         lambda: _expire_uploads(shared.redis, shared.stores, settings.upload_seconds),
+        shared.models.run,
     ]
+    try:
+        async with running(works):
+            yield
+    finally:
+        await shared.models.close()
+        with contextlib.suppress(RedisError, TimeoutError):  # the keys expire by themselves
+            async with asyncio.timeout(_LEAVE_TIMEOUT):
+                await shared.stores.reading_jobs.deregister()
+                for queues in shared.models.queues:
+                    await queues.readings.deregister()
+
+
+@asynccontextmanager
+async def running(works: Sequence[Work]) -> AsyncIterator[None]:
+    """Run `works` for the duration of the context."""
     tasks = [asyncio.create_task(run_forever(work)) for work in works]
     try:
         yield
@@ -49,9 +65,12 @@ async def background_tasks(shared: Shared) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(RedisError, TimeoutError):  # the key expires by itself
-            async with asyncio.timeout(_LEAVE_TIMEOUT):
-                await shared.stores.reading_jobs.deregister()
+
+
+def model_works(shared: Shared) -> list[Work]:
+    """Return the background work of one model: its readings and background responses."""
+    readers = shared.settings.max_readers or (2 if shared.engine.on_cpu else 64)
+    return [_reader(shared, readers).run, _background_responses(shared).run]
 
 
 def _reader(shared: Shared, max_jobs: int) -> Reader:
@@ -90,7 +109,7 @@ def batch_worker(shared: Shared, ask: Ask) -> BatchWorker:
     )  # fmt: skip
 
 
-async def run_forever(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def run_forever(work: Work) -> None:
     """Run `work` for as long as the server runs. Starts it again after an unexpected error."""
     while True:
         try:
@@ -107,10 +126,12 @@ async def _heartbeat(shared: Shared, seconds: float) -> None:
     while True:
         with contextlib.suppress(RedisError):  # other replicas rightly treat a replica that cannot reach Redis as dead
             await stores.reading_jobs.heartbeat()
+            await shared.models.announce()
             with metrics.redis_seconds.time():
                 await shared.redis.ping()
-            metrics.queued.labels("readings").set(await stores.reading_jobs.length())
-            metrics.queued.labels("responses").set(await stores.background_jobs.length())
+            readings, responses = await shared.models.queued()
+            metrics.queued.labels("readings").set(await stores.reading_jobs.length() + readings)
+            metrics.queued.labels("responses").set(await stores.background_jobs.length() + responses)
             metrics.queued.labels("batches").set(await stores.batch_jobs.length())
             await stores.slots.release_pending()
             await stores.idempotency.release_pending()

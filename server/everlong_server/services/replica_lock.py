@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.connection import Client, all_keys
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ReplicaLock:
         for file in self._folder.glob("*.*") if self._descriptor is not None else ():
             boot, _, replica = file.name.partition(".")
             if boot == self._boot and _is_unlocked(file):
-                await redis.delete(keys.replica(replica))
+                await redis.delete(*await all_keys(redis, f"{keys.replica(replica)}*"), keys.replica(replica))
             elif boot == self._boot or await redis.exists(keys.replica(replica)):
                 continue  # alive, as far as can be told
             file.unlink(missing_ok=True)

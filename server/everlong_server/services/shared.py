@@ -11,13 +11,14 @@ from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
+from everlong_server.services.models import ServedModels
 from everlong_server.settings import Settings
 from everlong_server.store.batches.batches import Batches
 from everlong_server.store.batches.files import BatchFiles
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
-from everlong_server.store.jobs import Jobs
+from everlong_server.store.jobs import Jobs, ModelQueues
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.confirmation import Confirmation
@@ -64,6 +65,7 @@ class Stores:
         """Open the stores. `fingerprint`: of the served model; `replica`: id of this server."""
         vault = Vault.load(settings.encryption_key_file)
         slots = StreamSlots(redis, replica)
+        queues = ModelQueues.open(redis, fingerprint, replica, settings.lease_seconds)
         quota = Quota(redis, DEFAULT_TENANT, tenant_limits(settings), slots)
         blobs = Blobs(settings.blobs, vault, settings.private_dir)
         return cls(
@@ -76,8 +78,8 @@ class Stores:
             responses=Responses(redis, None, settings.response_seconds, vault),
             vector_stores=VectorStores(redis, DEFAULT_TENANT, quota, vault),
             blobs=blobs,
-            reading_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds),
-            background_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds, keys.responses),
+            reading_jobs=queues.readings,
+            background_jobs=queues.responses,
             batches=Batches(redis, None, quota, settings.batch_seconds, vault),
             batch_files=BatchFiles(redis, blobs, DEFAULT_TENANT, quota, vault),
             batch_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds, keys.batch_jobs),
@@ -99,6 +101,8 @@ class Shared:
     token_offsets: TokenOffsets
     embedder: Embedder | None
     """Turns passages into vectors; None: documents are searched by words alone."""
+    models: ServedModels
+    """All models that requests can name. `model` is one of them."""
     vector_builds: VectorBuilds
     metrics: Metrics
     tracing: Tracing

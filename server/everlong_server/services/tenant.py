@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 
 from everlong_server.engine.answering.chats import ChatTurns
 from everlong_server.engine.answering.completions import Completions
@@ -15,12 +17,16 @@ from everlong_server.engine.answering.search.text_search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.batches.tenant_batches import TenantBatches
+from everlong_server.engine.documents.formats.languages import Language
 from everlong_server.engine.documents.ingest import Ingest
+from everlong_server.engine.documents.inline import wait_until_read
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
 from everlong_server.engine.embeddings import TextEmbeddings
+from everlong_server.errors import StateUnusable
 from everlong_server.services.shared import Shared
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
+from everlong_server.store.records import Session
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Quota
@@ -35,6 +41,9 @@ class Services:
     """Everything that a request of one tenant needs. Objects of other tenants cannot be reached through its stores."""
 
     shared: Shared
+    """The parts of the server with the model of these services."""
+    held: AsyncExitStack
+    """Keeps the models that the request uses loaded, until it ends."""
     tenant: str
     quota: Quota
     idempotency: IdempotencyRecords
@@ -62,9 +71,41 @@ class Services:
         tokens = min(wanted, max(visible_tokens // 2, visible_tokens - _QUESTION_TOKENS))
         return Recall(settings.recall_passages, tokens)
 
+    async def with_model(self, name: str | None) -> Services:
+        """Return these services with the model `name` (None: the one that they have), which stays loaded until the request ends.
 
-def tenant_services(shared: Shared, tenant: str) -> Services:
-    """Build the services of a tenant. Cheap: tenants share the engine and the connections."""
+        Waits while it is loaded. Raises `NotFound`, and `Unavailable` if it cannot be loaded or does not fit into memory.
+        """
+        if name in (None, self.shared.model.name):
+            return self
+        return tenant_services(await self.shared.models.acquire(name, self.held), self.tenant, self.held)
+
+    async def with_model_of(self, session: Session) -> Services:
+        """Return these services with the session's model. Raises `StateUnusable` if the server does not serve it, and `Unavailable`."""
+        models = self.shared.models
+        if all(session.model_name != model.name for model in models.all):
+            raise StateUnusable(
+                f"session {session.id!r} was created with model {session.model_name!r} (fingerprint {session.model[:12]}…); "
+                f"this server serves {models.names}: create a new session", param="session_id",
+            )  # fmt: skip
+        return await self.with_model(session.model_name)
+
+    async def wait_for_memory(self, documents: Sequence[str]) -> None:
+        """Return once the documents are read by these services' model, if that is not the first one: only the first one's progress
+        shows in the documents. Raises `ServerError`."""
+        if documents and self.shared is not self.shared.models.first:
+            await wait_until_read(self.ingest, documents)
+
+    def holding(self, held: AsyncExitStack) -> Services:
+        """Return these services for work that ends with `held`, such as one message of a WebSocket."""
+        return replace(self, held=held)
+
+
+def tenant_services(shared: Shared, tenant: str, held: AsyncExitStack | None = None) -> Services:
+    """Build the services of a tenant. Cheap: tenants share the engine and the connections.
+
+    `held`: keeps the models that a request uses loaded; None: the services use only the model of `shared`.
+    """
     settings, stores, engine, token_offsets = shared.settings, shared.stores, shared.engine, shared.token_offsets
     quota, documents, sessions = stores.quota.of(tenant), stores.documents.of(tenant), stores.sessions.of(tenant)
     chats, passages = stores.chats.of(tenant), shared.passages(documents)
@@ -86,11 +127,13 @@ def tenant_services(shared: Shared, tenant: str) -> Services:
         passages,
         token_offsets,
         settings.max_document_bytes,
+        Language(settings.ocr_language, settings.ocr_models),
     )
     search, vector_stores = TextSearch(engine, passages, token_offsets, quota), stores.vector_stores.of(tenant)
     store_search = StoreSearch(vector_stores, search, passages)
     return Services(
         shared=shared,
+        held=held or AsyncExitStack(),
         tenant=tenant,
         quota=quota,
         idempotency=stores.idempotency.of(tenant),

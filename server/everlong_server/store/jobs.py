@@ -243,6 +243,31 @@ class Jobs:
         return bool(await self._scripts.run(_END, [self._stream], args))
 
 
+@dataclass(frozen=True, slots=True)
+class ModelQueues:
+    """The jobs of one model: `readings` and background `responses`."""
+
+    readings: Jobs
+    responses: Jobs
+
+    @classmethod
+    def open(cls, redis: Client, model: str, replica: str, lease_seconds: float) -> ModelQueues:
+        """Open the queues of the model with that fingerprint. `replica`: the id with which a server takes jobs from them, and by
+        which others know that it serves the model."""
+        return cls(
+            Jobs(redis, model, replica, lease_seconds), Jobs(redis, model, replica, lease_seconds, keys.responses)
+        )
+
+    async def prepare(self) -> None:
+        """See `Jobs.prepare`."""
+        await self.readings.prepare(alone=False)
+        await self.responses.prepare(alone=False)
+
+    async def lengths(self) -> tuple[int, int]:
+        """Return how many readings and responses wait or are being worked on."""
+        return await self.readings.length(), await self.responses.length()
+
+
 def _job(entry: str, fields: list[bytes], *, redelivered: bool = False) -> Job:
     """The first field of an entry names the reading or response, the second its tenant."""
     return Job(entry, fields[1].decode(), tuple(fields), redelivered)

@@ -14,6 +14,8 @@ class Model:
     `parameters` are those of the backbone, if the server knows them. `recall_passages` is how many passages the server searches
     for a question by default, at most; 0: recall is off. `segment_length` is in tokens; `state_bytes` is the size of a session's
     memory.
+    `loaded` is whether the model is in memory; the server loads others when a request names them, and then knows more than their
+    name and `memory_bytes`, an estimate of what they take. Both are None for an embedding model.
     `dimensions` is the length of the vectors of an embedding model, which answers nothing and has no memory; else None. The server
     lists it last.
     """
@@ -30,3 +32,5 @@ class Model:
     backbone: str | None = None
     description: str | None = None
     dimensions: int | None = None
+    loaded: bool | None = None
+    memory_bytes: int | None = None

@@ -32,7 +32,7 @@ export function SettingsDialog() {
         </NumberField>
         <label for="words">Text to read</label>
         <select id="words" aria-describedby="words-help" value={String(words ?? "")} disabled={served?.recall_passages === 0} onChange={({ currentTarget: { value } }) => setAnswers({ words: value ? Number(value) : null })}>
-          <option value="">{served ? `server default: up to ${count(wordsOf(served.recall_tokens))} words` : "server default"}</option>
+          <option value="">{served?.recall_tokens ? `server default: up to ${count(wordsOf(served.recall_tokens))} words` : "server default"}</option>
           {AMOUNTS.filter((amount) => tokensOf(amount) <= (served?.max_recall_tokens ?? Infinity)).map((amount) => (
             <option key={amount} value={amount}>
               {amount ? `up to ${count(amount)} words` : "none"}

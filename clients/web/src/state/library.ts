@@ -6,9 +6,9 @@ import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { answerSettings } from "./settings.js";
 
-/** The models of the server: one, unless a gateway stands before several. */
+/** The models of the server, loaded or not. */
 export const models = signal<readonly Model[]>([]);
-/** The first of them, whose properties the page describes. */
+/** The first of them, which is always loaded, and whose properties the page describes. */
 export const model = computed(() => models.value[0] ?? null);
 export const documents = signal<ReadonlyMap<string, Document>>(new Map());
 export const sessions = signal<readonly Session[]>([]);
@@ -230,9 +230,12 @@ export function chosenModel(): Model | null {
 
 /** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. */
 export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<void> {
-  const empty = sessions.value.find((each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join());
+  const chosen = chosenModel()?.id ?? null;
+  const empty = sessions.value.find(
+    (each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join() && (chosen ?? each.model) === each.model,
+  );
   if (empty) return shouldNavigate() ? navigate({ session: empty.id, panel: null }) : undefined;
-  const options = { idempotencyKey: newIdempotencyKey(), model: chosenModel()?.id ?? null };
+  const options = { idempotencyKey: newIdempotencyKey(), model: chosen };
   const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
   addSession(session);
   if (shouldNavigate()) navigate({ session: session.id, panel: null });

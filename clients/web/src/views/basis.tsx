@@ -64,7 +64,7 @@ function memoryShare(tokens: number, served: Model | null): string {
   const kept = served?.remembered_tokens ?? null;
   if (kept !== null && kept < tokens) return `It holds ${pages(kept)} of ${pages(tokens)} before the question (${percent(kept / tokens)}), and none of the rest.`;
   if (kept !== null) return `It holds all of the text before the question, ${pages(tokens)}.`;
-  if (served) return `It holds the text before the question, ${pages(tokens)}, in ${size(served.state_bytes)}, without most details.`;
+  if (served?.state_bytes) return `It holds the text before the question, ${pages(tokens)}, in ${size(served.state_bytes)}, without most details.`;
   return `The model had read ${pages(tokens)} before the question.`;
 }
 

@@ -25,7 +25,7 @@ from everlong_server.api.anthropic.message_schemas import (
     ToolUseBlock,
 )
 from everlong_server.api.translation.files import decode_base64, name_field, require_file
-from everlong_server.api.translation.messages import ParsedMessages, require_model
+from everlong_server.api.translation.messages import ParsedMessages
 from everlong_server.api.translation.tools import tool_use
 from everlong_server.engine.answering.tools import ToolChoice, ToolUse
 from everlong_server.engine.documents.inline import InlineFile, add_inline
@@ -85,7 +85,6 @@ class Conversation:
 
 async def parse_conversation(services: Services, body: CreateAnthropicMessage | CountMessageTokens) -> Conversation:
     """Return the conversation of a request, with its documents stored. Raises `ServerError`, naming the field."""
-    require_model(services, body.model)
     parsed, sent = ParsedMessages(services), list[SentDocument]()
     cites = set[bool]()
     if system := _text(body.system):

@@ -23,11 +23,11 @@ from everlong_server.api.anthropic.message_schemas import (
 )
 from everlong_server.api.anthropic.message_view import live_events, message_view, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.error_forms import anthropic_error
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES, as_server_error
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.sse import event_stream
+from everlong_server.api.streams.disconnect import run_unless_disconnected
+from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.turn_parameters import answer_recall, require_schema
 from everlong_server.api.views import CallerServices
@@ -97,6 +97,7 @@ async def count_tokens(
 
 
 async def _count(services: Services, body: CountMessageTokens) -> TokenCount:
+    services = await services.with_model(body.model)
     conversation = await parse_conversation(services, body)
     recall = answer_recall(services, body.recall)
     if conversation.documents:
@@ -116,6 +117,7 @@ def _require_version(version: str | None) -> None:
 
 async def _begin(services: Services, body: CreateAnthropicMessage) -> tuple[Turn, Conversation]:
     """Start the turn of a request, once its documents are read. Raises `ServerError` if it is invalid or refused."""
+    services = await services.with_model(body.model)
     params, recall = await _sampling(services, body), answer_recall(services, body.recall)
     conversation = await parse_conversation(services, body)
     if conversation.documents:

@@ -41,7 +41,9 @@ class CreateSession(Wire):
     """A new session. Its documents are read in order into one memory."""
 
     documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
-    model: str | None = Field(None, max_length=256, description="name of the served model; default: the served model")
+    model: str | None = Field(
+        None, max_length=256, description="name of a model of the server; default: its first model"
+    )
     recall: Recall | Literal[False] | None = Field(None, description=RECALL_DEFAULT)
     messages: list[PastMessage] = Field(
         [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -13,15 +14,15 @@ from fastapi.responses import JSONResponse, Response
 from everlong_server.api import memory_schemas, schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
 from everlong_server.api.native.new_session import ClientName, CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
-from everlong_server.api.sse import event_stream
+from everlong_server.api.streams.disconnect import run_unless_disconnected
+from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
-from everlong_server.api.views import CallerServices, memory_view, session_view
-from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.api.views import CallerServices, memory_view, session_services, session_view
+from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.records import title_of
 
@@ -42,11 +43,8 @@ async def create(
 
 
 async def _created(services: Services, body: CreateSession, session_id: str, client: str) -> schemas.Session:
+    services = await services.with_model(body.model)
     model, limit = services.shared.model, services.shared.settings.max_session_documents
-    if body.model not in (None, model.name):
-        raise NotFound(
-            f"no model {body.model!r}; this server serves {model.name!r}", param="model", code="model_not_found"
-        )
     if len(body.documents) > limit:
         raise InvalidRequest(f"documents: {len(body.documents)} documents, the limit is {limit}", param="documents")
     twice = next((id for n, id in enumerate(body.documents) if id in body.documents[:n]), None)
@@ -80,7 +78,9 @@ async def get(session_id: str, services: CallerServices) -> schemas.Session:
 @router.patch("/{session_id}")
 async def update(session_id: str, body: schemas.UpdateSession, services: CallerServices) -> schemas.Session:
     """Changes a session's title or recall. Its memory and its messages stay unchanged."""
-    answer_recall(services, body.recall)  # raises an error if it is invalid
+    if body.recall:
+        bound = await services.with_model_of(await services.sessions.get(session_id))
+        answer_recall(bound, body.recall)  # raises an error if it is invalid
     fields = {"title": body.title, "recall": stored_recall(body.recall)}
     given = {name: fields[name] for name in body.model_fields_set}
     return await session_view(services, await services.sessions.update(session_id, given))
@@ -108,6 +108,7 @@ async def fork(
 @router.get("/{session_id}/memory")
 async def memory(session_id: str, services: CallerServices) -> memory_schemas.SessionMemory:
     """Returns the content and the use of a session's memory, as of the last committed turn. Does not wait for a running turn."""
+    services = await services.with_model_of(await services.sessions.get(session_id))
     return memory_view(services, await services.memory_views.view(session_id))
 
 
@@ -152,9 +153,11 @@ async def send(
     If the caller disconnects before the answer is complete, the session stays unchanged, unless `on_disconnect` is "finish". A retry
     with the same Idempotency-Key returns the first answer at once and does not change the session again.
     """
-    begin = _events(services, session_id, body, key)
     if body.on_disconnect == "finish":
-        begin = services.shared.detached_answers.start(begin)
+        held = AsyncExitStack()  # the answer may outlive the request
+        begin = services.shared.detached_answers.start(_events(services.holding(held), session_id, body, key), held)
+    else:
+        begin = _events(services, session_id, body, key)
     events = await run_unless_disconnected(request, begin)
     if events is None:
         return Response(status_code=CLIENT_CLOSED)
@@ -178,6 +181,7 @@ async def _events(
         if message is None and not record.first:  # the first server died, perhaps after it committed the turn
             message = await services.sessions.message(session_id, message_id)
         if message is None:
+            services = await session_services(services, session, body.model)
             turn = await services.session_turns.send(
                 session_id,
                 *turn_arguments(services, body, session),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -20,9 +20,9 @@ from starlette.websockets import WebSocketDisconnect
 from everlong_server.api import schemas
 from everlong_server.api.answer_events import native_event
 from everlong_server.api.errors import as_server_error
-from everlong_server.api.socket import JsonSocket, refuse
+from everlong_server.api.streams.socket import JsonSocket, refuse
 from everlong_server.api.turn_parameters import turn_arguments
-from everlong_server.api.views import get_services
+from everlong_server.api.views import get_services, session_services
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
@@ -88,12 +88,13 @@ class _SessionSocket(JsonSocket):
         self._turn, self._busy, self._cancel_asked = None, True, False
         self.answer_task = asyncio.create_task(self._answer(body))
 
-    async def _begin(self, body: schemas.CreateMessage) -> AsyncGenerator[AnswerEvent, None]:
+    async def _begin(self, body: schemas.CreateMessage, services: Services) -> AsyncGenerator[AnswerEvent, None]:
         """Start the turn and return its events."""
-        session = await self._services.sessions.get(self._session_id)
-        turn = await self._services.session_turns.send(
+        session = await services.sessions.get(self._session_id)
+        services = await session_services(services, session, body.model)
+        turn = await services.session_turns.send(
             self._session_id,
-            *turn_arguments(self._services, body, session),
+            *turn_arguments(services, body, session),
             instructions=body.instructions,
             detached=body.on_disconnect == "finish",
         )
@@ -107,14 +108,13 @@ class _SessionSocket(JsonSocket):
             # The key may have been revoked since the socket was opened.
             await self._services.shared.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
-            begin = self._begin(body)
+            held = contextlib.AsyncExitStack()
+            begin = self._begin(body, self._services.holding(held))
             if body.on_disconnect == "finish":
-                begin = self._services.shared.detached_answers.start(begin)
-            async with contextlib.aclosing(await begin) as events:
-                async for event in events:
-                    # Set before the event is sent, because the client may send its next message at once.
-                    self._busy = not isinstance(event, ResponseCompleted)
-                    await self.send(native_event(event))
+                await self._send_events(self._services.shared.detached_answers.start(begin, held))
+            else:
+                async with held:
+                    await self._send_events(begin)
         except (Overloaded, Unavailable, NotFound, Unauthenticated) as error:
             await refuse(self.socket, error)
         except WebSocketDisconnect:
@@ -122,3 +122,10 @@ class _SessionSocket(JsonSocket):
         except Exception as error:
             self._busy = False
             await self.fail(error)
+
+    async def _send_events(self, begin: Coroutine[Any, Any, AsyncGenerator[AnswerEvent, None]]) -> None:
+        async with contextlib.aclosing(await begin) as events:
+            async for event in events:
+                # Set before the event is sent, because the client may send its next message at once.
+                self._busy = not isinstance(event, ResponseCompleted)
+                await self.send(native_event(event))

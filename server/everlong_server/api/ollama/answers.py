@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.ollama.ndjson import ndjson_stream
 from everlong_server.api.ollama.requests import begin, plain_name
@@ -24,8 +24,8 @@ from everlong_server.api.ollama.schemas import (
     OllamaGenerate,
     OllamaGenerated,
 )
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.answer_once import answer_once
-from everlong_server.api.translation.messages import require_model
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted, TextDelta
 from everlong_server.engine.answering.turn import Turn
@@ -65,7 +65,8 @@ async def _answer(
     """Answer a request. `loads`: it only asks for the model to be loaded."""
     lines = _Lines(body.model, _chat_text if isinstance(body, OllamaChat) else _generated_text)
     if loads:
-        require_model(services, plain_name(body.model))
+        if await run_unless_disconnected(request, services.with_model(plain_name(body.model))) is None:
+            return Response(status_code=CLIENT_CLOSED)
         loaded = lines.line("", done=True, done_reason="load")
         return ndjson_stream(_replayed(loaded), services) if body.stream else JSONResponse(loaded)
     return await answer_once(

@@ -10,9 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from everlong_models.catalogue.entry import entries
+from everlong_models.catalogue.entry import Entry, entries
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED
 from everlong_server.api.ollama.answers import OLLAMA_ERRORS
 from everlong_server.api.ollama.requests import plain_name
@@ -26,11 +25,11 @@ from everlong_server.api.ollama.schemas import (
     OllamaShow,
     OllamaVersion,
 )
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.embeddings import embed_input, encoded
-from everlong_server.api.translation.messages import require_model
 from everlong_server.api.views import CallerServices, embedding_model_view
 from everlong_server.errors import InvalidRequest
-from everlong_server.services import Services
+from everlong_server.services import NamedModel, Services
 
 OLLAMA_VERSION = "0.13.0"
 """The version of Ollama whose chat, generate and embed this server follows. Clients refuse servers that are too old for them."""
@@ -46,14 +45,14 @@ async def version(request: Request) -> OllamaVersion:
 
 @router.get("/tags")
 async def tags(services: CallerServices) -> OllamaModels:
-    """Lists the served model, and the embedding model if the server has one."""
+    """Lists the models that answer questions, loaded or not, and the embedding model if the server has one."""
     return OllamaModels(models=_models(services))
 
 
 @router.get("/ps")
 async def running(services: CallerServices) -> OllamaModels:
-    """Lists the loaded models, which are all that the server has."""
-    return OllamaModels(models=_models(services))
+    """Lists the loaded models."""
+    return OllamaModels(models=_models(services, loaded=True))
 
 
 @router.post("/show")
@@ -61,7 +60,7 @@ async def show(body: OllamaShow, services: CallerServices) -> OllamaDescription:
     """Describes a model."""
     if (given := body.model or body.name) is None:
         raise InvalidRequest("model: Field required", param="model", code="missing_parameter")
-    name, model = plain_name(given), services.shared.model
+    name = plain_name(given)
     embedding = embedding_model_view(services)
     if embedding is not None and name == embedding.id:
         (found,) = (each for each in _models(services) if each.name == name)
@@ -69,21 +68,22 @@ async def show(body: OllamaShow, services: CallerServices) -> OllamaDescription:
             license="", parameters="", template="", details=found.details, model_info={}, capabilities=["embedding"],
             modified_at=found.modified_at,
         )  # fmt: skip
-    require_model(services, name)
-    known, found = entries().get(model.backbone_name or ""), _models(services)[0]
-    info: dict[str, Any] = {
-        "general.architecture": found.details.family,
-        "general.basename": model.name,
-        "everlong.memory": model.memory_name,
-        "everlong.segment_length": model.segment_length,
-        "everlong.state_bytes": model.state_bytes,
-    }
+    named = services.shared.models.named(name)
+    known, found = _known(named), _answering_model(services, named)
+    info: dict[str, Any] = {"general.architecture": found.details.family, "general.basename": named.name}
+    if named.shared is not None:
+        model = named.shared.model
+        info |= {
+            "everlong.memory": model.memory_name,
+            "everlong.segment_length": model.segment_length,
+            "everlong.state_bytes": model.state_bytes,
+        }
     if known is not None:
         info["general.parameter_count"] = known.parameters
     return OllamaDescription(
         license=known.licence if known else "",
         parameters="",
-        template=model.tokenizer.chat_template or "",
+        template="" if named.shared is None else named.shared.model.tokenizer.chat_template or "",
         details=found.details,
         model_info=info,
         capabilities=["completion"],
@@ -108,10 +108,21 @@ async def _embeddings(services: Services, body: OllamaEmbed) -> bytes:
     return b'%s, "embeddings": %s}' % (json.dumps(head)[:-1].encode(), embeddings)
 
 
-def _models(services: Services) -> list[OllamaModel]:
-    """Return the served model and, if there is one, the embedding model."""
-    model, since = services.shared.model, datetime.fromtimestamp(services.shared.started_at, UTC).isoformat()
-    known = entries().get(model.backbone_name or "")
+def _models(services: Services, *, loaded: bool = False) -> list[OllamaModel]:
+    """Return the models that answer questions and, if there is one, the embedding model. `loaded`: only those that are loaded."""
+    named = [model for model in services.shared.models.all if not loaded or model.shared is not None]
+    found, since = [_answering_model(services, model) for model in named], _since(services)
+    embedding = embedding_model_view(services)
+    if embedding is not None:
+        bert = OllamaDetails(format="", family="bert", families=["bert"], parameter_size="", quantization_level="")
+        found.append(
+            OllamaModel(name=embedding.id, model=embedding.id, modified_at=since, size=0, digest="", details=bert)
+        )
+    return found
+
+
+def _answering_model(services: Services, model: NamedModel) -> OllamaModel:
+    known = _known(model)
     family = known.architecture if known else ""
     details = OllamaDetails(
         format="gguf" if known else "safetensors",
@@ -120,19 +131,24 @@ def _models(services: Services) -> list[OllamaModel]:
         parameter_size=_short(known.parameters) if known else "",
         quantization_level="",
     )
-    found = [
-        OllamaModel(
-            name=model.name, model=model.name, modified_at=since, size=known.bytes if known else 0,
-            digest=model.fingerprint, details=details,
-        )
-    ]  # fmt: skip
-    embedding = embedding_model_view(services)
-    if embedding is not None:
-        bert = OllamaDetails(format="", family="bert", families=["bert"], parameter_size="", quantization_level="")
-        found.append(
-            OllamaModel(name=embedding.id, model=embedding.id, modified_at=since, size=0, digest="", details=bert)
-        )
-    return found
+    return OllamaModel(
+        name=model.name,
+        model=model.name,
+        modified_at=_since(services),
+        size=known.bytes if known else 0,
+        digest=model.fingerprint or "",
+        details=details,
+        loaded=model.shared is not None,
+    )
+
+
+def _known(model: NamedModel) -> Entry | None:
+    """Return the model's backbone in the catalogue. That of a model folder is known once it is loaded."""
+    return entries().get(model.name if model.shared is None else model.shared.model.backbone_name or "")
+
+
+def _since(services: Services) -> str:
+    return datetime.fromtimestamp(services.shared.started_at, UTC).isoformat()
 
 
 def _short(parameters: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.api.ollama.schemas import OllamaChat, OllamaGenerate, OllamaOptions
-from everlong_server.api.translation.messages import ParsedMessages, require_model
+from everlong_server.api.translation.messages import ParsedMessages
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.services import Services
@@ -23,7 +23,7 @@ def plain_name(name: str) -> str:
 
 async def begin(services: Services, body: OllamaChat | OllamaGenerate) -> Turn:
     """Start the turn of a request. Raises `ServerError` if it is invalid or refused."""
-    require_model(services, plain_name(body.model))
+    services = await services.with_model(plain_name(body.model))
     params, recall = await _params(services, body), answer_recall(services, body.recall)
     parsed, place = ParsedMessages(services), "messages"
     for number, document in enumerate(body.documents):
@@ -37,6 +37,7 @@ async def begin(services: Services, body: OllamaChat | OllamaGenerate) -> Turn:
             parsed.add_message("system", body.system, "system")
         parsed.add_message("user", body.prompt, "prompt")
     documents, messages = await parsed.finish(place)
+    await services.wait_for_memory(documents)
     return await services.chat_turns.answer(documents, messages, params, recall)
 
 

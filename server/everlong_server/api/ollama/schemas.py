@@ -191,7 +191,7 @@ class OllamaDetails(Wire):
 
 
 class OllamaModel(Wire):
-    """The served model. `digest`: its fingerprint."""
+    """A model. `digest`: its fingerprint; empty before it is first loaded."""
 
     name: str
     model: str
@@ -199,10 +199,11 @@ class OllamaModel(Wire):
     size: int = Field(description="bytes of its file; 0 if it is not known")
     digest: str
     details: OllamaDetails
+    loaded: bool = True
 
 
 class OllamaModels(Wire):
-    """The served model and the embedding model."""
+    """Models that answer questions, and the embedding model."""
 
     models: list[OllamaModel]
 

@@ -23,12 +23,12 @@ from everlong_server.api.openai.chat_schemas import (
     FilePart,
 )
 from everlong_server.api.openai.chat_view import completion_view, live_chunks, replayed_chunks
-from everlong_server.api.openai.inline_files import file_of_data
+from everlong_server.api.openai.files.inline import file_of_data
 from everlong_server.api.openai.text_formats import JsonObjectFormat
 from everlong_server.api.openai.tools.requests import chat_calls, chat_tool_use
-from everlong_server.api.sse import data_stream
+from everlong_server.api.streams.sse import data_stream
 from everlong_server.api.translation.answer_once import answer_once
-from everlong_server.api.translation.messages import ParsedMessages, require_model
+from everlong_server.api.translation.messages import ParsedMessages
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
@@ -58,10 +58,10 @@ async def create(
     usage, nullable = body.stream_options.include_usage, bool(body.tools)
     return await answer_once(
         services, request, key, ("chat", body.model_dump_json()),
-        begin=lambda record: _turns(services, body),
-        whole=lambda turns, record: _completion(_head(services, record), turns, record),
-        live=lambda turns, record: live_chunks(
-            _head(services, record), _events(turns), len(turns), record, usage=usage, nullable=nullable
+        begin=lambda record: _begin(services, body, record),
+        whole=lambda begun, record: _completion(*begun, record),
+        live=lambda begun, record: live_chunks(
+            begun[0], _events(begun[1]), len(begun[1]), record, usage=usage, nullable=nullable
         ),
         replayed=lambda completion: replayed_chunks(completion, usage=usage),
         send=partial(data_stream, keepalive_seconds=services.shared.settings.keepalive_seconds) if body.stream else None,
@@ -77,11 +77,14 @@ def _head(services: Services, record: IdempotencyRecord) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _turns(services: Services, body: CreateChatCompletion) -> list[Turn]:
-    """Start the turns of a request. Raises `ServerError` if it is invalid or refused."""
-    require_model(services, body.model)
+async def _begin(
+    services: Services, body: CreateChatCompletion, record: IdempotencyRecord
+) -> tuple[dict[str, Any], list[Turn]]:
+    """Start the turns of a request, and return the first fields of their completion. Raises `ServerError` if it is invalid or refused."""
+    services = await services.with_model(body.model)
     documents, conversation = await _parse_messages(services, body.messages)
-    return await _start_turns(services, body, documents, conversation)
+    await services.wait_for_memory(documents)
+    return _head(services, record), await _start_turns(services, body, documents, conversation)
 
 
 async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from everlong_models import ToolCall
-from everlong_server.api.openai.inline_files import file_of_data, file_of_url
+from everlong_server.api.openai.files.inline import file_of_data, file_of_url
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputEntry,
@@ -21,7 +21,7 @@ from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchC
 from everlong_server.api.openai.text_formats import JsonObjectFormat
 from everlong_server.api.openai.tools.requests import response_tool_use
 from everlong_server.api.openai.tools.schemas import FunctionCall, FunctionCallOutput
-from everlong_server.api.translation.messages import ParsedMessages, require_length, require_model
+from everlong_server.api.translation.messages import ParsedMessages, require_length
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest
@@ -31,10 +31,15 @@ from everlong_server.store.records import Message, new_id
 from everlong_server.store.vector_stores.file_search import FileSearch
 
 
+async def with_model(services: Services, body: CreateResponse, previous: store.Response | None) -> Services:
+    """Return the services with the model that `body` names, by default that of the response before. Raises `ServerError`."""
+    earlier = None if previous is None else previous.request["model"]
+    known = any(model.name == earlier for model in services.shared.models.all)
+    return await services.with_model(body.model or (earlier if known else None))
+
+
 async def parse_request(services: Services, body: CreateResponse, previous: store.Response | None) -> store.Response:
     """Return the queued response that `body` requests after `previous`. Raises `ServerError` for an invalid request."""
-    if body.model is not None:
-        require_model(services, body.model)
     unanswered = () if previous is None or previous.message is None else previous.message.tool_calls
     documents, conversation, items = await _input(services, body.input, unanswered)
     instructions = body.instructions or None

@@ -17,7 +17,7 @@ from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.response_events import replayed_events, response_events, response_view
-from everlong_server.api.openai.response_requests import parse_request
+from everlong_server.api.openai.response_requests import parse_request, with_model
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputItem,
@@ -25,7 +25,7 @@ from everlong_server.api.openai.response_schemas import (
     Response,
     ResponseDeleted,
 )
-from everlong_server.api.sse import event_stream
+from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.responses import ResponseTurn
@@ -80,15 +80,17 @@ async def _stored_view(services: Services, record: IdempotencyRecord) -> dict[st
 
 async def _parsed(
     services: Services, body: CreateResponse, record: IdempotencyRecord
-) -> tuple[store.Response, store.Response | None]:
-    """Return the requested response, with the id that every retry gives it, and the one before it."""
+) -> tuple[Services, store.Response, store.Response | None]:
+    """Return the services with the model of the request; the requested response, with the id that every retry gives it; and the
+    one before it."""
     previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
-    return replace(await parse_request(services, body, previous), id=f"resp_{record.id}"), previous
+    services = await with_model(services, body, previous)
+    return services, replace(await parse_request(services, body, previous), id=f"resp_{record.id}"), previous
 
 
 async def _queued(services: Services, body: CreateResponse, record: IdempotencyRecord) -> dict[str, Any]:
     """Queue a background response and return it."""
-    response, _ = await _parsed(services, body, record)
+    services, response, _ = await _parsed(services, body, record)
     if body.stream or not body.store:
         name = "stream" if body.stream else "store"
         raise InvalidRequest(
@@ -106,7 +108,8 @@ async def _begin(services: Services, body: CreateResponse, record: IdempotencyRe
             raise Conflict("another server has taken this request over: retry it", param="Idempotency-Key")
         await services.response_turns.keep(answered)
 
-    response, previous = await _parsed(services, body, record)
+    services, response, previous = await _parsed(services, body, record)
+    await services.wait_for_memory(response.documents)
     return await services.response_turns.begin(response, previous, keep if body.store else None)
 
 

@@ -16,10 +16,10 @@ from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api.errors import as_server_error, error_headers
 from everlong_server.api.openai.response_events import response_events
-from everlong_server.api.openai.response_requests import parse_request
+from everlong_server.api.openai.response_requests import parse_request, with_model
 from everlong_server.api.openai.response_schemas import CreateResponse
-from everlong_server.api.socket import JsonSocket, refuse
-from everlong_server.api.sse import error_event
+from everlong_server.api.streams.socket import JsonSocket, refuse
+from everlong_server.api.streams.sse import error_event
 from everlong_server.api.views import get_services
 from everlong_server.errors import Conflict, InvalidRequest, Unauthenticated, Unavailable
 from everlong_server.services import Services
@@ -71,25 +71,12 @@ class _ResponsesSocket(JsonSocket):
         self.answer_task = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: CreateResponse) -> None:
-        response_turns = self._services.response_turns
         try:
             # The key may have been revoked since the socket was opened.
             await self._services.shared.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
-            previous = None
-            if self._last is not None and self._last.session and body.previous_response_id == self._last.id:
-                previous = self._last
-            elif body.previous_response_id:
-                previous = await response_turns.previous(body.previous_response_id)
-            response = await parse_request(self._services, body, previous)
-            answering = await response_turns.begin(response, previous, response_turns.keep if body.store else None)
-            async with contextlib.aclosing(response_events(answering)) as pieces:
-                async for event in pieces:
-                    if event.get("response", {}).get("status", "in_progress") != "in_progress":
-                        # Set before the event is sent, because the client may send its next request at once.
-                        self._busy = False
-                        self._last = None if body.store else answering.response
-                    await self.send(event)
+            async with contextlib.AsyncExitStack() as held:
+                await self._send_answer(self._services.holding(held), body)
         except WebSocketDisconnect:
             return
         except (Unavailable, Unauthenticated) as error:
@@ -97,6 +84,24 @@ class _ResponsesSocket(JsonSocket):
         except Exception as error:
             self._busy = False
             await self.fail(error)
+
+    async def _send_answer(self, services: Services, body: CreateResponse) -> None:
+        previous = None
+        if self._last is not None and self._last.session and body.previous_response_id == self._last.id:
+            previous = self._last
+        elif body.previous_response_id:
+            previous = await services.response_turns.previous(body.previous_response_id)
+        services = await with_model(services, body, previous)
+        response, response_turns = await parse_request(services, body, previous), services.response_turns
+        await services.wait_for_memory(response.documents)
+        answering = await response_turns.begin(response, previous, response_turns.keep if body.store else None)
+        async with contextlib.aclosing(response_events(answering)) as pieces:
+            async for event in pieces:
+                if event.get("response", {}).get("status", "in_progress") != "in_progress":
+                    # Set before the event is sent, because the client may send its next request at once.
+                    self._busy = False
+                    self._last = None if body.store else answering.response
+                await self.send(event)
 
     async def fail(self, error: Exception) -> None:
         """Send an error in the format of OpenAI's API, with the status and headers of its HTTP response."""

@@ -8,7 +8,7 @@ from typing import Literal
 from everlong_models import ToolCall
 from everlong_server.api.translation.files import require_file
 from everlong_server.engine.answering.tools import require_tool_format
-from everlong_server.errors import InvalidRequest, NotFound, TooLarge
+from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.services import Services
 from everlong_server.store.records import Message
 
@@ -18,13 +18,6 @@ _SAME_ROLE = "\n\n"
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
 }  # fmt: skip
-
-
-def require_model(services: Services, name: str) -> None:
-    """Raise `NotFound` if the server does not serve the model `name`."""
-    model = services.shared.model.name
-    if name != model:
-        raise NotFound(f"no model {name!r}; this server serves {model!r}", param="model", code="model_not_found")
 
 
 def require_length(services: Services, text: str, name: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from everlong_models import Grammar, GrammarCompiler, GrammarError, MemoryState, MemoryView, Model, Tool, ToolFormat
 from everlong_server.engine.device.answer_text import TokenDelta
+from everlong_server.engine.device.device_lock import DeviceLock
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.priority import in_background
 from everlong_server.engine.device.requests import (
@@ -48,16 +49,17 @@ class Engine:
         reading_rows: int | None = None,
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
+        device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_queued`: answers that may wait beyond `max_streams`. `reading_share`, `max_stall` (seconds): see `Scheduler`.
-        `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: called on the device thread after each decode step with
+        `max_streams`, `reading_rows`, `graphs`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
         the share of streams that were in use."""
         self.model = model
         self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
         self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, bridge=self._bridge,
+            graphs=graphs, on_step=on_step, bridge=self._bridge, device_lock=device_lock,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0

@@ -19,6 +19,7 @@ import torch
 from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, StepGraphs
 from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
+from everlong_server.engine.device.device_lock import DeviceLock
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.inbox import Inbox
 from everlong_server.engine.device.prefill_batch import Prefillable, PrefillBatch
@@ -50,15 +51,15 @@ class Runner:
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
         bridge: EventLoopBridge | None = None,
+        device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_streams`: answers generated at once; None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
         prefilled in one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `reading_share`, `max_stall`: see
         `Scheduler`. `graphs`: on a GPU, record decode steps, prefill and sampling as CUDA graphs. `on_step`: called after each
         decode step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it
-        prepares a step."""
-        self._model = model
-        self._on_step, self._bridge = on_step, bridge or EventLoopBridge()
-        self._memory = model.memory
+        prepares a step. `device_lock`: held while the model computes; shared by the runners of other models."""
+        self._model, self._memory, self._on_step = model, model.memory, on_step
+        self._bridge, self._device_lock = bridge or EventLoopBridge(), device_lock or DeviceLock()
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
         recorded = graphs and self._device.type == "cuda"
@@ -76,12 +77,10 @@ class Runner:
         self._full_answers: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
         """Answers whose segment is full, taken out of the batch, and the action that commits it: to continue or to end them."""
         self._ids = itertools.count(1)
-        self._last_step = 0.0
-        """Time of the last decode step."""
-        self._step_seconds = 0.0
-        """Duration of the last decode step."""
-        self._interrupted_seconds = 0.0
-        """Seconds that decode steps have taken from the current work."""
+        self._last_step = self._step_seconds = 0.0
+        """Time of the last decode step, and how long it took."""
+        self._started = self._interrupted_seconds = 0.0
+        """When the current work began, and the seconds that decode steps have taken from it."""
         self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
         self.dead: BaseException | None = None
         """The error that killed the thread, if one did."""
@@ -124,9 +123,10 @@ class Runner:
                     self._drop_cancelled()
                     work = self._scheduler.next() or (Work("step") if self._full_answers else None)
                     if work is not None:
-                        start, self._interrupted_seconds = time.perf_counter(), 0.0
-                        self._do(work)
-                        self._scheduler.record(work, time.perf_counter() - start - self._interrupted_seconds)
+                        with self._device_lock:
+                            self._started, self._interrupted_seconds = time.perf_counter(), 0.0
+                            self._do(work)
+                        self._scheduler.record(work, time.perf_counter() - self._started - self._interrupted_seconds)
                         self._scheduler.record(Work("step"), self._interrupted_seconds)
         # Nothing can be computed after an AcceleratorError, so every handler passes it on to here.
         except BaseException as error:
@@ -205,9 +205,9 @@ class Runner:
             self._fail(request, error)
 
     def _step_if_due(self) -> None:
-        """Run a decode step if one is due. Called at pauses within long work."""
-        start = time.perf_counter()
-        if self._scheduler.due(start - self._last_step, self._step_seconds):
+        """Run a decode step if one is due, after other models have had the device. Called at pauses within long work."""
+        self._started += self._device_lock.pass_on()
+        if self._scheduler.due((start := time.perf_counter()) - self._last_step, self._step_seconds):
             self._step_all()
             self._interrupted_seconds += time.perf_counter() - start
 
@@ -227,10 +227,8 @@ class Runner:
 
     def _fail_batch(self, error: Exception) -> None:
         """Fail all answers of the batch, as when the device is out of memory. Waiting requests are not affected."""
-        answers = {
-            *self._decode_batch.rows,
-            *(self._requests[id] for id in self._scheduler.streams if id in self._requests),
-        }
+        opened = (self._requests[id] for id in self._scheduler.streams if id in self._requests)
+        answers = {*self._decode_batch.rows, *opened}
         self._decode_batch.clear()
         for request in answers:
             self._fail(request, error)

@@ -144,6 +144,8 @@ batch_jobs = Key("{everlong}:batchjobs:MODEL", "stream", "the batches that one m
     "never; an entry is deleted when its batch ends")
 replica = Key("{everlong}:replica:ID", "string", "a mark that a server process is alive, and the model that it serves",
     "after `lease_seconds`; renewed by the process", expires=True)
+MODELS = Key("{everlong}:models", "hash",
+    "the fingerprint that each model had when a server last loaded it on demand, by the model's name", "never").pattern
 VAULT = Key("{everlong}:vault", "string",
     "an encrypted mark, by which a server checks at its start that it has the right keys", "never").pattern
 STORE = Key("{everlong}:store", "string",

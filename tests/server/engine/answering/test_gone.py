@@ -60,6 +60,7 @@ class Parsed:
     """What a request becomes: a response."""
 
     id: str
+    documents: tuple[str, ...] = ()
 
 
 class Attempts:
@@ -80,6 +81,8 @@ async def test_a_response(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None
     shared = SimpleNamespace(settings=SimpleNamespace(keepalive_seconds=15))
     turns = SimpleNamespace(begin=slow.begin, keep=None)
     services: Any = SimpleNamespace(response_turns=turns, idempotency=Attempts(), shared=shared)
+    services.wait_for_memory = AsyncMock()
+    monkeypatch.setattr(responses_http, "with_model", AsyncMock(return_value=services))
     answer = await responses_http.create(CreateResponse(input="Who?", stream=stream), leaving(slow), services)
     assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
 
@@ -109,8 +112,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
         return [], []
 
     monkeypatch.setattr(chat, "_parse_messages", parsed)
-    for name in ("require_model", "answer_recall"):
-        monkeypatch.setattr(chat, name, lambda *_: None)
+    monkeypatch.setattr(chat, "answer_recall", lambda *_: None)
 
 
 def completion(stream: bool) -> CreateChatCompletion:
@@ -119,8 +121,12 @@ def completion(stream: bool) -> CreateChatCompletion:
 
 def services_of(chats: Chats) -> Any:
     record = AsyncMock(answer=None)
-    shared = SimpleNamespace(model=SimpleNamespace(tools=None), settings=SimpleNamespace(keepalive_seconds=15))
-    return SimpleNamespace(chat_turns=chats, shared=shared, idempotency=AsyncMock(begin=AsyncMock(return_value=record)))
+    model = SimpleNamespace(name="tiny", fingerprint="0" * 64, tools=None)
+    shared = SimpleNamespace(model=model, settings=SimpleNamespace(keepalive_seconds=15))
+    idempotency = AsyncMock(begin=AsyncMock(return_value=record))
+    services = SimpleNamespace(chat_turns=chats, shared=shared, idempotency=idempotency, wait_for_memory=AsyncMock())
+    services.with_model = AsyncMock(return_value=services)
+    return services
 
 
 @pytest.mark.usefixtures("_plain")

@@ -17,9 +17,8 @@ from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.completions.schemas import MAX_CHOICES, Completion, CreateCompletion
 from everlong_server.api.openai.completions.view import Text, completion_view, replayed_chunks
-from everlong_server.api.sse import data_stream
+from everlong_server.api.streams.sse import data_stream
 from everlong_server.api.translation.answer_once import answer_once
-from everlong_server.api.translation.messages import require_model
 from everlong_server.api.turn_parameters import MAX_LOGPROBS, require_json
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.completions import CompletionEvent
@@ -58,6 +57,7 @@ async def create(
 
 async def _begin(services: Services, body: CreateCompletion, record: IdempotencyRecord) -> _Work:
     """Check the request, and start the first text if they are streamed. Raises `ServerError`."""
+    services = await services.with_model(body.model)
     work = await _Work.of(services, body, record)
     if body.stream:
         await work.begin()
@@ -91,7 +91,6 @@ class _Work:
     @staticmethod
     async def of(services: Services, body: CreateCompletion, record: IdempotencyRecord) -> _Work:
         """Check the request. Raises `ServerError`."""
-        require_model(services, body.model)
         require_json(body.json_schema, "json_schema")
         prompts = await asyncio.to_thread(_tokens, services, body)
         count = len(prompts) * body.n
