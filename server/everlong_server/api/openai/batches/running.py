@@ -40,9 +40,10 @@ def asks(app: ASGIApp) -> Ask:
         headers = {"content-type": "application/json"} | (
             {} if request.key is None else {"idempotency-key": request.key}
         )
-        transport = httpx.ASGITransport(call, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://everlong") as client:
-            response = await client.post(request.endpoint, content=request.body, headers=headers, timeout=None)
+        sent = httpx.Request("POST", f"http://everlong{request.endpoint}", content=request.body, headers=headers)
+        # Without a client, which would load certificates for every request.
+        response = await httpx.ASGITransport(call, raise_app_exceptions=False).handle_async_request(sent)
+        await response.aread()
         retry_after: float | None = None
         with contextlib.suppress(KeyError, ValueError):
             retry_after = float(response.headers["retry-after"])
