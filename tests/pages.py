@@ -30,7 +30,7 @@ REASONS = ("needs a GPU", "needs Docker", "needs a cluster", "needs a server's d
 """The allowed reasons for not running a block."""
 
 _BLOCK = re.compile(
-    r'(?:^<!-- (?:not run: (?P<reason>.+?)|run by (?P<test>\S+)|(?P<slow>slow)) -->\n)?^```(?P<language>\w*)(?: title="(?P<title>.+)")?\n'
+    r'(?:^<!-- (?:not run: (?P<reason>.+?)|run by (?P<test>\S+)|(?P<slow>slow)) -->\n)?^```(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?\n'
     r"(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )

@@ -28,8 +28,9 @@ ANSWERS = {
     "How many impossible things did the White Queen believe before breakfast?": r"\bsix\b",
     "What did Tweedledum buy yesterday?": "rattle",
     "What is the capital of France?": "Paris",
+    "What is the capital of Italy?": "Rome",
 }
-"""The questions of the pages that a new user reads first, and patterns of right answers. The last one is asked without a text."""
+"""The questions of the pages that a new user reads first, and patterns of right answers. The last two are asked without a text."""
 FOLLOW_UPS = {"And of Italy?": "Rome"}
 """Questions about the answer before."""
 WITHOUT_AN_ANSWER = {"How is the weather in Paris?", "Who was paid?"}
@@ -80,7 +81,7 @@ def wrong_answers(port: int) -> list[str]:
     with Everlong(f"http://127.0.0.1:{port}", timeout=300) as client:
         document = client.documents.wait(client.documents.upload(BOOK).id)
         for question, pattern in ANSWERS.items():
-            session = client.sessions.create([document.id] if question != "What is the capital of France?" else [])
+            session = client.sessions.create([document.id] if "capital" not in question else [])
             answer = client.sessions.send(session.id, question, temperature=0).content
             if re.search(pattern, answer, re.IGNORECASE) is None:
                 wrong.append(f"{question} {answer}")

@@ -147,11 +147,13 @@ def test_every_block_is_run_or_has_a_reason() -> None:
     }
     elsewhere = {block.test for block in every if block.test}
     assert {test: len(run_by(test)) for test in elsewhere} == {
+        "tests/compat/test_agents.py": 3,
         "tests/compat/test_compat.py": 4,
         "tests/compat/test_lm_eval.py": 1,
         "tests/mcp/test_mcp.py": 2,
         "tests/server/api/anthropic/test_messages.py": 1,
         "tests/server/api/ollama/test_ollama.py": 2,
+        "tests/server/api/openai/test_batches.py": 1,
         "tests/server/api/openai/tools/test_page.py": 1,
         "tests/test_site.py": 1,
         "tests/test_newcomer.py": 3,

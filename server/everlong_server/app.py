@@ -19,6 +19,7 @@ from everlong_models import Model
 from everlong_server.api import access, confirmed, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
 from everlong_server.api.native import (
+    conversion,
     document_text,
     documents,
     fetch,
@@ -76,7 +77,7 @@ def create_app(
     app.state.metrics = metrics
     errors.install_handlers(app)
     for module in (
-        documents, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
+        documents, conversion, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
         responses_socket, embeddings, vector_stores, vector_store_files, file_batches, batches, messages, ollama_answers, ollama_models,
         tickets, keys, health, models, page,
     ):  # fmt: skip

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
+from everlong_server.engine.documents.formats.languages import Language
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
@@ -131,6 +132,13 @@ class Settings(BaseSettings):
     )
 
     max_document_bytes: int = Field(4 * GiB, ge=1, description="Maximum size of a document, in bytes.")
+    ocr_models: Path | None = Field(
+        None, description="Folder with RapidOCR's recognition models of languages that its wheel does not recognise."
+    )
+    ocr_language: str = Field(
+        "any",
+        description="Language of the text in pictures: `any` (all that the wheel's model recognises), `latin`, `greek`, `chinese` or `japanese`, which allow the letters of these scripts only; or, with its model in `ocr_models`, `cyrillic`, `devanagari`, `eslav`, `korean`, `ta`, `te` or `th`.",
+    )
     fetch_hosts: tuple[str, ...] = Field(
         (),
         description='Hosts (with their ports) that documents may be fetched from, as a JSON list such as ["www.example.org"]; empty: fetching is off.',
@@ -260,6 +268,11 @@ class Settings(BaseSettings):
         """Return the hosts as an HTTP client sends them: in lower case and ASCII."""
         return tuple(_normalised_authority(host) for host in hosts)
 
+    @field_validator("ocr_language")
+    @classmethod
+    def _check_language(cls, name: str, info: ValidationInfo) -> str:
+        return Language(name, info.data.get("ocr_models")).name
+
     @field_validator("redis_url")
     @classmethod
     def _check_redis_url(cls, url: str | None) -> str | None:
@@ -305,6 +318,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "max_batch_bytes", "max_batch_lines", "recall_passages",
         "recall_tokens",
     ),
+    "Text in pictures": ("ocr_language", "ocr_models"),
     "Scheduling": (
         "max_streams", "max_queued", "max_readers", "reading_rows", "reading_share", "max_decode_stall_ms", "turn_seconds",
         "checkpoint_seconds",

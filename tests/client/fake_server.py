@@ -37,6 +37,8 @@ class Fake:
     """The evidence and the citations of every answer."""
     asked_about: list[str] = field(default_factory=list)
     """The documents of the last session."""
+    conversions: dict[str, int] = field(default_factory=dict)
+    """How often the progress of each upload's conversion was asked for."""
     event_streams: int = 0
     refused_sockets: int = 0
     """How many of the next handshakes are refused with 503."""
@@ -138,6 +140,10 @@ async def upload(request: Request, filename: str = "document.txt") -> Any:
     fake: Fake = request.app.state.fake
     body = b"".join([chunk async for chunk in request.stream()])
     fake.uploads.append((body, dict(request.headers)))
+    if filename == "scan.pdf":  # it is converted until its progress was asked for three times
+        key = request.headers["idempotency-key"]
+        while fake.conversions.setdefault(key, 0) < 3:
+            await asyncio.sleep(0.01)
     if filename == "large":
         refuse(413, "document_too_large", "at most 1000 bytes")
     if filename == "pdf":
@@ -146,6 +152,17 @@ async def upload(request: Request, filename: str = "document.txt") -> Any:
     fake.documents[id] = {"id": id, "object": "document", "filename": filename, "status": "queued", "bytes": len(body)}
     fake.documents[id] |= {"progress": 0.0, "tokens": 0, "error": None, "from_the_future": {"a": 1}}
     return fake.documents[id]
+
+
+@app.get("/v1/conversion")
+async def conversion(request: Request) -> Any:
+    fake: Fake = request.app.state.fake
+    key = request.headers["idempotency-key"]
+    if key not in fake.conversions:
+        refuse(404, "request_not_running", "no such request")
+    page = fake.conversions[key]
+    fake.conversions[key] += 1
+    return {"object": "conversion", "page": page or None, "pages": 12 if page else None}
 
 
 @app.get("/v1/documents")

@@ -25,6 +25,7 @@ from everlong_client import (
     ReadingFailedError,
     UnsupportedMediaTypeError,
 )
+from everlong_client.transport import conversion
 from everlong_client.transport.upload import CHUNK, PART, Upload
 from tests.client.conftest import eventually
 from tests.client.fake_server import FakeServer
@@ -79,6 +80,15 @@ def test_upload(client: Any, server: FakeServer, book: Path, source: Callable[[P
     assert sent == sorted(set(sent))
     assert len(sent) > len(BYTES) // CHUNK
     assert {total for _, total in seen} == {total}
+
+
+def test_an_upload_reports_the_page_that_is_converted(client: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversion, "INTERVAL", 0.01)
+    seen: list[tuple[int, int]] = []
+    document = client.documents.upload(b"x", "scan.pdf", conversion=lambda page, pages: seen.append((page, pages)))
+    assert document.filename == "scan.pdf"
+    assert (1, 12) in seen
+    assert seen == sorted(set(seen))
 
 
 def test_a_file_is_uploaded_from_its_current_position(client: Any, server: FakeServer):

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from everlong_client.cli.main import app
+from everlong_client.transport import conversion
 from tests.client.fake_server import ANSWER, Fake, FakeServer
 from tests.client.test_memory import WINDOW
 
@@ -36,6 +37,13 @@ def test_ingest(run: Run, fake: Fake, book: Path):
         "reading book.txt: 70 %, 750 tokens, 500 tokens/s",
         "reading book.txt: 100 %, 1,000 tokens, 500 tokens/s",
     ]
+
+
+def test_ingest_shows_the_page_that_is_converted(run: Run, book: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversion, "INTERVAL", 0.01)
+    scan = book.with_name("scan.pdf")
+    scan.write_bytes(b"x")
+    assert "converting scan.pdf: page 1 of 12" in run("ingest", "--no-wait", scan).stderr
 
 
 def test_ingest_many(run: Run, fake: Fake, book: Path):

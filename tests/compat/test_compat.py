@@ -44,17 +44,22 @@ def run(*command: str | Path, **more: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def programs() -> Path:
-    """The folder with the installed Python programs."""
-    venv, wanted = FOLDER / ".venv", (FOLDER / "requirements.txt").read_text()
+def installed(name: str) -> Path:
+    """Return the folder of the programs that NAME.txt lists, installed into a folder of their own."""
+    venv, wanted = FOLDER / name / ".venv", (FOLDER / f"{name}.txt").read_text()
     done = venv / "installed.txt"
     if not done.exists() or done.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True, timeout=120)
-        pip = [venv / "bin" / "pip", "install", "-q", "-r", FOLDER / "requirements.txt"]
+        pip = [venv / "bin" / "pip", "install", "-q", "-r", FOLDER / f"{name}.txt"]
         subprocess.run(pip, check=True, capture_output=True, timeout=800)
         done.write_text(wanted)
     return venv / "bin"
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder with the installed Python programs."""
+    return installed("requirements")
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,12 @@ def test_memory_options_are_json() -> None:
         ("EVERLONG_MAX_STREAMS", "0", "greater than or equal to 1"),
         ("EVERLONG_READING_SHARE", "1", "less than 1"),
         ("EVERLONG_LOG_LEVEL", "loud", "'debug'"),
+        (
+            "EVERLONG_OCR_LANGUAGE",
+            "klingon",
+            "the language must be any, latin, greek, chinese, japanese, or one that takes a model",
+        ),
+        ("EVERLONG_OCR_LANGUAGE", "cyrillic", "put cyrillic_PP-OCRv5_rec_mobile.onnx of RapidOCR into the folder"),
     ],
 )
 def test_bad_variables_are_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str) -> None:

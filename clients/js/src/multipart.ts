@@ -1,7 +1,9 @@
 /** Uploads of large files in parts, through `/v1/uploads`: a lost connection costs one part, not the whole file. */
 import { sender } from "./body.js";
+import { watchConversion } from "./conversion-progress.js";
 import { NotFoundError, UnexpectedAnswerError } from "./errors.js";
-import { type Transport, path } from "./transport.js";
+import { newIdempotencyKey } from "./retry.js";
+import { type Call, type Transport, path } from "./transport.js";
 import type { Document, Upload, UploadOptions, UploadState } from "./types.js";
 
 /** The default size of a part, in bytes. */
@@ -44,7 +46,8 @@ async function resumeUpload(transport: Transport, blob: Blob, filename: string |
     sent += part.size;
     onProgress?.(sent, blob.size);
   }
-  const { file } = await post<Upload>({ part_ids: parts }, upload, "complete");
+  const complete: Call = { method: "POST", path: path("uploads", upload, "complete"), json: { part_ids: parts }, signal, idempotencyKey: newIdempotencyKey() };
+  const { file } = await watchConversion(transport, complete, options, () => transport.json<Upload>(complete));
   if (!file) throw new UnexpectedAnswerError("the document was deleted right after the upload");
   return transport.json({ method: "GET", path: path("documents", file.id), signal });
 }

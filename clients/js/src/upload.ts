@@ -1,6 +1,8 @@
 /** Uploads a source in one request, or in parts if it is large, and reports the progress. */
 import { blobOf, bodyOf, collect, contentTypeOf, sender } from "./body.js";
+import { watchConversion } from "./conversion-progress.js";
 import { PART, uploadInParts } from "./multipart.js";
+import { newIdempotencyKey } from "./retry.js";
 import type { Call, Transport } from "./transport.js";
 import type { Document, Source, UploadOptions } from "./types.js";
 
@@ -16,7 +18,7 @@ export async function upload(transport: Transport, source: Source, options: Uplo
     query: { filename },
     headers: { "Content-Type": options.contentType ?? contentTypeOf(source) },
     signal: options.signal,
-    idempotencyKey: options.idempotencyKey,
+    idempotencyKey: options.idempotencyKey ?? newIdempotencyKey(),
   };
   const { onProgress, signal } = options;
   const progress = blob && onProgress && ((sent: number) => onProgress(sent, blob.size));
@@ -25,5 +27,5 @@ export async function upload(transport: Transport, source: Source, options: Uplo
       ? sender(transport, blob, progress ?? undefined, signal)
       : (url: string, headers: Record<string, string>) =>
           transport.fetch(url, { method: "POST", headers, signal: signal ?? null, ...bodyOf(blob, source, options) });
-  return transport.upload<Document>(call, send, blob !== null);
+  return watchConversion(transport, call, options, () => transport.upload<Document>(call, send, blob !== null));
 }

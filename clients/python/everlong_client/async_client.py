@@ -15,7 +15,8 @@ from everlong_client.errors import EverlongError
 from everlong_client.transport import call as calls
 from everlong_client.transport.async_http import AsyncTransport
 from everlong_client.transport.call import Call
-from everlong_client.transport.retrying import RETRIES
+from everlong_client.transport.conversion import AsyncConversionWatch, ConversionProgress
+from everlong_client.transport.retrying import RETRIES, new_key
 from everlong_client.transport.upload import AnySource, Upload, UploadProgress
 from everlong_client.transport.waiting import Waiting, document_of
 from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
@@ -88,26 +89,35 @@ class AsyncDocuments:
         self._transport = transport
 
     async def upload(
-        self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None
+        self,
+        source: AnySource,
+        filename: str | None = None,
+        progress: UploadProgress | None = None,
+        conversion: ConversionProgress | None = None,
     ) -> Document:
         """Upload a document. The server starts to read it as soon as the upload is complete.
 
         `source` is a path, bytes, an open file, or an iterator of bytes or text. A string is always a path, never the
         text itself. The source is streamed, not loaded into memory. `progress` is called with the bytes sent so far and
-        the total (None if unknown). A source of known length above 8 MiB is sent in parts: if the connection is lost,
+        the total (None if unknown). `conversion` is called with a page and the number of pages while the server converts
+        the file, such as a scan whose text it recognises. A source of known length above 8 MiB is sent in parts: if the connection is lost,
         or the server restarts within a minute, only the current part is sent again. Raises `OSError` if a path cannot
         be read.
         `source` may also be an async iterator; every other source is read in a thread.
         """
         upload = Upload(source, filename, progress)
+        key = new_key()
         if not upload.in_parts:
-            return await self._transport.call(calls.upload_document(upload))
+            async with AsyncConversionWatch(self._transport, key, conversion):
+                return await self._transport.call(calls.upload_document(upload, key))
         upload_id = await self._transport.call(calls.begin_upload(upload))
         ids = []
         with closing(upload.parts()) as parts:
             while part := await asyncio.to_thread(next, parts, b""):
                 ids.append(await self._transport.call(calls.add_part(upload_id, part)))
-        return await self.get(await self._transport.call(calls.complete_upload(upload_id, ids)))
+        async with AsyncConversionWatch(self._transport, key, conversion):
+            document = await self._transport.call(calls.complete_upload(upload_id, ids, key))
+        return await self.get(document)
 
     async def wait(
         self,

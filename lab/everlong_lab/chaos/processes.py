@@ -31,7 +31,7 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.embedded import redis_server
 
 LEASE_SECONDS = 2.0
-START_SECONDS = 600.0  # a busy machine takes minutes to start a server
+START_SECONDS = 1800.0  # a busy machine takes minutes to start a server
 _SPOOL_BYTES = 64 << 20
 _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0

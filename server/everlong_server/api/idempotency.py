@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Header
 from pydantic import BaseModel
@@ -16,16 +16,14 @@ from everlong_server.store.idempotency import IdempotencyRecord
 
 T = TypeVar("T", bound=BaseModel)
 
+_FORM: dict[str, Any] = {"alias": "Idempotency-Key", "min_length": 1, "max_length": 255, "pattern": r"^[\x21-\x7e]+$"}
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        alias="Idempotency-Key",
-        min_length=1,
-        max_length=255,
-        pattern=r"^[\x21-\x7e]+$",
-        description="identifies this request: a retry with the same key and content returns the first result",
+        **_FORM, description="identifies this request: a retry with the same key and content returns the first result"
     ),
 ]
+RequiredKey = Annotated[str, Header(**_FORM, description="the key of the request that is asked about")]
 
 
 async def run_once(

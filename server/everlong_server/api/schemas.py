@@ -91,6 +91,16 @@ class DocumentText(Wire):
     text: str
 
 
+class Conversion(Wire):
+    """How far the conversion of an uploaded file to text is."""
+
+    object: Literal["conversion"] = "conversion"
+    page: int | None = Field(
+        description="the page that is being read, counted from 1; null: the file has no pages, or is being received"
+    )
+    pages: int | None = Field(description="number of pages")
+
+
 class Format(Wire):
     """An accepted file format. The server recognises it by the file's content. The name and the declared type only decide
     between formats whose files are text, such as HTML, and text."""

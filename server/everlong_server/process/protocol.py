@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -24,6 +25,9 @@ HEAD_SECONDS = 20.0
 """A request's headers must be complete this long after their first byte."""
 SILENT_SECONDS = 75.0
 """A new connection must send its first byte within this time."""
+
+UNREAD_BYTES_PER_SECOND = 500
+"""Minimum rate of the rest of a body whose request was answered already, such as one that was refused."""
 
 
 def _answer(status: bytes, code: str, message: str) -> bytes:
@@ -46,28 +50,33 @@ _NO_HTTP = _answer(b"400 Bad Request", "invalid_http", "the request is not valid
 
 
 class BoundedHeadersProtocol(HttpToolsProtocol):
-    """Closes a connection whose headers, trailers or chunk extensions are too long, or whose headers are too slow."""
+    """Closes a connection whose headers, trailers or chunk extensions are too long, or whose headers are too slow.
+
+    Also one that sends the rest of a body too slowly after its request was answered, which the application no longer reads.
+    """
 
     _unparsed_bytes = 0
     """Bytes received since the parser last made progress."""
     _in_head = False
     """Whether a part of a request's headers has arrived."""
     _between_requests = True
+    _unread_bytes = 0
+    """Bytes of an answered request's body since they were last counted."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for the first request."""
         super().connection_made(transport)
-        self._start_timer(SILENT_SECONDS)
+        self._start_timer(SILENT_SECONDS, self._end_slow_connection)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._stop_timer()
         super().connection_lost(exc)
 
-    def _start_timer(self, seconds: float) -> None:
+    def _start_timer(self, seconds: float, ended: Callable[[], None]) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(seconds, self._end_slow_connection)
+        self._timer = self.loop.call_later(seconds, ended)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -76,17 +85,31 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
 
     def _end_slow_connection(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:  # the answer to an earlier request goes first
-            self._start_timer(HEAD_SECONDS)
+            self._start_timer(HEAD_SECONDS, self._end_slow_connection)
         elif not self.transport.is_closing():
             if self._in_head:
                 self.transport.write(_TOO_SLOW)
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """Limit the time for the rest of the request."""
+        super().on_response_complete()
+        if not self._between_requests:
+            self._unread_bytes = 0
+            self._start_timer(HEAD_SECONDS, self._end_unread_body)
+
+    def _end_unread_body(self) -> None:
+        if self._unread_bytes >= UNREAD_BYTES_PER_SECOND * HEAD_SECONDS:
+            self._unread_bytes = 0
+            self._start_timer(HEAD_SECONDS, self._end_unread_body)
+        else:
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the transport, or answer 431 if the limit is exceeded."""
         if self._between_requests and not self._in_head:
             self._in_head = True
-            self._start_timer(HEAD_SECONDS)
+            self._start_timer(HEAD_SECONDS, self._end_slow_connection)
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             if not self.transport.is_closing():
                 self.transport.write(_TOO_LONG)
@@ -115,12 +138,15 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Reset the count: a part of the request's body arrived."""
         self._unparsed_bytes = 0
+        self._unread_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Expect the next request."""
         self._between_requests = True
         super().on_message_complete()
+        if self.cycle.response_complete:  # uvicorn ended its own timer when the rest of the request arrived
+            self._start_timer(SILENT_SECONDS, self._end_slow_connection)
 
 
 class HandshakeProtocol(WebSocketsSansIOProtocol):

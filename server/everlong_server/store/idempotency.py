@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from everlong_server.errors import Conflict, InvalidRequest, ServerError
+from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
@@ -106,6 +106,21 @@ class IdempotencyRecords:
             self, record, owner, made, fingerprint, json.loads(answer or b"null"), first=kind == "first"
         )
 
+    async def page(self, key: str) -> tuple[int, int] | None:
+        """Return the page at which the conversion of the running request `key` is, counted from 1, and the number of pages.
+
+        None if its file has no pages, or they are not known yet. Raises `NotFound` if no such request is running.
+        """
+        record = keys.attempt(self._tenant, hashlib.sha256(key.encode()).hexdigest())
+        owner, page, answer = await self._redis.hmget(record, "owner", "page", "answer")
+        replica = (owner or b"").partition(b"|")[0].decode()
+        if answer is not None or not replica or not await self._redis.exists(keys.replica(replica)):
+            raise NotFound(
+                "no request with this Idempotency-Key is running", param="Idempotency-Key", code="request_not_running"
+            )
+        numbers = (page or b"").split()
+        return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else None
+
     async def write(self, record: IdempotencyRecord, field: str, value: str) -> bool:
         """Write a field (or "forget" the record); False if another replica has taken the record over."""
         args = [record.owner, field, self._vault.sealed({field: value})[field], int(self._seconds * 1000)]
@@ -179,6 +194,12 @@ class IdempotencyRecord:
         if not self._ended:
             await self._records.write(self, "answer", json.dumps(answer))
             self._ended = True
+
+    async def report_page(self, page: int, pages: int) -> None:
+        """Store how far the conversion of the request's file is, until the request ends. Does nothing if Redis is away."""
+        if not self._ended:
+            with contextlib.suppress(RedisError):
+                await self._records.write(self, "page", f"{page} {pages}")
 
     async def give_up(self, error: BaseException | None) -> None:
         """End the request without an answer. After a client's error the record is deleted, so that a corrected request may use

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from everlong_models import ToolCall
 from everlong_server.store.records import new_id
 from everlong_server.store.search.passages import Passage
+from everlong_server.store.vault import MESSAGES, Vault
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +110,36 @@ def evidence_json(passage: Passage) -> dict[str, Any]:
         "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
         **{name: value for name, value in optional.items() if value is not None},
     }  # fmt: skip
+
+
+# 0.1.0 refuses messages with fields that it does not know, and its servers share the store during a rolling upgrade. So what it
+# does not know is stored apart, in fields of the session's hash, which it copies and deletes with the session.
+
+ADDED = "added:"
+"""Start of the names of those fields; a message's id follows."""
+_ADDED_FIELDS = ("citations", "memory_progress")
+
+
+def seal_messages(messages: Sequence[dict[str, Any]], vault: Vault) -> tuple[list[bytes | str], dict[str, bytes | str]]:
+    """Return messages as they are stored: items of the session's list, and fields of its hash."""
+    items, fields = list[bytes | str](), dict[str, bytes | str]()
+    for message in messages:
+        added = {name: message[name] for name in _ADDED_FIELDS if message.get(name)}
+        plain = {name: value for name, value in message.items() if name not in _ADDED_FIELDS}
+        if message.get("finish_reason") == "repetition":
+            added["finish_reason"], plain["finish_reason"] = "repetition", "stop"
+        items.append(vault.seal(json.dumps(plain), MESSAGES))
+        if added:
+            fields[f"{ADDED}{message['id']}"] = vault.seal(json.dumps(added), MESSAGES)
+    return items, fields
+
+
+def open_message(item: bytes, vault: Vault) -> dict[str, Any]:
+    """Decode an item of a session's list. An answer has no citations yet."""
+    message: dict[str, Any] = json.loads(vault.unseal(item, MESSAGES))
+    return ({"citations": []} if "evidence" in message else {}) | message
+
+
+def open_added(field: bytes | None, vault: Vault) -> dict[str, Any]:
+    """Decode a field of a session's hash that belongs to a message."""
+    return {} if field is None else dict(json.loads(vault.unseal(field, MESSAGES)))

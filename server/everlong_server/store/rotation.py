@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from everlong_server.store.messages import ADDED
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.redis.scripts import Scripts
@@ -88,6 +89,9 @@ async def _sealable_values(redis: Client) -> AsyncIterator[tuple[bytes, str | in
             for field in FIELDS:
                 if (value := await redis.hget(key, field)) is not None:
                     yield key, field, value, field
+            for name in map(bytes.decode, await redis.hkeys(key)):
+                if name.startswith(ADDED) and (value := await redis.hget(key, name)) is not None:
+                    yield key, name, value, MESSAGES
         elif kind == b"list":
             for index in range(await redis.llen(key)):
                 if (value := await redis.lindex(key, index)) is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store.messages import AnswerMessage, question_json
+from everlong_server.store.messages import ADDED, AnswerMessage, open_added, open_message, question_json, seal_messages
 from everlong_server.store.records import (
     RecallChoice,
     Session,
@@ -30,7 +30,7 @@ from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.snapshot import COPY_SNAPSHOT, FACTS, Snapshot
 from everlong_server.store.tenants.quota import Quota, limit_argument
 from everlong_server.store.turns import RunningTurns
-from everlong_server.store.vault import MESSAGES, Vault
+from everlong_server.store.vault import Vault
 
 _START = (
     COPY_SNAPSHOT
@@ -207,9 +207,9 @@ class Sessions:
             id or new_id("ses"), model, model_name, tuple(documents), snapshot, len(messages), recall=recall,
             title=title, unread=len(messages), parent=parent, client=client,
         )  # fmt: skip
-        sealed = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
+        sealed, added = seal_messages(messages, self._vault)
         reading = [keys.reading(session.reading)] if session.reading and remember else []
-        fields = self._vault.sealed(session.fields()) | {"tenant": self._tenant}
+        fields = self._vault.sealed(session.fields()) | added | {"tenant": self._tenant}
         done = await self._scripts.run(
             _CREATE,
             [keys.session(session.id), keys.sessions(self._tenant), keys.session_messages(session.id), *reading],
@@ -256,13 +256,13 @@ class Sessions:
         """Return the session's messages in order, or only the `last` ones. Raises `NotFound`."""
         # In this order, because a session that is deleted in between has no messages left; and without a transaction, which Redis
         # refuses while its disk is full.
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.lrange(keys.session_messages(session_id), -last, -1)
-            pipe.exists(keys.session(session_id))
-            stored, exists = await pipe.execute()
+        stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
+        messages = [open_message(item, self._vault) for item in stored]
+        names = ["id", *(f"{ADDED}{message['id']}" for message in messages)]
+        exists, *added = await self._redis.hmget(keys.session(session_id), names)
         if not exists:
             raise _no_session(session_id)
-        return [json.loads(self._vault.unseal(message, MESSAGES)) for message in stored]
+        return [message | open_added(field, self._vault) for message, field in zip(messages, added, strict=True)]
 
     async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
         """Return one message of the session, or None. Fetches all of them, so call it rarely."""
@@ -365,13 +365,13 @@ class Sessions:
         title = title_of(question)
         sealed_title = self._vault.sealed({"title": title})["title"] if title else ""
         messages = (question_json(question, answer.created_at), answer.session_json())
-        sealed = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
+        sealed, added = seal_messages(messages, self._vault)
         version = await self._scripts.run(
             _COMMIT,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
             [
                 lease.value, session.version, len(sealed), *sealed, sealed_title,
-                "unread", session.unread + len(messages) if snapshot is None else 0,
+                "unread", session.unread + len(messages) if snapshot is None else 0, *flat(added),
                 *([] if snapshot is None else flat(self._vault.sealed(snapshot.fields()))),
             ],
         )  # fmt: skip

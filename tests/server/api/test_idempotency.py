@@ -61,6 +61,26 @@ async def test_an_answer_is_replayed(redis: Client) -> None:
     assert (await attempts(redis).begin(None)).id != (await attempts(redis).begin(None)).id
 
 
+async def test_the_page_of_a_conversion_is_known_while_the_request_runs(redis: Client) -> None:
+    records = attempts(redis)
+    with pytest.raises(NotFound, match="no request with this Idempotency-Key is running"):
+        await records.page("k")
+    record = await records.begin("k")
+    assert await records.page("k") is None
+    await record.report_page(2, 12)
+    assert await attempts(redis, replica="r2").page("k") == (2, 12)
+    with pytest.raises(NotFound):
+        await attempts(redis, "bob").page("k")
+    await redis.delete(keys.replica("r1"))
+    with pytest.raises(NotFound):
+        await records.page("k")
+    await redis.set(keys.replica("r1"), 1, px=60_000)
+    await record.finish({"id": "x"})
+    with pytest.raises(NotFound):
+        await records.page("k")
+    await (await records.begin(None)).report_page(1, 2)  # nobody can ask for it
+
+
 async def test_a_retry_waits_for_a_running_request_and_takes_over_from_a_dead_server(redis: Client) -> None:
     first = await attempts(redis).begin("k")
     await first.check_same_request("a")

@@ -18,10 +18,10 @@ from tests.process import Server, wait_for
 
 
 async def app(scope: dict, receive, send) -> None:
-    """Answer every request after `wait` seconds, with the length of its body."""
+    """Answer every request after `wait` seconds, with the length of its body; to /refused at once, without reading the body."""
     if scope["type"] != "http":
         return
-    length, more = 0, True
+    length, more = 0, scope["path"] != "/refused"
     while more:
         message = await receive()
         length, more = length + len(message.get("body", b"")), message.get("more_body", False)
@@ -87,6 +87,35 @@ def test_a_second_request_that_trickles(port: int) -> None:
         peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert peer.recv(1000).endswith(b"\r\n\r\n0")
         assert trickled(peer, b"GET / HTTP/1.1\r\nX: " + b"a" * 1000, 0.05).startswith(b"HTTP/1.1 408 ")
+
+
+REFUSED = b"POST /refused HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n"
+
+
+def test_the_rest_of_a_refused_body_that_trickles(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
+        peer.sendall(REFUSED)
+        answer = trickled(peer, b"a" * 2000, 0.05)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_silence_after_a_refused_body(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
+        peer.sendall(REFUSED)
+        assert peer.recv(1000).endswith(b"\r\n\r\n0")
+        peer.sendall(b"a" * 2000)
+        assert peer.recv(1000) == b""
+
+
+def test_the_rest_of_a_refused_body_that_is_fast_enough(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
+        peer.sendall(REFUSED.replace(b"2000", b"500000"))
+        assert peer.recv(1000).endswith(b"\r\n\r\n0")
+        for _ in range(50):  # for longer than the deadline of headers, which is when the rate is looked at
+            peer.sendall(b"a" * 10_000)
+            time.sleep(0.03)
+        peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert peer.recv(1000).endswith(b"\r\n\r\n0")
 
 
 def test_slow_answers_and_slow_bodies_are_not_slow_headers(port: int) -> None:

@@ -306,6 +306,10 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
     }
     batch = http.post("/v1/batches", json=batched).json()["id"]
     wait_for(lambda: http.get(f"/v1/batches/{batch}").json()["status"] == "completed")
+    wrong = {"file": ("b.jsonl", json.dumps(request | {"method": MARKER}))}
+    wrong = {"input_file_id": http.post("/v1/files", files=wrong, data={"purpose": "batch"}).json()["id"]}
+    refused = http.post("/v1/batches", json=batched | wrong).json()["id"]
+    wait_for(lambda: MARKER in str(http.get(f"/v1/batches/{refused}").json()["errors"]))
 
     def again(server: Server) -> list[Any]:
         http = server.http
@@ -319,6 +323,7 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
             http.get(f"/v1/files/{file}").json()["filename"],
             http.get(f"/v1/vector_stores/{store}").json(),
             http.get(f"/v1/batches/{batch}").json(),
+            http.get(f"/v1/batches/{refused}").json(),
             http.get(f"/v1/files/{input_file}").json()["filename"],
             http.get(f"/v1/files/{http.get(f'/v1/batches/{batch}').json()['output_file_id']}/content").text,
             http.get(f"/v1/vector_stores/{store}/files/{document}").json(),

@@ -44,7 +44,9 @@ def ingest_files(
                 name = "standard input" if file == Path("-") else file.name
                 source = sys.stdin.buffer if file == Path("-") else file
                 try:
-                    uploaded = client.documents.upload(source, progress=progress.upload(name))
+                    uploaded = client.documents.upload(
+                        source, progress=progress.upload(name), conversion=progress.conversion(name)
+                    )
                     documents.append((name, uploaded))
                     if on_upload is not None:
                         on_upload(uploaded, file)

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from everlong_client.transport.conversion import ConversionProgress
 from everlong_client.transport.upload import UploadProgress
 from everlong_client.transport.wire import DEFAULT_URL
 from everlong_client.types.document import Document
@@ -89,6 +90,17 @@ class ProgressBars(Progress):
 
         return show
 
+    def conversion(self, name: str) -> ConversionProgress:
+        """Return the callback for the conversion of the file `name`."""
+
+        def show(page: int, pages: int) -> None:
+            description = f"converting {escape(name)}"
+            self.update(
+                self._bars[name], description=description, completed=page - 1, total=pages, detail=_page(page, pages)
+            )
+
+        return show
+
     def reading(self, name: str) -> Callable[[Document], object]:
         """Return the callback for the reading of the file `name`."""
         bar = self._bars[name]
@@ -114,6 +126,9 @@ class ProgressLines:
         print_note(f"uploading {name}")
         return lambda sent, total: None
 
+    def conversion(self, name: str) -> ConversionProgress:
+        return lambda page, pages: print_note(f"converting {name}: {_page(page, pages)}")
+
     def reading(self, name: str) -> Callable[[Document], object]:
         last_tenth = 0
 
@@ -133,6 +148,10 @@ ProgressReport: TypeAlias = ProgressBars | ProgressLines
 def progress_report() -> ProgressReport:
     """Return progress bars if standard error is a terminal, else plain lines."""
     return ProgressBars() if console().is_terminal else ProgressLines()
+
+
+def _page(page: int, pages: int) -> str:
+    return f"page {page:,} of {pages:,}"
 
 
 def _reading_detail(document: Document) -> str:

@@ -35,6 +35,8 @@ class Call(Generic[T]):
     body: Upload | None = None
     part: bytes | None = None
     """Sent as the field `data` of a form."""
+    key: str | None = None
+    """The `Idempotency-Key` of a POST; None: a random one."""
     waits_for_restart: bool = False
     """Whether to retry for as long as a restart of the server may take, instead of a fixed number of times."""
 
@@ -55,13 +57,13 @@ def path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
 
 
-def upload_document(upload: Upload) -> Call[Document]:
+def upload_document(upload: Upload, key: str) -> Call[Document]:
     """POST /v1/documents. Returns the document, which is not read yet."""
     headers = {"Content-Type": "text/plain"}
     if upload.total is not None:
         headers["Content-Length"] = str(upload.total)
     params = {"filename": upload.filename} if upload.filename else {}
-    return Call("POST", path("documents"), _parse_one(Document), params=params, headers=headers, body=upload)
+    return Call("POST", path("documents"), _parse_one(Document), params=params, headers=headers, body=upload, key=key)
 
 
 def begin_upload(upload: Upload) -> Call[str]:
@@ -77,15 +79,28 @@ def add_part(upload: str, part: bytes) -> Call[str]:
     return Call("POST", path("uploads", upload, "parts"), _parse_id, part=part, waits_for_restart=True)
 
 
-def complete_upload(upload: str, parts: Iterable[str]) -> Call[str]:
+def complete_upload(upload: str, parts: Iterable[str], key: str) -> Call[str]:
     """POST /v1/uploads/{id}/complete. Returns the document's id."""
 
     def parse(data: Any) -> str:
         return _parse_id(data["file"] if isinstance(data, dict) else data)
 
     return Call(
-        "POST", path("uploads", upload, "complete"), parse, json={"part_ids": list(parts)}, waits_for_restart=True
-    )
+        "POST", path("uploads", upload, "complete"), parse, json={"part_ids": list(parts)}, waits_for_restart=True,
+        key=key,
+    )  # fmt: skip
+
+
+def conversion(key: str) -> Call[tuple[int, int] | None]:
+    """GET /v1/conversion. Returns the page that is being converted and the number of pages; None if there are none."""
+
+    def parse(data: Any) -> tuple[int, int] | None:
+        try:
+            return None if data["page"] is None else (int(data["page"]), int(data["pages"]))
+        except (TypeError, KeyError, ValueError) as error:
+            raise UnexpectedAnswerError("expected a conversion") from error
+
+    return Call("GET", path("conversion"), parse, headers={"Idempotency-Key": key})
 
 
 def get_document(document: str) -> Call[Document]:

@@ -19,6 +19,11 @@ RESTART_WAIT = 60.0  # seconds for which calls with `waits_for_restart` are retr
 _TRANSIENT = {429, 502, 503, 504}
 
 
+def new_key() -> str:
+    """Return a random `Idempotency-Key`."""
+    return uuid.uuid4().hex
+
+
 class Retrying:
     """The retries of one call: at most `retries`, or for a minute if the call waits for restarts.
 
@@ -40,7 +45,7 @@ class Retrying:
         self._attempt = 0
         self._lost = False
         self._random = random
-        self.headers: Mapping[str, str] = {"Idempotency-Key": uuid.uuid4().hex} if call.method == "POST" else {}
+        self.headers: Mapping[str, str] = {"Idempotency-Key": call.key or new_key()} if call.method == "POST" else {}
 
     def already_done(self, error: EverlongError) -> bool:
         """Whether an earlier try succeeded although its response was lost: `error` is the 404 of a repeated DELETE."""

@@ -22,10 +22,12 @@ export function Uploads() {
             </div>
             {upload.error === null ? (
               <>
-                <progress aria-label={`Uploading ${upload.name}`} max={upload.size || 1} value={upload.sent} />
-                <p class="note">
-                  {upload.sent < upload.size ? `${size(upload.sent)} of ${size(upload.size)} uploaded${STATES[upload.state] ?? ""}` : `${size(upload.size)} uploaded. The server takes the text out of it.`}
-                </p>
+                {upload.page ? (
+                  <progress aria-label={`Converting ${upload.name}`} max={upload.page[1]} value={upload.page[0] - 1} />
+                ) : (
+                  <progress aria-label={`Uploading ${upload.name}`} max={upload.size || 1} value={upload.sent} />
+                )}
+                <p class="note">{progressOf(upload)}</p>
               </>
             ) : (
               <p class="bad" role="alert">
@@ -37,6 +39,12 @@ export function Uploads() {
       </ul>
     </section>
   );
+}
+
+function progressOf(upload: Upload): string {
+  if (upload.sent < upload.size) return `${size(upload.sent)} of ${size(upload.size)} uploaded${STATES[upload.state] ?? ""}`;
+  const page = upload.page ? `: page ${upload.page[0]} of ${upload.page[1]}` : "";
+  return `${size(upload.size)} uploaded. The server takes the text out of it${page}.`;
 }
 
 function PauseButton({ upload: { key, name, state } }: { upload: Upload }) {

@@ -12,6 +12,8 @@ export interface Upload {
   name: string;
   size: number;
   sent: number;
+  /** The page that the server takes the text out of, and the number of pages. */
+  page: readonly [number, number] | null;
   /** queued: it waits for other uploads. */
   state: "queued" | "sending" | "paused" | "failed";
   error: string | null;
@@ -82,7 +84,7 @@ export async function uploadAll(files: readonly File[]): Promise<string[]> {
       const control = new Pausable();
       controls.set(key, control);
       const others = uploads.value.filter((upload) => upload.error === null || upload.name !== file.name);
-      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, state: "queued", error: null }];
+      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, page: null, state: "queued", error: null }];
       try {
         const document = await documentOf(file, key, control);
         updateDocument(document);
@@ -129,6 +131,10 @@ function send(file: File, key: number, control: Pausable): Promise<Document> {
     onProgress: (sent: number) => {
       markAlive();
       update(key, { sent });
+    },
+    onConversion: (page: number, pages: number) => {
+      markAlive();
+      update(key, { page: [page, pages] });
     },
   };
   const upload = (signal: AbortSignal) =>

@@ -49,11 +49,15 @@ async def complete(
     upload_id: str, body: CompleteUpload, services: CallerServices, key: IdempotencyKey = None
 ) -> Upload:
     """Joins the parts to a file, which the server reads in the background. A retry returns the same result."""
-
-    async def make(_: str) -> Upload:  # the upload knows its file, also after a retry without a key
-        return await _view(services, await services.multipart_uploads.complete(upload_id, body.part_ids, body.md5))
-
-    return await run_once(services, key, ("complete", upload_id, body.model_dump_json()), Upload, make)
+    async with await services.idempotency.begin(key) as record:
+        await record.check_same_request("complete", upload_id, body.model_dump_json())
+        if record.answer is not None:
+            return Upload.model_validate(record.answer)
+        # The upload knows its file, also after a retry without a key.
+        upload = await services.multipart_uploads.complete(upload_id, body.part_ids, body.md5, record)
+        view = await _view(services, upload)
+        await record.finish(view.model_dump(mode="json"))
+        return view
 
 
 @router.post("/{upload_id}/cancel")

@@ -188,8 +188,7 @@ class Runner:
             if work.kind == "read":
                 self._prefill(requests)
             elif work.kind == "open":
-                for request in requests:
-                    self._try(self._open, request)
+                self._try(self._open, requests[0])
             elif work.kind == "suspend":
                 self._queue_prompt(requests[0])
             while self._full_answers:

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import NotFound, ServerError, TooLarge, Unavailable
@@ -112,7 +113,8 @@ async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, lim
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """Adds and deletes the documents of one tenant. `max_bytes`: largest file, and largest text converted from one."""
+    """Adds and deletes the documents of one tenant. `max_bytes`: largest file, and largest text converted from one. `language`: of
+    the text in pictures."""
 
     engine: Engine
     redis: Client
@@ -123,6 +125,7 @@ class Ingest:
     passages: Passages
     token_offsets: TokenOffsets
     max_bytes: int
+    language: Language = ANY_LANGUAGE
 
     async def add(
         self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"] | None
@@ -163,15 +166,16 @@ class Ingest:
         *,
         upload: str | None = None,
         reserved: int = 0,
+        reports: IdempotencyRecord | None = None,
     ) -> Document | None:
         """Convert the received blob to text and create its document. Deletes the text if the document is refused.
 
         Returns None if the multipart `upload` was cancelled or completed in the meantime. `upload` and `reserved` are passed to
-        `Documents.create`.
+        `Documents.create`. `reports`: the record that gets the progress of the conversion; None: `record`.
         """
         creating = False
         try:
-            received = await self._converted(document_id, received, reserved)
+            received = await self._converted(document_id, received, reserved, reports or record)
             document, creating = received.as_document(document_id), True
             if await self.documents.create(document, self.engine.model.fingerprint, upload=upload, reserved=reserved):
                 return document
@@ -208,7 +212,9 @@ class Ingest:
         if self.engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
 
-    async def _converted(self, name: str, received: ReceivedFile, reserved: int) -> ReceivedFile:
+    async def _converted(
+        self, name: str, received: ReceivedFile, reserved: int, reports: IdempotencyRecord | None
+    ) -> ReceivedFile:
         """Convert the received file to text in the blob `name`, and store its outline. Returns it unchanged if it is text.
 
         `reserved`: bytes that the quota counts for the file already. Raises `ServerError` if the file cannot be converted,
@@ -221,10 +227,15 @@ class Ingest:
 
         room = await self.quota.bytes_left()
         limit = self.max_bytes if room is None else min(self.max_bytes, room + reserved)
+        loop = asyncio.get_running_loop()
+
+        def report(page: int, pages: int) -> None:
+            if reports is not None:
+                asyncio.run_coroutine_threadsafe(reports.report_page(page, pages), loop)
 
         def write_text() -> ReceivedFile:
             with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
-                made = conversion.convert(uploaded, kind, text, limit)
+                made = conversion.convert(uploaded, kind, text, limit, self.language, report)
                 outline.save(blobs, name, made.outline)
                 with text.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()

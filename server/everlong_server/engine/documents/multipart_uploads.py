@@ -178,13 +178,18 @@ class MultipartUploads:
             if await record.is_owner() and part.id not in await self.uploads.parts(part.upload):
                 await self.ingest.blobs.delete(part.name)
 
-    async def complete(self, upload_id: str, part_ids: Sequence[str], md5: str | None) -> Upload:
-        """Join the parts to a document and queue its reading. A retry returns the same result."""
+    async def complete(
+        self, upload_id: str, part_ids: Sequence[str], md5: str | None, record: IdempotencyRecord | None = None
+    ) -> Upload:
+        """Join the parts to a document and queue its reading. A retry returns the same result.
+
+        `record`: gets the progress of the conversion.
+        """
         upload = await self.uploads.get(upload_id)
         if upload.status != "completed":
             refused: ServerError | None = None
             try:
-                await self._create_document(_pending(upload), part_ids, md5)
+                await self._create_document(_pending(upload), part_ids, md5, record)
             except (Conflict, NotFound) as error:  # for example if another request completed it in the meantime
                 refused = error
             upload = await self.uploads.get(upload_id)
@@ -211,12 +216,14 @@ class MultipartUploads:
             await self.ingest.blobs.delete_parts(upload.id)
         await self.ingest.quota.release(upload.id)
 
-    async def _create_document(self, upload: Upload, part_ids: Sequence[str], md5: str | None) -> None:
+    async def _create_document(
+        self, upload: Upload, part_ids: Sequence[str], md5: str | None, record: IdempotencyRecord | None
+    ) -> None:
         """Create the document of the parts. Does nothing if the upload was cancelled or completed in the meantime."""
         parts = await self._ordered_parts(upload, part_ids)
         document_id = new_id("doc")
         received = await self._join(upload, document_id, parts, md5)
-        await self.ingest.create(document_id, received, None, upload=upload.id, reserved=upload.bytes)
+        await self.ingest.create(document_id, received, None, upload=upload.id, reserved=upload.bytes, reports=record)
 
     async def _ordered_parts(self, upload: Upload, ids: Sequence[str]) -> list[Part]:
         """Return the parts in the order of `ids`. Raises `ServerError` for unknown or repeated ids, and for a wrong total

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from everlong_server.engine.documents.formats.catalogue import HEAD, binary_kind, detect
-from everlong_server.engine.documents.formats.charset import is_utf8
+from everlong_server.engine.documents.formats.charset import is_utf8, iso2022
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
 _BOM = codecs.BOM_UTF8
@@ -84,7 +84,7 @@ class TextChecker:
             raise UnsupportedMedia(
                 f"the document is {name}{where}: upload text or a supported format (GET /v1/formats)", param="file"
             )
-        if b"\0" in head[:HEAD] or not is_utf8(head[:HEAD]):
+        if b"\0" in head[:HEAD] or not is_utf8(head[:HEAD]) or iso2022(head[:HEAD]):
             self.foreign = "text"
         else:
             self._check(head)

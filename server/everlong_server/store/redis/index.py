@@ -60,9 +60,9 @@ async def merged_page(redis: Client, indexes: Sequence[str], limit: int, after: 
 async def _score(redis: Client, indexes: Sequence[str], id: str) -> float:
     """Return the score that an id has, or had before its deletion, in one of the indexes. Raises `NotFound`."""
     for index in indexes:
-        score = await redis.zscore(index, id) or await redis.get(keys.deleted(index, id))
-        if score is not None:
-            return float(score)
+        for score in (await redis.zscore(index, id), await redis.get(keys.deleted(index, id))):
+            if score is not None:
+                return float(score)
     raise _unknown(id)
 
 

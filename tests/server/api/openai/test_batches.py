@@ -325,7 +325,7 @@ def test_killed_at_any_moment_each_line_is_answered_once(new_server: Any) -> Non
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Server]:
     settings = {
-        "max_batch_lines": 2, "max_batch_bytes": 5000, "max_body_bytes": 2000, "tenant_bytes": 12_000, "tenant_streams": 1,
+        "max_batch_lines": 2, "max_batch_bytes": 5000, "max_body_bytes": 2000, "tenant_bytes": 11_000, "tenant_streams": 1,
     }  # fmt: skip
     with Server(tiny_model, tmp_path_factory.mktemp("limited"), recall_passages=0, **settings) as server:
         server.start()
@@ -348,7 +348,7 @@ def test_limits(limited: Server) -> None:
         (error,) = failed.errors.data or []
         assert (error.code, error.line) == ("line_too_long", 2)
         with pytest.raises(openai.APIStatusError) as no_room:
-            client.files.create(file=("r.jsonl", b"x" * 4800), purpose="batch")
+            client.files.create(file=("r.jsonl", b"x" * 4990), purpose="batch")
         assert (no_room.value.status_code, no_room.value.code) == (429, "bytes_limit")
         for file in client.files.list():
             client.files.delete(file.id)

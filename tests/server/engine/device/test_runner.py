@@ -22,6 +22,7 @@ from everlong_models.kernels.yield_point import yield_point
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
+from everlong_server.engine.device.priority import background_priority
 from everlong_server.engine.device.requests import (
     AnswerFinished,
     AnswerRequest,
@@ -700,3 +701,29 @@ def test_a_suspended_answer_continues_where_it_was(model, penalty: float) -> Non
         assert suspended.state.digest() == alone.state.digest()
     finally:
         runner.stop()
+
+
+async def test_a_task_in_the_background_waits_for_others_and_takes_no_place_in_the_queue(model) -> None:
+    engine = Engine(model, max_streams=1, max_queued=0, reading_share=0.3, max_stall=0.1)
+    ended: list[str] = []
+
+    async def one(name: str) -> None:
+        with engine.admit():
+            async for event in engine.answer(answer(model, queue.Queue(), 20)):
+                if isinstance(event, AnswerFinished):
+                    ended.append(name)
+
+    with background_priority():
+        behind = [asyncio.create_task(one("behind")) for _ in range(3)]
+    first = asyncio.create_task(one("first"))
+    await asyncio.sleep(0)  # all of them have begun
+    assert engine.admitted == 4
+    with pytest.raises(Overloaded), engine.admit():
+        pass
+    engine.start()
+    try:
+        await asyncio.gather(first, *behind)
+        assert ended == ["first", "behind", "behind", "behind"]
+        assert engine.admitted == 0
+    finally:
+        await engine.stop()

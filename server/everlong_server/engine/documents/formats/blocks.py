@@ -48,16 +48,19 @@ class Notes:
     """Collects the notes of one conversion, at most `MAX_NOTES`.
 
     `read_nested`: reads a file inside the file, such as an attachment; returns None for a format that is not supported.
-    `recogniser`: None if text in pictures cannot be recognised here.
+    `recogniser`: None if text in pictures cannot be recognised here. `on_page`: called with the number of each page before it
+    is read, counted from 1, and the number of pages.
     """
 
     def __init__(
         self,
         read_nested: Callable[[Path, str, Notes], Iterator[Block] | None],
         recogniser: PictureReader | None = None,
+        on_page: Callable[[int, int], object] = lambda page, pages: None,
     ) -> None:
         self._read_nested = read_nested
         self._recogniser = recogniser
+        self.on_page = on_page
         self._notes: dict[Note, None] = {}
         self._left_out: Counter[str] = Counter()
         self._more = 0

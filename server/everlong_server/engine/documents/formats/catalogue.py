@@ -97,7 +97,7 @@ MEDIA_TYPES = frozenset(media_type for format in FORMATS.values() for media_type
 """Media types that can be uploaded, in addition to text/*."""
 _TEXT = (
     ".txt", ".md", ".markdown", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".ini", ".log",
-    ".xml", ".tex", ".bib", ".org", ".adoc", ".srt", ".vtt", ".py", ".js", ".ts", ".tsx", ".jsx", ".java", ".c", ".h", ".cpp", ".cs",
+    ".xml", ".tex", ".bib", ".org", ".adoc", ".srt", ".vtt", ".ass", ".ssa", ".ipynb", ".ics", ".vcf", ".diff", ".patch", ".conf", ".py", ".js", ".ts", ".tsx", ".jsx", ".java", ".c", ".h", ".cpp", ".cs",
     ".go", ".rs", ".rb", ".php", ".sh", ".sql", ".r", ".swift", ".kt", ".scala", ".lua", ".css", ".vue",
 )  # fmt: skip
 _BY_EXTENSION = {extension: id for id, format in FORMATS.items() for extension in format.extensions}
@@ -174,13 +174,18 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
     """
     declared = _declared(filename, media_type)
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
-    if start.startswith(b"%PDF-") or (_PDF.search(head[:1024]) and (declared == "pdf" or b" obj" in head)):
+    if start.startswith(b"%PDF-"):
         return "pdf"
     if head[257:262] == b"ustar":
         return "tar"
     for beginning, kind in _BINARY_FORMATS:
         if (start if beginning[:1] in b"P{" else head).startswith(beginning):
             return kind
+    # Programs put lines before a PDF. A text about PDF has the same words, but is UTF-8 throughout.
+    if _PDF.search(head[:1024]) and (
+        declared == "pdf" or (b" obj" in head and declared is None and not _is_prose(head))
+    ):
+        return "pdf"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         head = head.decode("utf-16", "ignore").encode()
     if start.startswith(b"<"):
@@ -188,6 +193,17 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
             if office.search(head):
                 return format
     return None if declared == "text" else _message_kind(start, declared) or _page_kind(head, declared)
+
+
+def _is_prose(head: bytes) -> bool:
+    """Whether a file that begins with `head` has "%PDF-" in its text: PDF files have it alone in a line, before an object."""
+    return (
+        re.search(
+            rb"(?:^|[\r\n\0-\x08\x80-\xff]|=PDF)\s*%PDF-\d\.\d[^\r\n]{0,16}[\r\n]+(?:%[^\r\n]*[\r\n]+)*\s*\d+ \d+ obj",
+            head,
+        )
+        is None
+    )
 
 
 def _message_kind(start: bytes, declared: str | None) -> str | None:

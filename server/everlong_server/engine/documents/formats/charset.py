@@ -37,6 +37,21 @@ _MIN_UTF16 = 8
 """Bytes from which on a text is recognised as UTF-16 without a mark: too many shorter ones could be that by chance."""
 
 
+def iso2022(head: bytes) -> str | None:
+    """Return the encoding of a text whose escapes switch to Japanese or Korean characters, as ISO-2022; None for other texts.
+
+    Such texts have bytes of ASCII alone, so that they are valid UTF-8 by accident.
+    """
+    for encoding, escape in (("iso2022_jp_2", rb"\x1b\$[@B]"), ("iso2022_kr", rb"\x1b\$\)C")):
+        if re.search(escape, head) and head.isascii():
+            try:
+                decoder = codecs.getincrementaldecoder(encoding)()
+                return encoding if "\x1b" not in decoder.decode(head) else None
+            except UnicodeDecodeError:
+                return None
+    return None
+
+
 def unmarked_utf16(head: bytes) -> str | None:
     """Return "utf-16-le" or "utf-16-be" for a text that begins with `head` and has no byte order mark; None for anything else.
 
@@ -112,6 +127,8 @@ def _of_file(file: Path) -> tuple[str, bool]:
             return unmarked, True
         if encoding := _declared_in(head):
             return encoding, False
+        if encoding := iso2022(head):
+            return encoding, True
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         damaged = others = at = 0
         first: int | None = None  # byte that is not ASCII
@@ -162,7 +179,7 @@ def decode(data: bytes, notes: Notes, *, declared: str | None = None, part: str 
             return data.decode()
         except UnicodeDecodeError:
             pass
-    encoding: str | None = _known(declared) or _declared_in(data)
+    encoding: str | None = _known(declared) or _declared_in(data) or iso2022(data)
     text = data.decode(encoding or "utf-8", "replace")
     damaged = text.count("\N{REPLACEMENT CHARACTER}")
     if damaged and encoding is None and 2 * damaged > _others(text):

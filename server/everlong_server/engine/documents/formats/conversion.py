@@ -14,11 +14,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.catalogue import FORMATS
+from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.formats.recognition import is_installed
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.store.texts.notes import Note
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SECONDS = 300
 """CPU seconds that any conversion may take."""
+_PROGRESS_SECONDS = 0.5
 MEMORY = 2 << 30
 """Bytes of address space that a conversion may take."""
 _BASE_SECONDS, _SECONDS_PER_MB = 15, 5
@@ -90,22 +94,36 @@ def command(file: Path, kind: str, text: Path, limits: Limits) -> list[str]:
     return [sys.executable, "-m", module, kind, str(file), str(text), *map(str, numbers)]
 
 
-def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
+def convert(
+    file: Path,
+    kind: str,
+    text: Path,
+    max_text: int,
+    language: Language = ANY_LANGUAGE,
+    on_page: Callable[[int, int], object] = lambda page, pages: None,
+) -> Conversion:
     """Write the text of `file` to `text` as UTF-8, at most `max_text` bytes. Blocks.
 
-    `kind`: as returned by `detect`. Raises `UnsupportedMedia` for a format that this server cannot convert,
+    `kind`: as returned by `detect`. `language`: of the text in pictures. `on_page`: called about twice a second with the page that
+    is being read, counted from 1, and the number of pages. Raises `UnsupportedMedia` for a format that this server cannot convert,
     `InvalidRequest` for a file that is damaged, encrypted or has no text, `TooLarge`, and `OSError` if the disk is full.
     """
     limits = Limits.of(file.stat().st_size, max_text)
-    try:
-        with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
-            process = subprocess.run(
-                ["env", f"TMPDIR={folder}", "OMP_NUM_THREADS=1", *command(file, kind, text, limits)], capture_output=True,
-                timeout=limits.wall, check=False,
-            )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise _unreadable(f"converting {_name(kind)} takes too long, more than {limits.wall} seconds") from None
-    format_id, _, result = process.stdout.decode(errors="replace").partition("\n")
+    with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
+        progress = Path(folder, "progress")
+        process = subprocess.Popen(
+            ["env", f"TMPDIR={folder}", "OMP_NUM_THREADS=1", *command(file, kind, text, limits), *language.arguments, str(progress)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        with process:
+            try:
+                output, errors = _outputs(process, limits.wall, progress, on_page)
+            except BaseException as error:
+                process.kill()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                raise _unreadable(f"converting {_name(kind)} takes too long, more than {limits.wall} seconds") from None
+    format_id, _, result = output.decode(errors="replace").partition("\n")
     kind = format_id or kind
     if kind in FORMATS and not FORMATS[kind].readable:
         raise UnsupportedMedia(
@@ -116,13 +134,35 @@ def convert(file: Path, kind: str, text: Path, max_text: int) -> Conversion:
     if process.returncode == ExitCode.DISK_FULL:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode != 0:
-        if process.stderr:  # a fault of a reader, or of the library that it uses
-            log.warning("a conversion of %s failed: %s", kind, process.stderr.decode(errors="replace")[-2000:])
+        if errors:  # a fault of a reader, or of the library that it uses
+            log.warning("a conversion of %s failed: %s", kind, errors.decode(errors="replace")[-2000:])
         raise _error(process.returncode, kind, result, limits)
     made = json.loads(result)
     return Conversion(
         kind, [OutlineEntry(*entry) for entry in made["outline"]], [Note(*note) for note in made["notes"]]
     )
+
+
+def _outputs(
+    process: subprocess.Popen[bytes], seconds: int, progress: Path, on_page: Callable[[int, int], object]
+) -> tuple[bytes, bytes]:
+    """Wait for the process, and return what it wrote to the standard output and the standard error.
+
+    Raises `subprocess.TimeoutExpired` if it takes more than so many `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    last = ""
+    while True:
+        try:
+            return process.communicate(timeout=min(_PROGRESS_SECONDS, max(0.0, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline:
+                raise
+        written = progress.read_text() if progress.exists() else ""
+        if written.endswith("\n") and written != last:
+            last = written
+            page, pages = map(int, written.split())
+            on_page(page, pages)
 
 
 def _error(code: int, kind: str, reason: str, limits: Limits) -> InvalidRequest | TooLarge | UnsupportedMedia:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Notes
+from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.formats.readers.portable.columns import Piece, ordered_text
 
 MAX_SIDE = 2000
@@ -32,8 +33,9 @@ class Recogniser:
     Its CPU time does not count for the limit of the process (`RLIMIT_CPU`), which it moves.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, language: Language = ANY_LANGUAGE) -> None:
         """`seconds`: CPU time for all pictures. Eight times as much may pass on a clock before the last one begins."""
+        self._language = language
         self._seconds = seconds
         self._used = 0.0
         self._deadline = time.monotonic() + 8 * seconds
@@ -112,8 +114,22 @@ class Recogniser:
 
             cv2.setNumThreads(1)
             threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
-            self._engine = RapidOCR(params={"Global.log_level": "critical", "Global.max_side_len": MAX_SIDE, **threads})
+            model = {"Rec.model_path": str(path)} if (path := self._language.model) is not None else {}
+            options = {"Global.log_level": "critical", "Global.max_side_len": MAX_SIDE}
+            self._engine = RapidOCR(params={**options, **threads, **model})
+            if self._language.has_script:
+                self._restrict()
         return self._engine
+
+    def _restrict(self) -> None:
+        """Let the recognition find no letters of other scripts than the language's."""
+        import numpy as np  # noqa: PLC0415
+
+        blank = np.full((48, 48, 3), 255, np.uint8)
+        self._engine(blank, use_det=False, use_cls=False, use_rec=True)  # loads the model, as its first use does
+        self._engine.update_params(use_det=True, use_cls=True, use_rec=True)
+        recogniser = self._engine.text_rec
+        recogniser.postprocess_op = self._language.restrict(recogniser.postprocess_op)
 
 
 class _Found:

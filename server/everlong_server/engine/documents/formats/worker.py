@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import os
 import resource
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.catalogue import FORMATS, HEAD, binary_kind, detect, format_of
 from everlong_server.engine.documents.formats.charset import pieces
 from everlong_server.engine.documents.formats.conversion import ExitCode
+from everlong_server.engine.documents.formats.languages import Language
 from everlong_server.engine.documents.formats.recognition import Recogniser
 from everlong_server.store.texts.outline import OutlineEntry
 
@@ -99,21 +101,56 @@ def _write(blocks: Iterator[Block], notes: Notes, text: IO[str], limit: int) -> 
     return outline
 
 
-def main(kind: str, file: str, text: str, limit: str, seconds: str, memory: str, recognition: str = "0") -> int:
-    """Convert a file under limits. Writes the result to the standard output; returns the exit code."""
+def main(
+    kind: str,
+    file: str,
+    text: str,
+    limit: str,
+    seconds: str,
+    memory: str,
+    recognition: str = "0",
+    language: str = "any",
+    models: str = "",
+    progress: str = os.devnull,
+) -> int:
+    """Convert a file under limits. Writes the result to the standard output; returns the exit code.
+
+    `recognition`: CPU seconds for recognising text; 0: none is recognised. `language`, `models`: see `Language`. `progress`: a
+    file in which this process writes the page that it is at, and the number of pages.
+    """
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 2 * int(recognition) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    spoken = Language(language, Path(models) if models else None)
+    recogniser = Recogniser(int(recognition), spoken) if int(recognition) else None
+    with Path(progress).open("wb", buffering=0) as page_file:
+
+        def on_page(page: int, pages: int) -> None:
+            page_file.seek(0)
+            page_file.write(b"%10d %10d\n" % (page, pages))
+
+        return convert(kind, Path(file), Path(text), int(limit), recogniser, on_page)
+
+
+def convert(
+    kind: str,
+    file: Path,
+    text: Path,
+    limit: int,
+    recogniser: Recogniser | None = None,
+    on_page: Callable[[int, int], object] = lambda page, pages: None,
+) -> int:
+    """Convert a file. Writes the result to the standard output; returns the exit code. `on_page`: see `Notes`."""
     sys.setrecursionlimit(MAX_CALLS)
-    notes = Notes(read_nested, Recogniser(int(recognition)) if int(recognition) else None)
+    notes = Notes(read_nested, recogniser, on_page)
     try:
-        format_id = format_of(Path(file), kind)
+        format_id = format_of(file, kind)
         if format_id is None:
             return ExitCode.UNKNOWN_CONTAINER
         sys.stdout.write(format_id)
         sys.stdout.flush()  # the parent learns the format even if this process crashes later
-        with Path(text).open("w", encoding="utf-8", newline="") as stream:
-            outline = _write(read(Path(file), format_id, notes), notes, stream, int(limit))
+        with text.open("w", encoding="utf-8", newline="") as stream:
+            outline = _write(read(file, format_id, notes), notes, stream, limit)
     except OverflowError:
         return ExitCode.TOO_LARGE
     except MemoryError:

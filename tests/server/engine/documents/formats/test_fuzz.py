@@ -10,9 +10,11 @@ import collections
 import io
 import json
 import lzma
+import math
 import os
 import random
-import shutil
+import resource
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +29,10 @@ from tests import files
 ROOT = Path(__file__).parents[5]
 FOLDER = ROOT / "tests" / "data" / "formats"
 CRASH = "crash"
+BATCH = 50
+"""Number of files that one process converts. A new process for each file would take three times as long."""
+WALL = 600
+"""Seconds on a clock after which a conversion hangs; its CPU time ends much earlier."""
 
 
 def samples() -> dict[str, bytes]:
@@ -84,66 +90,112 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return out.getvalue()
 
 
-def outcome(data: bytes, name: str, folder: Path) -> str:
-    """Convert a file in a process forked from this one, which has the readers' libraries imported. Return how it ended."""
+def outcomes(damaged: list[tuple[str, bytes]], folder: Path) -> list[str]:
+    """Convert files, and return how each conversion ended.
+
+    A process forked from this one, which has imported the readers' libraries, converts one file after the other. If it ends
+    early, the file that it was at has crashed, and another process converts the rest.
+    """
+    ended: list[str] = []
+    while len(ended) < len(damaged):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            with os.fdopen(writer, "w") as results:
+                for name, data in damaged[len(ended) :]:
+                    results.write(converted(name, data, folder) + "\n")
+                    results.flush()
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb", buffering=0) as results:
+            lines = Lines(results)
+            while len(ended) < len(damaged) and (line := lines.next(WALL)) is not None:
+                ended.append(line)
+        if not lines.is_closed:
+            os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if len(ended) < len(damaged):
+            errors = (folder / "errors").read_text(errors="replace")
+            last = (errors.strip().splitlines() or [""])[-1]
+            if code == -signal.SIGABRT and "memory allocation of" in errors:
+                ended.append("out_of_memory")  # how a library in Rust ends at the limit
+            else:
+                why = f"exit code {code}, {last[:160]}" if lines.is_closed else f"no end within {WALL} seconds"
+                ended.append(f"{CRASH}: {why}")
+    return ended
+
+
+class Lines:
+    """The lines that a process writes to a pipe."""
+
+    def __init__(self, stream: io.RawIOBase) -> None:
+        self._stream = stream
+        self._data = b""
+        self.is_closed = False
+
+    def next(self, seconds: float) -> str | None:
+        """Return the next line; None if the process has ended, or has not written one in so many seconds."""
+        while b"\n" not in self._data:
+            if not select.select([self._stream], [], [], seconds)[0]:
+                return None
+            data = self._stream.read(1 << 16)
+            if not data:
+                self.is_closed = True
+                return None
+            self._data += data
+        line, _, self._data = self._data.partition(b"\n")
+        return line.decode()
+
+
+def converted(name: str, data: bytes, folder: Path) -> str:
+    """Convert a file in this process, under the limits of a conversion. Return how it ended."""
     kind = catalogue.detect(data[: catalogue.HEAD], name)
     if kind is None:
         return "text"
+    written = folder / "text"
+    written.unlink(missing_ok=True)
     (folder / "file").write_bytes(data)
     limits = conversion.Limits.of(len(data), 1 << 30)
-    arguments = [
-        kind,
-        str(folder / "file"),
-        str(folder / "text"),
-        str(limits.text),
-        str(limits.seconds),
-        str(conversion.MEMORY),
-    ]
-    child = os.fork()
-    if child == 0:
-        try:
-            with (folder / "out").open("w") as sys.stdout, (folder / "errors").open("w") as errors:
-                os.dup2(errors.fileno(), 2)
-                code = worker.main(*arguments)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    written = folder / "text"
-    if written.exists() and written.stat().st_size > limits.text + (1 << 20) and code == 0:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = math.ceil(used.ru_utime + used.ru_stime) + limits.seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (conversion.MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        with (folder / "out").open("w") as sys.stdout, (folder / "errors").open("w") as sys.stderr:
+            os.dup2(sys.stderr.fileno(), 2)
+            code = worker.convert(kind, folder / "file", written, limits.text, None)
+    except BaseException as error:
+        return f"{CRASH}: {type(error).__name__}: {error}".replace("\n", " ")[:200]
+    if code == 0 and written.stat().st_size > limits.text + (1 << 20):
         return f"{CRASH}: {written.stat().st_size} bytes of text"
-    if code == 0:
-        return "converted"
-    if code in tuple(conversion.ExitCode):
-        return conversion.ExitCode(code).name.lower()
-    if code == -signal.SIGABRT and "memory allocation of" in (folder / "errors").read_text(errors="replace"):
-        return "out_of_memory"  # how a library in Rust ends at the limit
-    last = ((folder / "errors").read_text(errors="replace").strip().splitlines() or [""])[-1]
-    return f"{CRASH}: exit code {code}, {last[:160]}"
+    return conversion.ExitCode(code).name.lower() if code else "converted"
 
 
 def fuzz(count: int, seed: int, keep: Path) -> collections.Counter[str]:
     """Return how the conversions of `count` damaged files ended. `keep`: a folder for those that crashed and for the progress."""
+    keep.mkdir(parents=True, exist_ok=True)
     whole, progress = samples(), keep / f"progress-{seed}.json"
     done, known = json.loads(progress.read_text()) if progress.exists() else (0, {})
-    outcomes = collections.Counter[str](known)
+    counted = collections.Counter[str](known)
     with tempfile.TemporaryDirectory() as folder:
-        for name, data in whole.items():
-            assert outcome(data, name, Path(folder)) == "converted", name  # imports nothing here: each child does
-        for number in range(done, count):
-            chance = random.Random(f"{seed}:{number}")
-            name = chance.choice(list(whole))
-            damaged = mutated(whole[name], chance)
-            ended = outcome(damaged, name, Path(folder))
-            outcomes[ended if not ended.startswith(CRASH) else f"{Path(name).suffix} {ended}"] += 1
-            if ended.startswith(CRASH):
-                shutil.copy(Path(folder, "file"), keep / f"{seed}-{number}-{name}")
-            if number % 100 == 99 or number == count - 1:
-                progress.write_text(json.dumps([number + 1, outcomes]))
-    return outcomes
+        assert set(outcomes(list(whole.items()), Path(folder))) == {
+            "converted"
+        }  # imports nothing here: each child does
+        for first in range(done, count, BATCH):
+            numbers = range(first, min(first + BATCH, count))
+            damaged = []
+            for number in numbers:
+                chance = random.Random(f"{seed}:{number}")
+                name = chance.choice(list(whole))
+                damaged.append((name, mutated(whole[name], chance)))
+            for number, (name, data), ended in zip(numbers, damaged, outcomes(damaged, Path(folder)), strict=True):
+                counted[ended if not ended.startswith(CRASH) else f"{Path(name).suffix} {ended}"] += 1
+                if ended.startswith(CRASH):
+                    (keep / f"{seed}-{number}-{name}").write_bytes(data)
+            progress.write_text(json.dumps([numbers.stop, counted]))
+    return counted
 
 
 def test_damaged_files_end_a_conversion_in_an_orderly_way() -> None:

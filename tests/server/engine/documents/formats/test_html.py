@@ -54,6 +54,11 @@ def test_what_a_browser_shows(made: object, body: str, text: str) -> None:
     assert text_of(made(body)).split() == text.split()
 
 
+def test_preformatted_lines_stay_lines() -> None:
+    page = b"<!doctype html><pre><code>def <b>f</b>():\n    return 1</code></pre><pre>a<br>b</pre>"
+    assert text_of(page) == "def f():\n    return 1\na\nb"
+
+
 def test_what_is_left_out_is_noted() -> None:
     page = (
         b"<html><img src=a><img src=b><video src=c></video><p hidden>gone</p><select><option>a<option>b</select>Shown"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import rapidocr
 from PIL import Image, ImageDraw, ImageFont
 
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
+from everlong_server.engine.documents.formats.languages import Language
 from everlong_server.engine.documents.formats.recognition import Recogniser
 from everlong_server.errors import InvalidRequest
 from tests import files
@@ -107,7 +110,12 @@ def test_a_scan_with_a_page_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(conversion, "_BASE_RECOGNITION", 240)  # on a busy machine, little of the time is its own
     scanned = saved(scan(*below(LINES)), scan(*below(["The second page ends here."])), format="PDF")
     (tmp_path / "in").write_bytes(with_page(scanned, files.pdf(["A page of text."])))
-    made = conversion.convert(tmp_path / "in", "pdf", tmp_path / "out", 1 << 20)
+    seen: list[tuple[int, int]] = []
+    made = conversion.convert(
+        tmp_path / "in", "pdf", tmp_path / "out", 1 << 20, on_page=lambda page, pages: seen.append((page, pages))
+    )
+    assert (1, 3) in seen, "recognising the first page takes longer than half a second"
+    assert seen == sorted(set(seen))
     text = (tmp_path / "out").read_text()
     assert text == "\n".join(LINES) + "\n\nThe second page ends here.\n\nA page of text."
     assert [(entry.page, text[entry.start :][:10]) for entry in made.outline] == [
@@ -167,6 +175,24 @@ def test_when_the_time_is_used_up_the_pages_are_noted() -> None:
     assert text == "Two."
     why = "it is a picture, and no time was left to recognise its text; upload fewer pages at a time"
     assert [(note.page, note.text) for note in notes] == [(1, why), (3, why)]
+
+
+def test_a_language_excludes_the_letters_of_others() -> None:
+    picture = saved(scan(*below(["The keeper of \u03a9\u03a3\u03a8\u0394 left"])))
+    anything, latin = (read(picture, recogniser=Recogniser(10_000, Language(name)))[0] for name in ("any", "latin"))
+    assert any("GREEK" in unicodedata.name(letter) for letter in anything)
+    assert all("LATIN" in unicodedata.name(letter) for letter in latin if letter.isalpha())
+    assert latin.startswith("The keeper of ")
+
+
+def test_a_language_with_a_model_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the model of 'korean' is missing: put korean_PP-OCRv5_rec_mobile\.onnx"):
+        Language("korean", tmp_path)
+    (tmp_path / "korean_PP-OCRv5_rec_mobile.onnx").symlink_to(
+        Path(rapidocr.__file__).parent / "models" / "PP-OCRv6_rec_small.onnx"
+    )
+    text, _ = read(saved(scan(*below(LINES))), recogniser=Recogniser(10_000, Language("korean", tmp_path)))
+    assert text == "\n".join(LINES)
 
 
 def test_the_time_grows_with_the_file() -> None:

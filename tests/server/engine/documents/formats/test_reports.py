@@ -9,9 +9,11 @@ from tests.server.engine.documents.formats.reports import (
     Report,
     archives,
     messages,
+    mixed,
     opendocument,
     pages,
     portable,
+    presentations,
     words,
 )
 
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.long
 
 REPORTS = [
     (f"{module.__name__.rpartition('.')[2]}-{report.name}", report)
-    for module in (archives, messages, opendocument, pages, portable, words)
+    for module in (archives, messages, mixed, opendocument, pages, portable, presentations, words)
     for report in module.REPORTS
 ]
 

@@ -20,7 +20,7 @@ from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
 _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)(\w+);")
 _PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
-_PAGE_NAMES = (".xhtml", ".html", ".htm")
+_PAGE_NAMES = (".xhtml", ".html", ".htm", ".svg")
 
 
 class _Book:
@@ -67,7 +67,7 @@ def _plain(name: str) -> str:
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the pages of the book, a block for each section."""
     book = _Book(file, notes)
-    package = _package(book)
+    package = _package(book, notes)
     folder = posixpath.dirname(package)
     encrypted = _encrypted(book)
     seen = set[str]()
@@ -93,10 +93,13 @@ def _page(book: _Book, name: str, notes: Notes) -> Iterator[Block]:
     except DAMAGED_ENTRY as error:
         notes.add(f"it is damaged and was left out ({error})", part=name)
         return
-    yield from render(decode(data, notes, part=name), notes)
+    blocks = list(render(decode(data, notes, part=name), notes))
+    if name.lower().endswith(".svg") and not any(block.text for block in blocks):
+        notes.add("it is not a page of text; it was left out", part=name)
+    yield from blocks
 
 
-def _package(book: _Book) -> str:
+def _package(book: _Book, notes: Notes) -> str:
     """Return the name of the package file."""
     container = book.find("META-INF/container.xml")
     tree = book.xml(container) if container else None
@@ -105,6 +108,9 @@ def _package(book: _Book) -> str:
     found += [name for name in book.packed.namelist() if name.lower().endswith(".opf")]
     if not found:
         raise Unreadable("the EPUB cannot be read: it has no package file (.opf)")
+    for other in dict.fromkeys(found[1:]):
+        if other != found[0]:
+            notes.add("it is another version of the book and was left out", part=other)
     return found[0]
 
 

@@ -16,6 +16,15 @@ from everlong_server.engine.documents.formats.readers.equations import linear_ma
 from everlong_server.engine.documents.formats.readers.numerals import numeral
 
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+_SUBSET = re.compile(
+    r"((?:\s|\ufeff|<\?[^>]*\?>|<!--(?:(?!-->).){0,4096}-->)*<!DOCTYPE\s[^>\[]{0,1000})\[([^\]]{0,100000})\]\s*>",
+    re.I | re.S,
+)
+"""The beginning of a page whose doctype has declarations."""
+_ENTITY = re.compile(r"""<!ENTITY\s+([\w.:-]+)\s+(["'])(.*?)\2\s*>""", re.DOTALL)
+_REFERENCE = re.compile(r"&([\w.:-]+);")
+_MAX_EXPANDED = 64 << 20
+"""Characters that a page may have with all entities replaced."""
 _INTEGER = re.compile(r"\s*-?[0-9]{1,9}\s*")
 _NUMBER = re.compile(r"\w{1,3}|[*†‡]")
 _DISPLAY_NONE = re.compile(r"(^|;)\s*display\s*:\s*none", re.IGNORECASE)
@@ -40,7 +49,13 @@ _INLINE = (
     "sup",
     "u",
 )
-_NO_TEXT = "//script | //style | //template | //noscript | //rp"
+_NO_TEXT = "//script | //style | //template[not(@shadowrootmode)] | //noscript | //rp"
+_ARRANGED = ".//section | .//h1 | .//h2 | .//h3 | .//h4 | .//h5 | .//h6"
+"""What a cell contains if its table arranges a page. Inner tables are sections."""
+_MAX_CELL = 400
+"""Characters from which on a cell is no value of a table."""
+_TAB = "\ue0f1"
+"""Stands for a tab, which would be rendered as a space. A private character, which texts do not have."""
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
 _BLOCKS = (
     "section",
@@ -78,6 +93,7 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
     if tree is None:
         return
     _open_frames(tree)
+    _open_shadows(tree)
     _drop_hidden(tree, notes)
     _write_out_numbers(tree)
     _write_out_controls(tree, notes)
@@ -91,10 +107,12 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
             _replace(mark, f"[{words}]", space="")
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
         _replace(reading, f"({reading.text_content()})", space="")
+    _write_out_lines(tree)
+    _write_out_tables(tree)
     rules = {f"h{level}": ["heading"] for level in range(1, 7)}
     css = STRICT_CSS_PROFILE | {name: HtmlElement(display=Display.block) for name in _BLOCKS}
     rendered = Inscriptis(tree, ParserConfig(css=css, annotation_rules=rules))
-    text = rendered.get_text()
+    text = rendered.get_text().replace(_TAB, "\t")
     starts = [(mark.start, text[mark.start : mark.end]) for mark in rendered.get_annotations()]
     cuts = [start for start, _ in starts] + [len(text)]
     yield Block(text[: cuts[0]].strip())
@@ -105,7 +123,7 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
 def _parse(page: str) -> Any:
     """Return the tree of a page; None if it has no element."""
     # HTML parsers drop CDATA sections, which XHTML pages contain.
-    source = _CDATA.sub(lambda section: escape(section[1]), page).replace("\0", "")
+    source = _without_subset(_CDATA.sub(lambda section: escape(section[1]), page).replace("\0", "").replace(_TAB, ""))
     # Without `huge_tree`, lxml silently drops text nested deeper than 256 elements or after 10 MB of one text node.
     parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
     try:
@@ -118,6 +136,18 @@ def _parse(page: str) -> Any:
     return tree
 
 
+def _without_subset(page: str) -> str:
+    """Return an XHTML page without the declarations inside its doctype, and with the entities that they define replaced."""
+    subset = _SUBSET.match(page)
+    if subset is None:
+        return page
+    entities = {name: value for name, _, value in _ENTITY.findall(subset[2]) if "&" not in value and "<" not in value}
+    rest = page[subset.end() :]
+    if entities and len(rest) + rest.count("&") * max(map(len, entities.values())) < _MAX_EXPANDED:
+        rest = _REFERENCE.sub(lambda entity: entities.get(entity[1], entity[0]), rest)
+    return f"{subset[1]}>{rest}"
+
+
 def _open_frames(tree: Any) -> None:
     """Replace frames by the pages that their attributes contain."""
     for frame in tree.xpath("//iframe[@srcdoc]"):
@@ -126,6 +156,60 @@ def _open_frames(tree: Any) -> None:
             page.tag = "div"
             frame.addprevious(page)
             frame.drop_tree()
+
+
+def _open_shadows(tree: Any) -> None:
+    """Show the shadow trees that elements declare, in place of what the elements contain but their slots."""
+    for shadow in tree.xpath("//template[@shadowrootmode]"):
+        shadow.tag = "div"
+
+
+def _write_out_tables(tree: Any) -> None:
+    """Write each row of a table in one line. Cells of tables that arrange a page become paragraphs.
+
+    inscriptis sets the lines of neighbouring cells side by side, which mixes their sentences, and fills columns with spaces.
+    """
+    for table in reversed(tree.xpath("//table")):  # inner ones first
+        groups = [table, *table.xpath("./thead | ./tbody | ./tfoot")]
+        rows = [
+            row for group in groups for row in (group, *group.xpath("./tr"))
+        ]  # a group may have cells without a row
+        cells = [cell for row in rows for cell in row.xpath("./td | ./th")]
+        arranges = any(cell.xpath(_ARRANGED) or len(_words(cell)) > _MAX_CELL for cell in cells)
+        for row in rows:
+            columns = row.xpath("./td | ./th")
+            for number, cell in enumerate(columns):
+                if arranges or len(columns) == 1:
+                    cell.tag = "div"
+                else:
+                    _write_in_one_line(cell, is_last=number == len(columns) - 1)
+            row.tag = "div"
+        table.tag = "section"
+
+
+def _write_out_lines(tree: Any) -> None:
+    """Drop the elements in preformatted text, such as `code`: inscriptis joins their lines."""
+    for text in tree.xpath("//pre | //listing | //xmp"):
+        for end in text.xpath(".//br"):
+            end.tail = f"\n{end.tail or ''}"
+        words = text.text_content()
+        for child in list(text):
+            text.remove(child)
+        text.text, text.tag = words, "pre"
+
+
+def _write_in_one_line(cell: Any, *, is_last: bool) -> None:
+    for part in cell.xpath(".//*"):
+        if part.tag in _INLINE or not isinstance(part.tag, str):
+            continue
+        part.tail = f" {part.tail or ''}"
+        if part.tag == "br":
+            part.drop_tree()
+        else:
+            part.text = f" {'* ' if part.tag == 'li' else ''}{part.text or ''}"
+            part.tag = "span"
+    cell.tag = "span"
+    cell.tail = "" if is_last else _TAB
 
 
 def _write_out_numbers(tree: Any) -> None:
@@ -192,6 +276,7 @@ def _write_out_pictures(tree: Any, notes: Notes) -> None:
             notes.left_out("pictures without a description")
         _replace(picture, f"[{alt}]" if alt else "")
     for media in tree.xpath(_MEDIA):
+        media.tail = f" {media.tail or ''}"
         notes.left_out(f"embedded media: {media.tag}")
 
 

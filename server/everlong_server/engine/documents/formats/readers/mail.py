@@ -77,7 +77,11 @@ def _others(message: EmailMessage, texts: list[EmailMessage], notes: Notes, *, p
         if any(part is text for text in texts):
             continue
         kind = part.get_content_type()
-        if page or (part.get("Content-ID") and part.get_content_maintype() == "image"):
+        if page and kind in ("text/html", "application/xhtml+xml"):
+            yield from _text(part, notes)
+        elif kind == "message/external-body":
+            notes.add("the message refers to a file elsewhere, which was not fetched")
+        elif page or (part.get("Content-ID") and part.get_content_maintype() == "image"):
             notes.left_out("pictures and styles of the page")
         elif kind in _ENCRYPTED:
             notes.add("the message, or a part of it, is encrypted or signed in a form that cannot be read")
@@ -102,7 +106,8 @@ def _header(message: EmailMessage, name: str, notes: Notes) -> str:
 
 def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
     """Yield the parts that have no parts, and messages inside the message as a whole."""
-    if part.is_multipart() and part.get_content_type() not in ("message/rfc822", "message/delivery-status"):
+    whole = ("message/rfc822", "message/delivery-status", "message/external-body")
+    if part.is_multipart() and part.get_content_type() not in whole:
         for inner in part.iter_parts():
             if isinstance(inner, EmailMessage):
                 yield from _leaves(inner)
@@ -134,8 +139,12 @@ def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     if part.get_content_type() == "message/delivery-status":
         yield Block("\n\n".join(str(each).strip() for each in part.iter_parts()))
         return
-    text = decode(_bytes(part), notes, declared=part.get_content_charset())
-    if part.get_content_type() == "text/html":
+    charset = part.get_content_charset()
+    data = _bytes(part)
+    if charset == "utf-7":  # which is ASCII, so that it would pass for UTF-8
+        data = data.decode("utf-7", "replace").encode()
+    text = decode(data, notes, declared=charset)
+    if part.get_content_type() in ("text/html", "application/xhtml+xml"):
         yield from render(text, notes)
     else:
         yield Block(text.strip())

@@ -19,6 +19,8 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     except Image.DecompressionBombError as error:
         raise Unreadable(f"the picture cannot be read: {error}") from None
     with picture:
-        for number in range(getattr(picture, "n_frames", 1)):
+        pages = getattr(picture, "n_frames", 1)
+        for number in range(pages):
+            notes.on_page(number + 1, pages)
             picture.seek(number)
             yield Block(notes.recognised(lambda: ImageOps.exif_transpose(picture), page=number + 1), page=number + 1)

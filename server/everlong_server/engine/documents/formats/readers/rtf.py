@@ -38,7 +38,7 @@ _PROPERTIES = {"fonttbl", "stylesheet"}
 _UNSEEN = {"v": "passages that the file hides", "deleted": "deleted passages (tracked changes)", "plain": ""}
 _NOTES = {"footnote": "Footnote", "annotation": "Comment"}
 _FURNITURE = {"header", "headerl", "headerr", "headerf", "footer", "footerl", "footerr", "footerf"}
-_WORDS = {*_NOTES, *_FURNITURE, "shptxt", "dptxbxtext", "atnauthor", "sn", "sv", "htmltag", "objdata"}
+_WORDS = {*_NOTES, *_FURNITURE, "shptxt", "dptxbxtext", "atnauthor", "sn", "sv", "htmltag", "objdata", "fldinst"}
 """Destinations whose text is collected."""
 _TRANSPARENT = {
     "ud", "shppict", "nesttableprops", "moMath", "moMathPara", "mmath", "mr", "shp", "result", "fldrslt", "field", "shpgrp",
@@ -46,9 +46,11 @@ _TRANSPARENT = {
 _QUIET = {"shpinst", "do", "upr", "pict", "picprop", "sp", "object", "nesttableprops"}
 """Destinations without text of their own; those inside them may have some."""
 _SILENT = {
-    "shprslt", "nonshppict", "nonesttables", "colortbl", "info", "fldinst", "listtable", "listoverridetable", "revtbl", "rsidtbl",
+    "shprslt", "nonshppict", "nonesttables", "colortbl", "info", "listtable", "listoverridetable", "revtbl", "rsidtbl",
     "filetbl", "bkmkstart", "bkmkend", "pn", "tc", "xe", "template", "datafield", "mmathPr", "formfield", "atnid",
 }  # fmt: skip
+_SYMBOL = re.compile(r'SYMBOL\s+(0x[0-9a-fA-F]{1,4}|\d{1,5})(?:.*?\\f\s+"?([^"\\]+?)"?\s*(?:\\|$))?', re.DOTALL)
+"""The instruction of a field that shows one character of a font."""
 _DESCRIPTIONS = ("wzDescription", "gtextUNICODE")
 """Properties of shapes that are words: a picture's description, and the text of WordArt."""
 
@@ -287,6 +289,10 @@ class _Reader:
             case "sv":
                 if self._property in _DESCRIPTIONS and text:
                     self._body.parts.append(f"[{' '.join(text.split())}]")
+            case "fldinst" if symbol := _SYMBOL.match(text):
+                name = symbol[2] or self._fonts.get(self._state.font, ("", ""))[0].rstrip(";").strip()
+                code = int(symbol[1], 0) & 0xFFFF
+                outer.parts.append((character(name, code) or "") if is_symbol_font(name) else chr(code))
             case "atnauthor":
                 self._author = text
             case "annotation" if text:

@@ -15,6 +15,7 @@ from everlong_server.engine.documents.formats.readers.archive import MAX_FILES, 
 
 _MAX_BYTES = 256 << 20
 """Maximum number of unpacked bytes that are read of one file."""
+_PIECE = 1 << 16
 _DAMAGED = (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error, ValueError)
 
 
@@ -28,10 +29,13 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         try:
             for entry in packed:
                 if not entry.isfile() or is_of_system(entry.name):
+                    notes.left_out("links and devices in the archive", not entry.isfile() and not entry.isdir())
                     continue
                 count += 1
                 stream = packed.extractfile(entry) if count <= MAX_FILES else None
                 if stream is not None:
+                    if entry.size > _MAX_BYTES:
+                        notes.add(f"only its first {_MAX_BYTES >> 20} MiB were read", part=entry.name)
                     yield from notes.nested(stream.read(_MAX_BYTES), entry.name, "File")
         except _DAMAGED as error:
             notes.add(f"the archive is damaged; what follows was left out ({error})")
@@ -40,11 +44,17 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 
 def _single(file: Path, notes: Notes) -> Iterator[Block]:
     for opener in (gzip.open, bz2.open, lzma.open):
+        data = bytearray()
         try:
             with opener(file, "rb") as stream:
-                data = stream.read(_MAX_BYTES)
+                while len(data) < _MAX_BYTES and (piece := stream.read1(_PIECE)):
+                    data += piece
+                if len(data) >= _MAX_BYTES and stream.read(1):
+                    notes.add(f"only its first {_MAX_BYTES >> 20} MiB were read")
         except _DAMAGED:
-            continue
-        yield from notes.nested(data, "the compressed file")
+            if not data:
+                continue
+            notes.add("the end of the file is missing or damaged; what was found before it was read")
+        yield from notes.nested(bytes(data), "the compressed file")
         return
     raise Unreadable("the file cannot be read: it is damaged")

@@ -9,7 +9,7 @@ class Report(NamedTuple):
     """A file. `holds`, `lacks`: words that its text must and must not have; `notes`: words of the notes on it."""
 
     name: str
-    filename: str
+    filename: str | None
     data: bytes
     holds: list[str]
     lacks: list[str]

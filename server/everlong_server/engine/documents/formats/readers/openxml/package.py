@@ -7,7 +7,7 @@ import posixpath
 import re
 import zipfile
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -94,6 +94,18 @@ class Package:
             lost = "was left out" if tree is None or not len(tree) else "may have lost text"
             self._notes.add(f"it is damaged and {lost} ({error})", part=part)
             return None if tree is None or not len(tree) else tree
+
+    def unnamed(self, pattern: str, named: Collection[str], notes: Notes) -> Iterator[str]:
+        """Yield the parts that match `pattern` and that the file does not name, by their number, each with a note.
+
+        The list that names them may be damaged.
+        """
+        known = {name.casefold() for name in named}
+        found = {int(match[1]): name for name in self._names if (match := re.fullmatch(pattern, name))}
+        for number in sorted(found):
+            if found[number] not in known:
+                notes.add("the file does not refer to it; it was added at the end", part=found[number])
+                yield found[number]
 
     def open(self, part: str) -> IO[bytes]:
         """Open a part that exists."""

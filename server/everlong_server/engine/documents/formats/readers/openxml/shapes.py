@@ -32,8 +32,8 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
                     pass
                 case "pic":
                     yield from _descriptions(element, notes)
-                case "cNvPr" if element.get("descr", "").strip():
-                    yield f"[{' '.join(element.get('descr').split())}]"
+                case "cNvPr" if words := described(element):
+                    yield f"[{words}]"
                 case "tbl":
                     rows = (
                         [_paragraphs(cell) for cell in row.iterchildren(f"{A}tc")] for row in element.iter(f"{A}tr")
@@ -55,9 +55,14 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
     yield from filter(None, walk(tree))
 
 
+def described(properties: Any) -> str:
+    """Return the description of a drawing, or else its title."""
+    return " ".join((properties.get("descr", "").strip() or properties.get("title", "")).split())
+
+
 def _descriptions(picture: Any, notes: Notes) -> list[str]:
     """Return the description of a picture, in brackets."""
-    found = [" ".join(properties.get("descr", "").split()) for properties in picture.iter("{*}cNvPr")]
+    found = [described(properties) for properties in picture.iter("{*}cNvPr")]
     notes.left_out("pictures without a description", not any(found))
     return [f"[{text}]" for text in found if text]
 

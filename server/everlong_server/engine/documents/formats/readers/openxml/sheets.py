@@ -35,23 +35,31 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         return
     main = package.main("sheet.main+xml", r"xl/workbook\d*\.xml")
     workbook, relations = package.xml(main), package.relations(main)
-    if workbook is None:
-        return
     by_kind = {relation.kind: relation.target for relation in relations.values()}
     strings = list(_strings(package, by_kind.get("sharedStrings", "xl/sharedStrings.xml"), notes))
-    is_1904 = any(p.get("date1904") in ("1", "true") for p in workbook.iterchildren("{*}workbookPr"))
+    is_1904 = any(p.get("date1904") in ("1", "true") for p in _children(workbook, "{*}workbookPr"))
     target = by_kind.get("styles", "")
     styles = Styles(package.xml(target) if package.has(target) else None, is_1904=is_1904)
-    for sheet in workbook.iterfind("{*}sheets/{*}sheet"):
+    known, is_damaged = set[str](), False
+    for sheet in _children(workbook, "{*}sheets/{*}sheet"):
         name = sheet.get("name", "")
         relation = relations.get(sheet.get(f"{R}id", ""))
         if relation is None or relation.external or not package.has(relation.target):
             notes.add("the sheet is not in the file", part=name)
+            is_damaged = True
             continue
+        known.add(relation.target)
         if sheet.get("state", "visible") != "visible":
             notes.add("the sheet is hidden", part=name)
         yield Block(name, section=name or None)
         yield from _Sheet(package, relation.target, strings, styles, notes).blocks()
+    pattern = r"xl/worksheets/sheet(\d+)\.xml"
+    for part in package.unnamed(pattern, known, notes) if is_damaged or workbook is None else ():
+        yield from _Sheet(package, part, strings, styles, notes).blocks()
+
+
+def _children(tree: Any, path: str) -> list[Any]:
+    return [] if tree is None else tree.findall(path)
 
 
 def _sheets_of_2003(file: Path) -> Iterator[Block]:
@@ -163,8 +171,10 @@ class _Sheet:
             inline = cell.find("{*}is")
             return "" if inline is None else _words(inline)
         if value is None:
-            formula = cell.findtext("{*}f")
-            return f"={formula}" if formula else ""
+            formula = cell.find("{*}f")
+            if formula is not None and not formula.text:  # it is the formula of another cell, moved
+                self._notes.left_out("formulas without a saved value")
+            return "" if formula is None or not formula.text else f"={formula.text}"
         match kind:
             case "s":
                 known = value.strip().isdecimal() and int(value) < len(self._strings)

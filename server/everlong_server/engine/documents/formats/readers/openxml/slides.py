@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.readers.openxml.package import A, Package, R
@@ -18,30 +19,74 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     main = package.main("presentationml.", r"ppt/presentation\d*\.xml")
     presentation, relations = package.xml(main), package.relations(main)
     slides = [] if presentation is None else presentation.findall(f"{_P}sldIdLst/{_P}sldId")
+    reader = _Slides(package, notes)
+    number, is_damaged = 0, False
     for number, slide in enumerate(slides, 1):
         relation = relations.get(slide.get(f"{R}id", ""))
         tree = None if relation is None or relation.external else package.xml(relation.target)
         if tree is None or relation is None:
             notes.add("the slide is not in the file", page=number)
-            continue
+            is_damaged = True
+        else:
+            yield reader.slide(relation.target, tree, number)
+    # If the list of slides is whole, the other ones in the file were deleted.
+    pattern = r"ppt/slides/slide(\d+)\.xml"
+    for part in package.unnamed(pattern, reader.seen, notes) if is_damaged or presentation is None else ():
+        if (tree := package.xml(part)) is not None:
+            number += 1
+            yield reader.slide(part, tree, number)
+
+
+class _Slides:
+    """Reads the slides of one file. `seen`: the names of the slides, layouts and masters that were read."""
+
+    def __init__(self, package: Package, notes: Notes) -> None:
+        self._package, self._notes = package, notes
+        self.seen = set[str]()
+
+    def slide(self, part: str, tree: Any, number: int) -> Block:
+        """Return the text of a slide."""
+        self.seen.add(part)
         if tree.get("show") == "0":
-            notes.add("the slide is hidden", page=number)
-        blocks = [*shapes(package, relation.target, tree, notes), *_related(package, relation.target, notes)]
+            self._notes.add("the slide is hidden", page=number)
+        blocks = [*shapes(self._package, part, tree, self._notes), *self._related(part)]
+        if tree.get("showMasterSp") != "0":
+            blocks += self._background(part, "slideLayout")
         if not any(blocks):
-            notes.add("the slide has no text", page=number)
-        yield Block("\n\n".join(blocks), page=number)
+            self._notes.add("the slide has no text", page=number)
+        return Block("\n\n".join(blocks), page=number)
+
+    def _related(self, slide: str) -> Iterator[str]:
+        """Yield the speaker notes and comments of a slide."""
+        for relation in self._package.relations(slide).values():
+            if relation.kind not in ("notesSlide", "comments") or relation.external:
+                continue
+            tree = self._package.xml(relation.target)
+            if tree is None:
+                continue
+            if relation.kind == "comments":
+                yield from (f"[Comment] {text}" for comment in tree.iterchildren("{*}*") for text in _comment(comment))
+            elif text := "\n".join(shapes(self._package, relation.target, tree, self._notes)).strip():
+                yield f"[Speaker notes] {text}"
+
+    def _background(self, part: str, kind: str) -> Iterator[str]:
+        """Yield the text that the layout of a slide, and its master, draw on each of their slides: once."""
+        for relation in self._package.relations(part).values():
+            if relation.kind != kind or relation.external or relation.target in self.seen:
+                continue
+            self.seen.add(relation.target)
+            if (tree := self._package.xml(relation.target)) is None:
+                continue
+            for placeholder in tree.xpath("//*[local-name()='sp'][*/*/*[local-name()='ph']]"):
+                placeholder.getparent().remove(placeholder)  # its words ask the author to write
+            for text in shapes(self._package, relation.target, tree, self._notes):
+                yield f"[On each slide] {text}"
+            if kind == "slideLayout" and tree.get("showMasterSp") != "0":
+                yield from self._background(relation.target, "slideMaster")
 
 
-def _related(package: Package, slide: str, notes: Notes) -> Iterator[str]:
-    """Yield the speaker notes and comments of a slide."""
-    for relation in package.relations(slide).values():
-        if relation.kind not in ("notesSlide", "comments") or relation.external:
-            continue
-        tree = package.xml(relation.target)
-        if tree is None:
-            continue
-        if relation.kind == "comments":
-            texts = ["".join(comment.itertext(f"{_P}text", f"{A}t")).strip() for comment in tree.iterchildren("{*}*")]
-            yield from (f"[Comment] {text}" for text in texts if text)
-        elif text := "\n".join(shapes(package, relation.target, tree, notes)).strip():
-            yield f"[Speaker notes] {text}"
+def _comment(comment: Any) -> list[str]:
+    """Return the text of a comment, and of the replies to it."""
+    bodies = comment.findall("{*}txBody") + comment.findall("{*}replyLst/{*}reply/{*}txBody")
+    texts = ["\n".join("".join(line.itertext(f"{A}t")) for line in body.iter(f"{A}p")) for body in bodies]
+    return [text.strip() for text in texts or ["".join(comment.itertext(f"{_P}text"))] if text.strip()]

@@ -205,7 +205,7 @@ class _Document:
         words += [
             f"[{' '.join(description.split())}]"
             for shape in drawing.iter("{*}docPr", "{urn:schemas-microsoft-com:vml}shape")
-            if (description := shape.get("descr") or shape.get("alt", "")).strip()
+            if (description := shape.get("descr") or shape.get("title") or shape.get("alt", "")).strip()
         ]
         pictures = sum(1 for _ in drawing.iter("{*}blip", "{*}imagedata"))
         self._notes.left_out("pictures without a description", max(0, pictures - len(words)))

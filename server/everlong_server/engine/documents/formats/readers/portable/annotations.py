@@ -150,9 +150,18 @@ def _field_value(forms: Any, annotation: Any, notes: Notes) -> str:
         return "[x]" if raw.FPDFAnnot_IsChecked(forms, annotation) else ""
     if kind in _FIELDS and raw.FPDFAnnot_GetFormFieldFlags(forms, annotation) & _PASSWORD:
         notes.left_out("passwords in forms")
+    elif kind == raw.FPDF_FORMFIELD_LISTBOX and (chosen := list(_chosen(forms, annotation))):
+        return ", ".join(chosen)
     elif kind in _FIELDS:
         return _string(raw.FPDFAnnot_GetFormFieldValue, forms, annotation)
     return ""
+
+
+def _chosen(forms: Any, annotation: Any) -> Iterator[str]:
+    """Yield the labels of the options that are selected in a list."""
+    for index in range(raw.FPDFAnnot_GetOptionCount(forms, annotation)):
+        if raw.FPDFAnnot_IsOptionSelected(forms, annotation, index):
+            yield _string(raw.FPDFAnnot_GetOptionLabel, forms, annotation, index)
 
 
 def _label(forms: Any, annotation: Any, textpage: Any) -> str:

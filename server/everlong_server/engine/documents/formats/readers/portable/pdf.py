@@ -14,6 +14,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.hyphens import join_hyphens
 from everlong_server.engine.documents.formats.readers.portable.annotations import annotation_text, attached_files
 from everlong_server.engine.documents.formats.readers.portable.columns import column_text
+from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
 _CATALOG = re.compile(rb"(\d+ \d+) obj\b[^>]{0,200}?/Type\s*/Catalog\b")
@@ -33,6 +34,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         if document.get_formtype() != raw.FORMTYPE_ACRO_FORM:
             notes.add("it has an XFA form, whose values may be missing")
     for number in range(1, len(document) + 1):
+        notes.on_page(number, len(document))
         try:
             page = document[number - 1]
         except pypdfium2.PdfiumError:
@@ -43,7 +45,8 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         files = list(attached_files(page))
         extra = annotation_text(document, number - 1, page, notes)
         printed = f"page {label}" if label and label != str(number) else None
-        yield Block("\n\n".join(filter(None, (text, extra))), page=number, section=printed)
+        alternatives = "\n".join(descriptions(page))
+        yield Block("\n\n".join(filter(None, (text, alternatives, extra))), page=number, section=printed)
         page.close()
         for name, data in files:
             yield from notes.nested(data, name, "Attached file")
