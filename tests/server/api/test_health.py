@@ -43,12 +43,12 @@ def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
 
 async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server must exit, so that it is restarted and other replicas take over its documents."""
-    engine = SimpleNamespace(alive=True, draining=False, answering=0)
+    models = SimpleNamespace(alive=True)
     app = FastAPI()
-    app.state.shared = SimpleNamespace(engine=engine)
+    app.state.shared = SimpleNamespace(models=models)
     server = listening._Server(app, load_settings(), None, Reporter(Console(), as_json=False))
     assert not await server.on_tick(1)
-    engine.alive = False
+    models.alive = False
     assert await server.on_tick(2)
     assert server.failed
 
