@@ -1,6 +1,6 @@
 """`everlong bench families`: decode and prefill of every family with the fast path, as a ratio to Llama at equal sizes.
 
-Both models run in turns in one process, and the fastest turn of each counts. So what else the machine does meanwhile slows down both.
+Both models run in turns in one process, also at every decode step, and the fastest of each counts. So what else the machine does meanwhile slows down both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from everlong_models.backbone.description import FAMILIES
 
 MOST = 1.1
 """A family takes at most this many times as long as Llama."""
-_STEPS = 16
+_STEPS = 48
 _SIZES = {
     "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 8192, "pad_token_id": 0,
 }  # fmt: skip
@@ -68,28 +68,24 @@ def _build(kind: str, width: int, layers: int) -> Backbone:
 
 @torch.inference_mode()
 def _ratios(llama: Backbone, other: Backbone, tokens: int, turns: int) -> dict[str, float]:
-    best = [[float("inf")] * 2 for _ in range(2)]
+    pair = (llama, other)
+    x = torch.randn(1, tokens, llama.width, generator=torch.Generator().manual_seed(0))
+    caches = [backbone.new_kv(1, tokens + _STEPS) for backbone in pair]
+    prefill, decode = ([float("inf")] * 2 for _ in range(2))
     for _ in range(turns + 1):  # the first turn warms up
-        for times, backbone in zip(best, (llama, other), strict=True):
-            found = _timed(backbone, tokens)
-            times[:] = map(min, times, found)
-    (prefill, decode), (other_prefill, other_decode) = best
+        for index, (backbone, kv) in enumerate(zip(pair, caches, strict=True)):
+            begun = time.perf_counter()
+            backbone.hidden(x, kv=kv, keep=1)
+            prefill[index] = min(prefill[index], time.perf_counter() - begun)
+        for n in range(_STEPS):
+            for index, (backbone, kv) in enumerate(zip(pair, caches, strict=True)):
+                decode[index] = min(decode[index], _step(backbone, x, kv, tokens + n))
     return {
-        "decode_ratio": other_decode / decode,
-        "prefill_ratio": other_prefill / prefill,
-        "decode_ms": 1000 * other_decode,
-        "prefill_seconds": other_prefill,
+        "decode_ratio": decode[1] / decode[0],
+        "prefill_ratio": prefill[1] / prefill[0],
+        "decode_ms": 1000 * decode[1],
+        "prefill_seconds": prefill[1],
     }
-
-
-def _timed(backbone: Backbone, tokens: int) -> tuple[float, float]:
-    """Return the seconds of a prefill, and of a decode step: of each the fastest."""
-    x = torch.randn(1, tokens, backbone.width, generator=torch.Generator().manual_seed(0))
-    kv = backbone.new_kv(1, tokens + _STEPS)
-    begun = time.perf_counter()
-    backbone.hidden(x, kv=kv, keep=1)
-    prefill = time.perf_counter() - begun
-    return prefill, min(_step(backbone, x, kv, tokens + n) for n in range(_STEPS))
 
 
 def _step(backbone: Backbone, x: Tensor, kv: Tensor, at: int) -> float:
