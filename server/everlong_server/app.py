@@ -33,10 +33,12 @@ from everlong_server.api.native import (
 )
 from everlong_server.api.ollama import answers as ollama_answers
 from everlong_server.api.ollama import models as ollama_models
-from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
+from everlong_server.api.openai import chat, responses_http, responses_socket
 from everlong_server.api.openai.batches import http as batches
 from everlong_server.api.openai.batches.running import running_batches
 from everlong_server.api.openai.completions import http as completions
+from everlong_server.api.openai.files import http as files
+from everlong_server.api.openai.files import uploads
 from everlong_server.api.openai.retrieval import embeddings, file_batches, vector_store_files, vector_stores
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing

@@ -27,10 +27,11 @@ from everlong_models.catalogue.machine import require_memory
 from everlong_models.catalogue.pull import locate
 from everlong_models.model import find_model
 from everlong_models.weights import MANIFEST, read_manifest
+from everlong_server.hosts import authority, is_loopback
 from everlong_server.observability.tracing import TracingError, start_tracing
 from everlong_server.process.served_model import default_models
 from everlong_server.services import NoKeys, read_api_key
-from everlong_server.settings import Settings, authority, is_loopback, traces_wanted
+from everlong_server.settings import Settings, traces_wanted
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Address, connect
 from everlong_server.store.redis.embedded import EmbeddedRedisError, redis_server

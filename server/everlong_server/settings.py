@@ -6,17 +6,16 @@ No other module reads the environment.
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from everlong_server.engine.documents.formats.languages import Language
+from everlong_server.hosts import PRIVATE_DOMAINS, authority, is_address, is_loopback, normalised_authority
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
@@ -266,7 +265,7 @@ class Settings(BaseSettings):
     @classmethod
     def _normalise_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         """Return the hosts as an HTTP client sends them: in lower case and ASCII."""
-        return tuple(_normalised_authority(host) for host in hosts)
+        return tuple(normalised_authority(host) for host in hosts)
 
     @field_validator("ocr_language")
     @classmethod
@@ -300,7 +299,7 @@ class Settings(BaseSettings):
         name = name.removesuffix(".").lower()
         if name in self.allowed_hosts or is_loopback(name):
             return True
-        return not self.is_local and ("." not in name or name.endswith(_PRIVATE_DOMAINS) or _is_address(name))
+        return not self.is_local and ("." not in name or name.endswith(PRIVATE_DOMAINS) or is_address(name))
 
     @property
     def blobs(self) -> str:
@@ -336,17 +335,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Every setting once, by topic: the order of `everlong serve --help` and of the reference."""
 
 
-def _normalised_authority(host: str) -> str:
-    try:
-        url = httpx.URL(f"//{host}")
-        only_host = url.host != "" and (url.path, url.query, url.fragment, url.userinfo) == ("/", b"", "", b"")
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{host!r} is not a valid host: {error}") from None
-    if not only_host:
-        raise ValueError(f"{host!r} is not a host, or a host with a port; give HOST or HOST:PORT")
-    return url.netloc.decode()
-
-
 def traces_wanted() -> bool:
     """True if OpenTelemetry's standard variables name an exporter for traces. The SDK reads the other variables."""
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
@@ -354,28 +342,6 @@ def traces_wanted() -> bool:
     return not off and (
         os.environ.get("OTEL_TRACES_EXPORTER") == "otlp" or any(os.environ.get(name) for name in endpoints)
     )
-
-
-# Nobody can register names under these domains: RFC 6762, ICANN's resolution 2024.07.29.06.
-_PRIVATE_DOMAINS = (".internal", ".local")
-
-
-def authority(host: str, port: int) -> str:
-    """Return `host:port` as in a URL, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """True if `host` is `localhost` or a loopback address."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:  # a name, which may belong to anybody
-        return False
-    return True
 
 
 class SettingsError(Exception):

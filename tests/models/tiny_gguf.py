@@ -18,6 +18,7 @@ from everlong_models.backbone.quantised_weights import config_of
 WIDTH, MLP, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 2, 8, 2, 264
 KINDS = {"attn_q": Kind.Q4_K, "attn_k": Kind.Q4_K, "attn_v": Kind.Q6_K, "attn_output": Kind.Q5_K}
 KINDS |= {
+    "attn_qkv": Kind.Q4_K,
     "ffn_gate": Kind.Q5_0,
     "ffn_up": Kind.Q4_1,
     "ffn_down": Kind.Q4_0,
@@ -42,8 +43,27 @@ def blocks(rows: int, columns: int, kind: Kind, seed: int) -> np.ndarray:
     return made.reshape(rows, -1)
 
 
+_PRE, _POST, _HEADS = (
+    ["attn_norm", "ffn_norm"],
+    ["post_attention_norm", "post_ffw_norm"],
+    ["attn_q_norm", "attn_k_norm"],
+)
+NORMS = {"qwen3": _PRE + _HEADS, "gemma2": _PRE + _POST, "gemma3": _PRE + _POST + _HEADS}
+"""Norms of a layer, where they are not `_PRE`."""
+FIELDS: dict[str, dict[str, int | float]] = {
+    "qwen3": {"attention.key_length": 32},
+    "gemma2": {
+        "attention.key_length": 32, "attention.sliding_window": 16, "attn_logit_softcapping": 20.0,
+        "final_logit_softcapping": 10.0,
+    },
+    "gemma3": {"attention.key_length": 32, "attention.sliding_window": 16},
+    "phi3": {"rope.dimension_count": 24},
+}  # fmt: skip
+"""Metadata of a family."""
+
+
 def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = False, **more: object) -> Path:
-    """Write a model with biases of queries, keys and values, and a tokenizer of bytes. `more`: other metadata."""
+    """Write a model with a tokenizer of bytes. `more`: other metadata. Qwen2 and Llama have biases of queries, keys and values."""
     writer, kv_width = gguf.GGUFWriter(file, family), WIDTH // HEADS * KV_HEADS
     writer.add_context_length(2048)
     writer.add_embedding_length(WIDTH)
@@ -53,6 +73,8 @@ def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = Fals
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10_000.0)
+    for name, value in FIELDS.get(family, {}).items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{family}.{name}", value)
     for name, value in more.items():
         writer.add_string(name, str(value))
     characters = [bytes_to_unicode()[byte] for byte in range(256)]
@@ -71,6 +93,10 @@ def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = Fals
         "attn_output": (WIDTH, WIDTH),
     }
     sizes |= {"ffn_gate": (MLP, WIDTH), "ffn_up": (MLP, WIDTH), "ffn_down": (WIDTH, MLP)}
+    if family == "phi3":
+        rows = sum(sizes.pop(name)[0] for name in ("attn_q", "attn_k", "attn_v"))
+        del sizes["ffn_gate"]
+        sizes |= {"attn_qkv": (rows, WIDTH), "ffn_up": (2 * MLP, WIDTH)}
     matrices = {f"blk.{n}.{name}": (name, size) for n in range(LAYERS) for name, size in sizes.items()}
     matrices |= {name: (name, (VOCABULARY, WIDTH)) for name in ("token_embd", *(() if tied else ("output",)))}
     random = np.random.default_rng(seed)
@@ -78,10 +104,13 @@ def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = Fals
         kind = KINDS[part]
         made = blocks(*size, kind, 1000 * seed + number)
         writer.add_tensor(f"{name}.weight", made, raw_shape=made.shape, raw_dtype=kind)
-        if part in ("attn_q", "attn_k", "attn_v"):
+        if part in ("attn_q", "attn_k", "attn_v") and family in ("qwen2", "llama"):
             writer.add_tensor(f"{name}.bias", random.normal(0, 1, size[0]).astype(np.float32))
-    for name in ("output_norm", *(f"blk.{n}.{part}" for n in range(LAYERS) for part in ("attn_norm", "ffn_norm"))):
-        writer.add_tensor(f"{name}.weight", random.uniform(0.5, 1.5, WIDTH).astype(np.float32))
+    for name in ("output_norm", *(f"blk.{n}.{part}" for n in range(LAYERS) for part in NORMS.get(family, _PRE))):
+        width = WIDTH
+        if "_q_" in name or "_k_" in name:
+            width = WIDTH // HEADS
+        writer.add_tensor(f"{name}.weight", random.uniform(0.5, 1.5, width).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,7 +122,9 @@ _NAMES = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "token_embd": "embed_tokens", "output_norm": "norm",
+    "token_embd": "embed_tokens", "output_norm": "norm", "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
 
 
@@ -102,14 +133,21 @@ def float_model(path: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     file, state = GGUFFile(path), {}
-    config = config_of(file)
+    config, family = config_of(file), file.metadata["general.architecture"]
+    names = dict(_NAMES)
+    if "post_ffw_norm" in NORMS.get(family, ()):
+        names["ffn_norm"] = "pre_feedforward_layernorm"
+    if family == "phi3":
+        names["ffn_up"] = "mlp.gate_up_proj"
     for name, tensor in file.tensors.items():
         *block, part, field = name.split(".")
         weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
         heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(part)
-        if heads and file.metadata["general.architecture"] == "llama":
+        if family.startswith("gemma") and "norm" in part:  # Gemma's modules add 1
+            weights = weights - 1
+        if heads and family == "llama":
             weights = weights.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        prefix = "lm_head" if part == "output" else f"model.{f'layers.{block[1]}.' if block else ''}{_NAMES[part]}"
+        prefix = "lm_head" if part == "output" else f"model.{f'layers.{block[1]}.' if block else ''}{names[part]}"
         state[f"{prefix}.{field}"] = weights
     model = AutoModelForCausalLM.from_config(config)
     missing, unexpected = model.load_state_dict(state, strict=False)

@@ -14,11 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from everlong_lab.harness.report import Report, Target
 from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.description import describe
 from everlong_models.backbone.gguf_blocks import floats_of
 from everlong_models.backbone.gguf_file import GGUFFile
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.backbone.quantised_weights import config_of, float_tensors, unsupported_reason
 from everlong_models.errors import BackboneError
+from everlong_models.kernels.attention import additive_mask, causal_mask
 
 DIVERGENCE, AGREEMENT = 0.002, 0.97
 """At most this mean KL divergence from float32 in nats, and at least this share of equal likeliest tokens."""
@@ -84,12 +86,17 @@ def _exact_hidden(file: GGUFFile, ids: Tensor) -> Tensor:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config).eval()
     base = model.base_model
+    base.rotary_emb = type(base.rotary_emb)(config)
+    shape, positions = describe(model), torch.arange(ids.shape[1])[None]
     rows = file.rows("token_embd.weight")[ids[0].numpy()]
     h = floats_of(rows, file.tensors["token_embd.weight"].kind)[None]
-    positions = type(base.rotary_emb)(config)(h, torch.arange(ids.shape[1])[None])
-    for number, layer in enumerate(base.layers):
+    h = h * getattr(base.embed_tokens, "scalar_embed_scale", 1.0)
+    rotations = shape.rotations(h, positions)
+    for number, (layer, described) in enumerate(zip(base.layers, shape.layers, strict=True)):
         layer.load_state_dict(float_tensors(file, config, number), assign=True)
-        h = layer(h, attention_mask=None, position_embeddings=positions)
+        visible = causal_mask(positions, ids.shape[1], described.window)[None]
+        mask = additive_mask(visible, h.dtype, torch.finfo(h.dtype).min)
+        h = layer(h, attention_mask=mask, position_embeddings=rotations[described.rotation])
         layer.to("meta")
     norm = floats_of(file.rows("output_norm.weight").copy(), file.tensors["output_norm.weight"].kind)[0]
     return torch.nn.functional.rms_norm(h, h.shape[-1:], norm, config.rms_norm_eps)[0]
@@ -109,6 +116,8 @@ def _compare(exact: Tensor, found: Tensor, file: GGUFFile, backbone: Backbone, *
             for first in range(0, len(rows), _ROWS)
         ]
         wanted, near = torch.cat(parts, 1), backbone.logits(found[part])
+        if cap := getattr(backbone.model.config, "final_logit_softcapping", None):
+            wanted = torch.tanh(wanted / cap) * cap
         logs = wanted.log_softmax(-1)
         figures[f"{phase}_kl"] = float((logs.exp() * (logs - near.log_softmax(-1))).sum(-1).mean())
         figures[f"{phase}_agreement"] = float((wanted.argmax(-1) == near.argmax(-1)).float().mean())

@@ -69,7 +69,16 @@ class RedisNode:
         """Start `redis` or `sentinel`, without waiting."""
         for name in names:
             mode = ["--sentinel"] if name == "sentinel" else []
-            command = [*self.host.prefix, redis_server(), str(self._folder / f"{name}.conf"), *mode]
+            # Redis must not outlive this process, which may be killed.
+            command = [
+                *self.host.prefix,
+                "setpriv",
+                "--pdeathsig",
+                "KILL",
+                redis_server(),
+                str(self._folder / f"{name}.conf"),
+                *mode,
+            ]
             with (self._folder / f"{name}.log").open("ab") as log:
                 self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
 

@@ -100,6 +100,26 @@ def start(
     _report(lambda: start.run(starts=starts, quick=quick, progress=progress), output)
 
 
+@bench.command()
+def families(
+    only: Annotated[str | None, Option(help="Measure these families, separated by commas; default all.")] = None,
+    width: Annotated[int, Option(help="Use models of this width, a multiple of 128.", min=128)] = 1024,
+    layers: Annotated[int, Option(help="Use models of so many layers.", min=1)] = 6,
+    tokens: Annotated[int, Option(help="Prefill so many tokens.", min=64)] = 1024,
+    turns: Annotated[int, Option(help="Measure each model so often.", min=1)] = 7,
+    output: Output = None,
+) -> None:
+    """Compare the speed of every family that has the fast path with Llama's, at equal sizes."""
+    from everlong_lab.benchmarks.families.ratio import run, supported
+
+    if width % 128:
+        raise fail(f"--width {width}: must be a multiple of 128")
+    chosen = list(supported()) if only is None else names_of(only, supported(), "--only")
+    _report(
+        lambda: run(families=chosen, width=width, layers=layers, tokens=tokens, turns=turns, progress=progress), output
+    )
+
+
 @bench.command("one-copy")
 def one_copy(
     file: Annotated[Path, Argument(help="A GGUF file.")],
@@ -263,13 +283,18 @@ def soak(
     every: Annotated[float, Option(help="Sample every so many seconds.", min=0.1)] = 5.0,
     faults: Annotated[float, Option(help="Inject a fault every so many seconds on average.", min=0.1)] = 60.0,
     warm_up: Annotated[float, Option(help="Leave so many minutes of each run out of the slopes.", min=0)] = 5.0,
+    warm_up_answers: Annotated[
+        int, Option(help="Leave out so many answers of each run, too: caches fill with them.", min=0)
+    ] = 2000,
     model: Annotated[str | None, Option(help="Serve this model; default a tiny random one.")] = None,
     output: Output = None,
 ) -> None:
     """Check that memory, open files, Redis and latency stay level under hours of load with faults."""
     from everlong_lab.benchmarks.soak.measure import SoakPlan, run
 
-    plan = SoakPlan(folder.absolute(), minutes, clients, every, faults, warm_up, model=model)
+    plan = SoakPlan(
+        folder.absolute(), minutes, clients, every, faults, warm_up, model=model, warm_up_answers=warm_up_answers
+    )
     with reported(ValueError, RuntimeError):
         _report(lambda: run(plan, progress), output)
 

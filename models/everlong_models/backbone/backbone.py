@@ -16,12 +16,15 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import quantised_llama, rotary
 from everlong_models.backbone.cache import zeros
-from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
-from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
+from everlong_models.backbone.description import FAMILIES as DESCRIBED
+from everlong_models.backbone.description import describe, has_fixed_frequencies, unsupported_reason
+from everlong_models.backbone.kv_cursor import KVCursor
+from everlong_models.backbone.llama import Llama
 from everlong_models.backbone.observing import Observer, observed
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.errors import BackboneError
+from everlong_models.kernels.attention import additive_mask
 from everlong_models.kernels.yield_point import yield_point
 
 
@@ -157,7 +160,13 @@ class Backbone(nn.Module):
     @property
     def can_evict(self) -> bool:
         """Whether `evict` supports this model's position encoding."""
-        return self.model.config.model_type in OPTIMISED_FAMILIES and rotary.has_fixed_frequencies(self.model.config)
+        return self.model.config.model_type in DESCRIBED and has_fixed_frequencies(self.model.config)
+
+    def frequencies(self) -> list[Tensor | None]:
+        """Return each layer's rotary frequencies (r/2,), in radians per position; None for a layer without. Call it only if `can_evict`."""
+        shape = describe(self.model)
+        each = shape.rotations.frequencies()
+        return [each[layer.rotation] for layer in shape.layers]
 
     def evict(self, kv: Tensor, start: int, count: int, end: int) -> None:
         """Remove the positions [start, start + count) from `kv`, which is filled up to `end`, in place.
@@ -165,7 +174,7 @@ class Backbone(nn.Module):
         Later positions move down and are attended to as if they had been computed there; what they learnt from the
         removed ones stays. Call it only if `can_evict`.
         """
-        rotary.evict(kv, self.model.base_model.rotary_emb.inv_freq, start, count, end)
+        rotary.evict(kv, self.frequencies(), start, count, end)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the token embeddings (B, T, D) of `tokens` (B, T)."""
@@ -216,8 +225,7 @@ class Backbone(nn.Module):
         kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
         if window is None or "sliding_attention" not in kinds:
             return mask(visible)
-        slots = torch.arange(visible.shape[-1], device=visible.device)
-        near = mask(visible & (slots > cursor.positions[..., None] - window))
+        near = mask(cursor.visible(window))
         return near if len(kinds) == 1 else {"full_attention": mask(visible), "sliding_attention": near}
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import BackboneError
+from everlong_models.kernels.attention import causal_mask
 
 
 class KVCursor:
@@ -52,17 +53,10 @@ class KVCursor:
         stored.movedim(-2, 1)[self._rows, self.positions] = new.movedim(-2, 1).type_as(stored)
         return stored
 
-    def visible(self) -> Tensor:
-        """Return the causal mask of the pass (1 or B, T, C): C is T at the start, otherwise the capacity of `kv`."""
+    def visible(self, window: int | None = None) -> Tensor:
+        """Return the causal mask of the pass (1 or B, T, C): C is T at the start, otherwise the capacity of `kv`.
+
+        `window`: how many keys a query sees, its own included; None: all.
+        """
         keys = self.positions.shape[1] if self.kv is None or self.at_start else self.kv.shape[4]
-        return causal_mask(self.positions, keys)
-
-
-def causal_mask(positions: Tensor, keys: int) -> Tensor:
-    """Return which of `keys` keys a query at `positions` (B, T) sees: true up to its own position, (B, T, keys)."""
-    return torch.arange(keys, device=positions.device) <= positions[:, :, None]
-
-
-def additive_mask(visible: Tensor, dtype: torch.dtype, hidden: float) -> Tensor:
-    """Return `visible` as numbers to add to scores: 0 where true, `hidden` where false."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)
+        return causal_mask(self.positions, keys, window)

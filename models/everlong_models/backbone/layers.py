@@ -31,8 +31,9 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from everlong_models.backbone.backbone import Backbone, CacheAdapter
-from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
+from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import BackboneError
+from everlong_models.kernels.attention import additive_mask
 from everlong_models.kernels.yield_point import yield_point
 
 

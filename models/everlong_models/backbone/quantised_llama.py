@@ -9,24 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from gguf import GGMLQuantizationType as Kind
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from everlong_models.backbone.description import Description, LayerDescription, Part, describe
 from everlong_models.backbone.gguf_blocks import floats_of
-from everlong_models.backbone.kv_cursor import additive_mask, causal_mask
-from everlong_models.backbone.llama import Llama, causal, rotate
+from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights
-from everlong_models.kernels.cpu import dequantise, thread_pool
-from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers
+from everlong_models.kernels.attention import additive_mask, causal, causal_mask
+from everlong_models.kernels.cpu import dequantise, prefill, thread_pool
+from everlong_models.kernels.cpu.decode_layers import CACHED
 from everlong_models.kernels.cpu.job import Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
-from everlong_models.kernels.linear import has_bfloat16
-from everlong_models.kernels.low_rank import detach, stack_updates
+from everlong_models.kernels.linear import activate, has_bfloat16
+from everlong_models.kernels.low_rank import detach, stack
+from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
 
 MANY = 24
 """From this many rows on, dequantising a matrix costs less than multiplying with integers."""
@@ -66,15 +67,20 @@ class Products:
         y = y.view(*x.shape[:-1], -1)
         return y if matrix.bias is None else y + matrix.bias  # not rounded: biases of keys are large
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """See `llama.causal`."""
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, window: int | None = None, cap: float | None = None
+    ) -> Tensor:
+        """See `kernels.attention.causal`."""
         n, T = queries.shape[1], keys.shape[2]
-        if not self.bfloat16 or n < MANY:
-            return causal(queries, keys, values)
+        window = None if window is None or window >= T else window
+        if not self.bfloat16 or n < MANY or cap is not None:
+            return causal(queries, keys, values, window, cap)
         q, k, v = (heads.bfloat16() for heads in (queries.flatten(2, 3).transpose(1, 2), keys, values))
         mask = None
-        if n < T:  # three times as fast as in float32, although nothing of the upper triangle is skipped
-            mask = additive_mask(causal_mask(torch.arange(T - n, T)[None], T)[0], torch.bfloat16, -torch.inf)
+        if (
+            n < T or window is not None
+        ):  # three times as fast as in float32, although nothing of the upper triangle is skipped
+            mask = additive_mask(causal_mask(torch.arange(T - n, T)[None], T, window)[0], torch.bfloat16, -torch.inf)
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True
         )
@@ -83,47 +89,57 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLayer:
-    """One layer. `before`, `between`: the weights of its norms; `scale`: the attention's; `queries`: the number of query heads."""
+    """One layer. `shape`: the model's description; `head_norm`: of its queries and keys."""
 
     matrices: Mapping[Layer, QuantisedMatrix]
-    before: Tensor
-    between: Tensor
-    scale: float
-    queries: int
-    eps: float
+    norms: Norms
+    head_norm: HeadNorm | None
+    shape: Description
     multiply: Products
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """See `llama.Layer`."""
-        normed = self.multiply.input(F.rms_norm(h, h.shape[-1:], self.before, self.eps))
+        normed = self._normed(h, self.norms.before)
         parts = [self.multiply(self.matrices[name], normed) for name in (Layer.QKV, Layer.V) if name in self.matrices]
         heads = torch.cat(parts, dim=-1).float().unflatten(-1, (-1, head_dim))
-        heads[..., : self.queries, :] *= self.scale
-        rotate(heads, turning, cos, sin)
+        if self.head_norm is None:
+            heads[..., : self.shape.heads, :] *= self.shape.scale
+            rotate(heads, turning, cos, sin)
+        else:
+            norm_and_rotate(heads, self.head_norm, cos, sin)
         return heads
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
         """See `llama.Layer`."""
-        h = h + self.multiply(self.matrices[Layer.O], self.multiply.input(mixed))
-        normed = self.multiply.input(F.rms_norm(h, h.shape[-1:], self.between, self.eps))
-        gate = F.silu(self.multiply(self.matrices[Layer.GATE], normed), inplace=True)
+        h = self._add(h, self.multiply(self.matrices[Layer.O], self.multiply.input(mixed)), self.norms.after_attention)
+        normed = self._normed(h, self.norms.between)
+        gate = activate(self.multiply(self.matrices[Layer.GATE], normed), self.shape.activation)
         gate *= self.multiply(self.matrices[Layer.UP], normed)
-        return h + self.multiply(self.matrices[Layer.DOWN], self.multiply.input(gate))
+        return self._add(h, self.multiply(self.matrices[Layer.DOWN], self.multiply.input(gate)), self.norms.after_mlp)
+
+    def _normed(self, h: Tensor, weight: Tensor | None) -> Tensor:
+        return self.multiply.input(h if weight is None else F.rms_norm(h, h.shape[-1:], weight, self.shape.eps))
+
+    def _add(self, h: Tensor, more: Tensor, norm: Tensor | None) -> Tensor:
+        if norm is not None:
+            return rms_norm(more.float(), norm, self.shape.eps, plus=h)
+        return h + more if self.shape.residual == 1 else h + more * self.shape.residual
 
 
 class Embedding:
     """The embedding table as blocks of a GGUF file, mapped: only rows that were used take memory.
 
-    `rows`: uint8 (V, bytes of a row) of the given kind.
+    `rows`: uint8 (V, bytes of a row) of the given kind. `scale`: factor of every embedding.
     """
 
-    def __init__(self, rows: Tensor, kind: Kind) -> None:
-        self._rows, self._kind = rows, kind
+    def __init__(self, rows: Tensor, kind: Kind, scale: float = 1.0) -> None:
+        self._rows, self._kind, self._scale = rows, kind, scale
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return the embeddings (…, D) of `tokens` (…), float32. Raises `IndexError` for a token outside the vocabulary."""
         rows = self._rows[tokens.reshape(-1)]
-        return floats_of(rows.numpy(), self._kind).view(*tokens.shape, -1)
+        found = floats_of(rows.numpy(), self._kind).view(*tokens.shape, -1)
+        return found if self._scale == 1 else found * self._scale
 
     def std(self) -> float:
         """Return the standard deviation of the whole table."""
@@ -152,61 +168,49 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
 
     `bfloat16`: see `Products`.
     """
-    config, base = model.config, model.base_model
+    shape = describe(model)
     weights = replace(
         weights,
         layers=[
-            {name: _updated(matrix, modules[name]) for name, matrix in matrices.items()}
-            for matrices, modules in (
-                (part, _modules(layer, part)) for part, layer in zip(weights.layers, base.layers, strict=True)
+            {name: _updated(matrix, parts[name]) for name, matrix in matrices.items()}
+            for matrices, parts in (
+                (each, _parts(layer, each)) for each, layer in zip(weights.layers, shape.layers, strict=True)
             )
         ],
-        head=_updated(weights.head, [model.get_output_embeddings()]),
+        head=_updated(weights.head, [Part(model.get_output_embeddings())]),
     )
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads, kv_heads, eps, scale = (
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.rms_norm_eps,
-        head_dim**-0.5,
+    for module in (model.get_output_embeddings(), *(part.module for layer in shape.layers for part in layer.matrices)):
+        detach(module)
+    shape = replace(
+        shape, layers=[replace(layer, norms=norms) for layer, norms in zip(shape.layers, weights.norms, strict=True)]
     )
-    thread_pool.prepare(dequantise.dequantise)
+    thread_pool.prepare(dequantise.dequantise, *(() if shape.plain else (prefill.norm, prefill.rotate)))
     products = Products(bfloat16=bfloat16)
-    decoding = DecodeLayers(
-        weights.layers,
-        weights.norms,
-        weights.norm,
-        scale=scale,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        eps=eps,
-    )
     layers = [
-        QuantisedLayer(matrices, before, between, scale, heads, eps, products)
-        for matrices, (before, between) in zip(weights.layers, weights.norms, strict=True)
+        QuantisedLayer(
+            matrices, norms, HeadNorm.of(norms, shape.heads, shape.kv_heads, shape.eps, shape.scale), shape, products
+        )
+        for matrices, norms in zip(weights.layers, weights.norms, strict=True)
     ]
     forward = Llama(
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, eps=eps, rotary=base.rotary_emb, norm=weights.norm, layers=layers,
-        head=weights.head, cached=CACHED, attend=products.attend, decoding=decoding, decoding_head=weights.head,
+        shape=shape, norm=weights.norm, layers=layers, head=weights.head, cached=CACHED, attend=products.attend,
+        decoding=decode_layers(shape, weights.norm, weights.layers), decoding_head=weights.head,
     )  # fmt: skip
-    return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind), weights)
+    scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
+    return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind, scale), weights)
 
 
-def _modules(layer: Any, matrices: Collection[Layer]) -> dict[Layer, list[nn.Module]]:
-    """Return, for each of a layer's `matrices`, the transformers' modules that its rows come from."""
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+def _parts(layer: LayerDescription, matrices: Collection[Layer]) -> dict[Layer, list[Part]]:
+    """Return, for each of a layer's `matrices`, the parts of transformers' modules that its rows come from."""
+    qkv = [layer.q, layer.k, layer.v]
     stacked = 2 if Layer.V in matrices else 3
     return {
-        Layer.QKV: qkv[:stacked], Layer.V: qkv[stacked:], Layer.O: [attention.o_proj],
-        Layer.GATE: [mlp.gate_proj], Layer.UP: [mlp.up_proj], Layer.DOWN: [mlp.down_proj],
+        Layer.QKV: qkv[:stacked], Layer.V: qkv[stacked:], Layer.O: [layer.o],
+        Layer.GATE: [layer.gate], Layer.UP: [layer.up], Layer.DOWN: [layer.down],
     }  # fmt: skip
 
 
-def _updated(matrix: QuantisedMatrix, modules: list[nn.Module]) -> QuantisedMatrix:
-    """Return the matrix with the low-rank updates of the modules, and detach these from them."""
-    update = stack_updates(modules)
-    for module in modules:
-        detach(module)
+def _updated(matrix: QuantisedMatrix, parts: list[Part]) -> QuantisedMatrix:
+    """Return the matrix with the low-rank updates of the parts."""
+    update = stack(*zip(*(part.parts for part in parts), strict=True))
     return matrix if update is None else matrix.with_update(update)

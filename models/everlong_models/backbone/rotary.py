@@ -6,35 +6,28 @@ R((p − q) θ) alone. So moving a key down by c positions is a rotation by R(�
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-# Variants whose frequencies do not depend on the length of the text.
-ROPE = ("default", "linear", "llama3", "yarn")
 
-
-def has_fixed_frequencies(config: Any) -> bool:
-    """Return whether the whole head is rotated, with frequencies that never change."""
-    rope = config.rope_parameters
-    return rope["rope_type"] in ROPE and rope.get("partial_rotary_factor", 1.0) == 1.0
-
-
-def evict(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) -> None:
+def evict(kv: Tensor, frequencies: Sequence[Tensor | None], start: int, count: int, end: int) -> None:
     """Remove the positions [start, start + count) from `kv` (B, layers, 2, G, C, d), which is filled up to `end`, in place.
 
-    Later positions move down by `count`, rotated as if computed there; zeros follow them. `frequencies` (d/2,): θ, in
-    radians per position.
+    Later positions move down by `count`, rotated as if computed there; zeros follow them. `frequencies`: of each layer, θ (r/2,), in
+    radians per position, for the first r numbers of a head; None for a layer without rotation.
     """
-    angles = (-count * frequencies.double()).repeat(2)
     exact = torch.promote_types(kv.dtype, torch.float32)
-    cos, sin = angles.cos().to(exact), angles.sin().to(exact)
-    for layer in range(kv.shape[1]):  # one at a time: a copy of all would be as large as the cache
+    for layer, each in enumerate(frequencies):  # one at a time: a copy of all would be as large as the cache
         keys, values = kv[:, layer, 0], kv[:, layer, 1]
-        moved = keys[..., start + count : end, :]
+        angles = (-count * (kv.new_empty(0) if each is None else each).double()).repeat(2)
+        cos, sin = angles.cos().to(exact), angles.sin().to(exact)
+        r = len(angles)
+        moved = keys[..., start + count : end, :r]
         first, second = moved.chunk(2, dim=-1)
-        keys[..., start : end - count, :] = moved * cos + torch.cat([-second, first], dim=-1) * sin
+        keys[..., start : end - count, r:] = keys[..., start + count : end, r:].clone()
+        keys[..., start : end - count, :r] = moved * cos + torch.cat([-second, first], dim=-1) * sin
         values[..., start : end - count, :] = values[..., start + count : end, :].clone()
     # Attention weights these positions with 0 until they are written again, so they must be finite.
     kv[..., end - count : end, :] = 0

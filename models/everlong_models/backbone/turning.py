@@ -11,6 +11,7 @@ from torch import Tensor
 
 from everlong_models.backbone.backbone import Backbone, CacheAdapter
 from everlong_models.backbone.kv_cursor import KVCursor
+from everlong_models.backbone.rotary import turned
 from everlong_models.errors import BackboneError
 
 _FAR = 7
@@ -32,8 +33,12 @@ class Turning:
         self._apply: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
             sys.modules[type(base).__module__], "apply_rotary_pos_emb", None
         )
-        known = backbone.can_evict  # families whose rotation is known to be that of the whole head
-        self.layers: tuple[bool, ...] = (True,) * backbone.layers if known else self._probe(backbone)
+        self._frequencies = backbone.frequencies() if backbone.can_evict else None
+        self.layers: tuple[bool, ...] = (
+            self._probe(backbone)
+            if self._frequencies is None
+            else tuple(each is not None for each in self._frequencies)
+        )
 
     @torch.no_grad()
     def _probe(self, backbone: Backbone) -> tuple[bool, ...]:
@@ -81,7 +86,10 @@ class Turning:
 
         The result has at least float32.
         """
-        return self._turned(heads, by) if self.layers[layer] else heads.to(_exact(heads))
+        if not self.layers[layer]:
+            return heads.to(_exact(heads))
+        frequencies = None if self._frequencies is None else self._frequencies[layer]
+        return self._turned(heads, by) if frequencies is None else turned(heads, frequencies, by)
 
     def _turned(self, heads: Tensor, by: Tensor) -> Tensor:
         assert self._apply is not None

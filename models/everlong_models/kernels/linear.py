@@ -9,10 +9,12 @@
 - In bfloat16, if the processor has instructions for it: oneDNN, twice as fast again. Sums are float32.
 - Everywhere else: `F.linear` and separate operations.
 
-The first two apply `silu`, `times` or `plus` while the result is in the cache.
+The first two apply `activation`, `times` or `plus` while the result is in the cache.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -25,6 +27,24 @@ from everlong_models.kernels.cpu.simd import PANEL
 # oneDNN chooses the layout for this number of rows. Other numbers give the same result, and few rows are fast, too.
 ROWS = 512
 _AVX2, _AVX512 = (torch.backends.cpu.get_cpu_capability() == name for name in ("AVX2", "AVX512"))
+
+
+class Activation(Enum):
+    """The activation of an MLP's gate. GELU: its form with tanh."""
+
+    SILU = "silu"
+    GELU = "gelu_pytorch_tanh"
+
+
+_ONEDNN: dict[Activation, tuple[str, list[float], str]] = {
+    Activation.SILU: ("swish", [], ""),
+    Activation.GELU: ("gelu", [], "tanh"),
+}
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Return the activation of `x`, which may be overwritten."""
+    return F.silu(x, inplace=True) if activation == Activation.SILU else F.gelu(x, approximate="tanh")
 
 
 def has_bfloat16() -> bool:
@@ -54,25 +74,23 @@ class Linear:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS)
 
     def __call__(
-        self, x: Tensor, *, silu: bool = False, times: Tensor | None = None, plus: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        activation: Activation | None = None,
+        times: Tensor | None = None,
+        plus: Tensor | None = None,
     ) -> Tensor:
-        """Return y (…, N) for `x` (…, K), with at most one of `silu`, `times` and `plus`.
+        """Return y (…, N) for `x` (…, K), with at most one of `activation`, `times` and `plus`.
 
         `times` and `plus` have the result's shape. The result has the type of `plus`, or without it that of `x`.
         """
         if x.dtype != self.dtype:
-            y = self(x.to(self.dtype), silu=silu, times=None if times is None else times.to(self.dtype))
+            y = self(x.to(self.dtype), activation=activation, times=None if times is None else times.to(self.dtype))
             return y.to(x.dtype) if plus is None else plus + y
         if self.in_panels:
-            epilogue = (
-                Epilogue.SILU
-                if silu
-                else Epilogue.PLUS
-                if plus is not None
-                else Epilogue.NONE
-                if times is None
-                else Epilogue.TIMES
-            )
+            then = Epilogue.NONE if activation is None else Epilogue[activation.name]
+            epilogue = Epilogue.PLUS if plus is not None else Epilogue.TIMES if times is not None else then
             return thread_pool.linear(x, self.weight, self.bias, epilogue, times if plus is None else plus)
         if self.packed:
             op = torch.ops.mkldnn._linear_pointwise
@@ -82,13 +100,13 @@ class Linear:
                 if plus.dtype != self.dtype:
                     return plus + op(x, self.weight, self.bias, "none", [], "")
                 return op.binary(x, plus, self.weight, self.bias, "add")
-            if silu and _AVX512:  # without AVX-512, oneDNN's swish is slow
-                return op(x, self.weight, self.bias, "swish", [], "")
+            if activation is not None and _AVX512:  # without AVX-512, oneDNN's swish is slow
+                return op(x, self.weight, self.bias, *_ONEDNN[activation])
             y = op(x, self.weight, self.bias, "none", [], "")
-            return F.silu(y, inplace=True) if silu else y
+            return y if activation is None else activate(y, activation)
         y = F.linear(x, self.weight, self.bias)
-        if silu:
-            return F.silu(y)
+        if activation is not None:
+            return activate(y, activation)
         if times is not None:
             return y * times
         return y if plus is None else y + plus

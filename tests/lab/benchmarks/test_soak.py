@@ -40,6 +40,14 @@ def test_the_warm_up_is_left_out() -> None:
     assert slopes(samples, warm_up=10)[0].percent == 0
 
 
+def test_the_first_answers_are_left_out() -> None:
+    samples = [replace(s, answers=int(s.seconds)) for s in line(0, 0, 1)]
+    samples = [replace(s, resident=s.resident * (2 if s.answers < 600 else 1)) for s in samples]
+    assert abs(slopes(samples, warm_up=0)[0].percent) > 1
+    assert slopes(samples, warm_up=0, answers=600)[0].percent == 0
+    assert slopes(samples, warm_up=0, answers=10**6) == []
+
+
 def test_percentiles_are_of_five_minutes() -> None:
     samples = [replace(s, latencies=[s.seconds]) for s in line(0, 0, 0.25)]
     assert list(percentiles(samples, 100)) == [(0, 0.5 / 12), (0, 1.5 / 12), (0, 2.5 / 12)]
@@ -48,7 +56,9 @@ def test_percentiles_are_of_five_minutes() -> None:
 
 @pytest.mark.long
 def test_a_soak_is_continued(tmp_path: Path) -> None:
-    plan = SoakPlan(tmp_path, minutes=0.2, clients=2, every_seconds=0.5, fault_seconds=1.5, warm_up=0)
+    plan = SoakPlan(
+        tmp_path, minutes=0.2, clients=2, every_seconds=0.5, fault_seconds=1.5, warm_up=0, warm_up_answers=0
+    )
     run(plan, print)
     first = load(tmp_path / "samples.jsonl")
     assert first

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from everlong_models.backbone.kv_cursor import KVCursor, additive_mask, causal_mask
+from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import BackboneError
+from everlong_models.kernels.attention import additive_mask, causal_mask
 
 CPU = torch.device("cpu")
 

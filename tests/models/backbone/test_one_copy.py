@@ -63,7 +63,12 @@ def test_a_matrix_keeps_the_grid_of_its_blocks(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("bfloat16", CHOICES)
-@pytest.mark.parametrize(("family", "tied"), [("qwen2", False), ("qwen2", True), ("llama", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [
+        ("qwen2", False), ("qwen2", True), ("llama", False), ("qwen3", False), ("gemma2", True), ("gemma3", True), ("phi3", False),
+    ],
+)  # fmt: skip
 @torch.no_grad()
 def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
     file = tiny_gguf.write(models / f"{family}-{tied}-{bfloat16}.gguf", family, tied=tied)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.turning import Turning
 from everlong_models.errors import BackboneError
-from tests.models.backbone.test_layers import NAMES, SMALL, make
+from tests.models import tiny_families
+from tests.models.backbone.test_layers import NAMES, make
 from tests.models.tiny import llama
 
 
@@ -42,8 +42,27 @@ def test_layers_without_positions_do_not_move():
     assert Turning(make("smollm3")).layers == (True, False, True)
 
 
-def test_rotary_positions_that_differ_by_layer_are_refused():
-    config = transformers.AutoConfig.for_model("gemma3_text", **(SMALL | {"head_dim": 8, "sliding_window": 128}))
-    backbone = Backbone(transformers.AutoModelForCausalLM.from_config(config).double().eval())
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+@torch.no_grad()
+def test_keys_move_by_the_frequencies_of_their_layer(family):
+    """Of the first two layers, one has a sliding window and frequencies of its own."""
+    model = tiny_families.model(family)
+    backbone = Backbone(model.double().eval())
+    turning, x = Turning(backbone), torch.randn(1, 1, backbone.width, dtype=backbone.dtype)
+    near, far = (backbone.new_kv(1, 60) for _ in range(2))
+    backbone.hidden(x, kv=near)
+    backbone.hidden(
+        x, kv=far, at=torch.tensor([50])
+    )  # a text of one token sees itself alone, but for the empty positions
+    there = [turning.turn(layer, near[:, layer, 0, :, :1], torch.tensor([[50]])) for layer in range(2)]
+    torch.testing.assert_close(there[0], far[:, 0, 0, :, 50:51], rtol=1e-5, atol=1e-5)
+    both = [turning.turn(layer, near[:, 0, 0, :, :1], torch.tensor([[50]])) for layer in range(2)]
+    assert not torch.allclose(*both, rtol=1e-3, atol=1e-3)
+
+
+def test_rotary_positions_of_an_unknown_kind_are_refused(monkeypatch):
+    """Gemma 3's, if its family were not known."""
+    monkeypatch.setattr(Backbone, "can_evict", False)
+    backbone = Backbone(tiny_families.model("gemma3_text").double().eval())
     with pytest.raises(BackboneError, match="Gemma3ForCausalLM: this memory moves keys"):
         Turning(backbone)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from everlong_models.kernels import linear
-from everlong_models.kernels.linear import Linear, has_bfloat16, has_onednn, matmul
+from everlong_models.kernels.linear import Activation, Linear, has_bfloat16, has_onednn, matmul
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -21,7 +21,7 @@ def test_the_formula(dtype, biased, rows, wide):
     y, layer = F.linear(x, weight, bias), Linear(weight, bias)
     close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(layer(x), y, **close)
-    torch.testing.assert_close(layer(x, silu=True), F.silu(y), **close)
+    torch.testing.assert_close(layer(x, activation=Activation.SILU), F.silu(y), **close)
     torch.testing.assert_close(layer(x, times=other), y * other, **close)
     torch.testing.assert_close(layer(x, plus=other), y + other, **close)
 
@@ -60,7 +60,7 @@ def test_bfloat16(biased):
     layer, y = Linear(weight, bias, bfloat16=True), F.linear(x, weight, bias)
     for found, expected in (
         (layer(x), y),
-        (layer(x, silu=True), F.silu(y)),
+        (layer(x, activation=Activation.SILU), F.silu(y)),
         (layer(x, times=other), y * other),
         (layer(x, plus=1e4 * other), y + 1e4 * other),
     ):
@@ -68,7 +68,12 @@ def test_bfloat16(biased):
         assert (found - expected).abs().max() < 0.05
         assert not torch.equal(found, expected)
     few = x.bfloat16()
-    assert layer(few).dtype == layer(few, silu=True).dtype == layer(few, times=other.bfloat16()).dtype == few.dtype
+    assert (
+        layer(few).dtype
+        == layer(few, activation=Activation.SILU).dtype
+        == layer(few, times=other.bfloat16()).dtype
+        == few.dtype
+    )
     assert torch.equal(layer(few, plus=other), layer(x, plus=other))
     for rows in (2, 7, 29):
         assert torch.equal(layer(x[:, :rows]), layer(x)[:, :rows])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from everlong_server.api.errors import CLIENT_CLOSED
-from everlong_server.api.sse import data_stream
+from everlong_server.api.streams.sse import data_stream
 from everlong_server.api.translation.answer_once import View, answer_once
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.redis import keys

@@ -37,8 +37,8 @@ _SLOPE_LIMIT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """`minutes`: of load in all, over all `runs`. `fault_seconds`: mean time between faults. `warm_up`: minutes at the beginning
-    of each run that the slopes leave out."""
+    """`minutes`: of load in all, over all `runs`. `fault_seconds`: mean time between faults. `warm_up`, `warm_up_answers`: the
+    slopes leave out so many minutes and answers at the beginning of each run. Memory levels off after some 1,700 answers."""
 
     folder: Path
     minutes: float
@@ -48,6 +48,7 @@ class SoakPlan:
     warm_up: float = 5.0
     seed: int = 0
     model: str | None = None
+    warm_up_answers: int = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +195,17 @@ async def _half_requests(server: Process) -> None:
         writer.close()
 
 
-def slopes(samples: list[Sample], warm_up: float) -> list[Slope]:
-    """Fit lines to the samples after the first `warm_up` minutes of each run: one slope for all runs, and a level for each.
+def slopes(samples: list[Sample], warm_up: float, answers: int = 0) -> list[Slope]:
+    """Fit lines to the samples after the first `warm_up` minutes and `answers` of each run: one slope for all runs, and a level for each.
 
     The latency is the 99th percentile of five minutes. Raises `ValueError` if there are fewer than three points.
     """
     starts = {run: min(s.seconds for s in samples if s.run == run) for run in {s.run for s in samples}}
-    kept = [sample for sample in samples if sample.seconds >= starts[sample.run] + warm_up * 60]
+    kept = [
+        sample
+        for sample in samples
+        if sample.seconds >= starts[sample.run] + warm_up * 60 and sample.answers >= answers
+    ]
     figures = {
         name: [(sample.run, sample.seconds / 3600, float(getattr(sample, name))) for sample in kept]
         for name in ("resident", "files", "redis")
@@ -244,10 +249,10 @@ def report(samples: list[Sample], plan: SoakPlan) -> Report:
         "p99": "p99, ms",
     }
     scales = {"resident": 1e6, "files": 1.0, "redis": 1e6, "p99": 1e-3}
-    found = slopes(samples, plan.warm_up)
+    found = slopes(samples, plan.warm_up, plan.warm_up_answers)
     if not found:
         raise ValueError(
-            f"{len(samples)} samples are too few for a slope: let it run for longer than {plan.warm_up:g} minutes"
+            f"{len(samples)} samples are too few for a slope: let it run for longer than {plan.warm_up:g} minutes and {plan.warm_up_answers:,} answers"
         )
     rows = [
         {
@@ -264,7 +269,7 @@ def report(samples: list[Sample], plan: SoakPlan) -> Report:
     notes = [
         f"{samples[-1].seconds / 60:.0f} minutes of load by {plan.clients} clients, {len(last)} server processes; "
         f"{sum(s.answers for s in last):,} answers, {sum(s.faults for s in last)} faults, {sum(s.again for s in last)} requests sent again",
-        f"slopes leave out the first {plan.warm_up:g} minutes of each process; samples are not independent, so the intervals are too "
+        f"slopes leave out the first {plan.warm_up:g} minutes and {plan.warm_up_answers:,} answers of each process; samples are not independent, so the intervals are too "
         "narrow",
         "p99: of five minutes each, with retries and faults; the load generator runs on the same machine",
     ]

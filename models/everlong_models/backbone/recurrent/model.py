@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from everlong_models.backbone.kv_cursor import additive_mask
+from everlong_models.backbone.description import FIXED_FREQUENCIES
 from everlong_models.backbone.recurrent.families import FAMILIES, Family, supported
 from everlong_models.backbone.recurrent.mixers import call_before_each_layer, half_life
 from everlong_models.backbone.recurrent.state_cache import LayerLayout, layouts, named, present, unsupported_layer
-from everlong_models.backbone.rotary import ROPE, turned
+from everlong_models.backbone.rotary import turned
 from everlong_models.errors import BackboneError
+from everlong_models.kernels.attention import additive_mask
 from everlong_models.kernels.yield_point import yield_point
 
 _PROBE = 11
@@ -115,7 +116,7 @@ class Recurrent(nn.Module):
             modules = (*base.children(), *base.layers[index].modules())
             frequencies: Any = next((module.inv_freq for module in modules if hasattr(module, "inv_freq")), None)
             rope = getattr(self.model.config, "rope_parameters", None) or {}
-            if frequencies is None or rope.get("rope_type", "default") not in ROPE:
+            if frequencies is None or rope.get("rope_type", "default") not in FIXED_FREQUENCIES:
                 raise self.unfit(f"its layer {index} has positions that cannot be moved")
             moved = turned(start, frequencies, torch.tensor([_FAR - _NEAR], device=self.device))
             if (moved - end).norm() > 0.05 * (start - end).norm():

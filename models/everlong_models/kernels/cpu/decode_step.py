@@ -1,4 +1,4 @@
-"""The numba kernel for a whole decode step of a Llama on a CPU.
+"""The numba kernel for a whole decode step of a decoder on a CPU.
 
 Calling PyTorch's operations takes a third of a decode step, and its four-bit products run at half the speed of these
 (docs/research/lab-notes.md). So `thread_pool` runs one function, `step`, on all threads from beginning to end. Threads take parts of each
@@ -20,7 +20,7 @@ from numba import carray
 
 from everlong_models.kernels.cpu.atomics import address, fetch_add, int_pointer
 from everlong_models.kernels.cpu.float_products import mix_2, mix_more, scores_1, scores_4
-from everlong_models.kernels.cpu.job import FIELDS, LAYER_ROWS, LINE, MATRIX_FIELDS, DecodeJob, Layer, Matrix
+from everlong_models.kernels.cpu.job import FIELDS, LAYER_ROWS, LINE, MATRIX_FIELDS, DecodeJob, Detail, Layer, Matrix
 from everlong_models.kernels.cpu.matrix_product import low_rank_input, part_size, product, quantise_input
 from everlong_models.kernels.cpu.primitives import (
     compiled,
@@ -31,17 +31,27 @@ from everlong_models.kernels.cpu.primitives import (
     softmax_weights,
     wait,
 )
-from everlong_models.kernels.cpu.simd import GROUP, LANES, silu, store_float16
+from everlong_models.kernels.cpu.simd import GROUP, LANES, gelu, silu, soft_cap, store_float16
 
 _POSITIONS_IN_CACHE = 64
 """Positions whose keys (or values) stay in the L1 cache while all heads of a group read them."""
-_ATTEND = Layer.NORMS
-"""The attention phase, between `QKV` and `O`. It has no matrix, so it reuses the number of `NORMS`."""
+_ATTEND, _ADD_ATTENTION, _ADD_MLP = len(Layer), len(Layer) + 1, len(Layer) + 2
+"""Phases without a matrix. The last two add what attention and MLP computed, if its norm has to be known before."""
+_PHASES = (
+    int(Layer.QKV),
+    _ATTEND,
+    int(Layer.O),
+    _ADD_ATTENTION,
+    int(Layer.GATE),
+    int(Layer.DOWN),
+    _ADD_MLP,
+)
+PHASES = len(_PHASES)
 
 
 @compiled_sum
 def _normed(h, weight, eps, out):
-    """out ← the RMS norm of `h` (B, D)."""
+    """out ← the RMS norm of `h` (B, D). `out` may be `h`."""
     rows, D = h.shape
     for m in range(rows):
         scale = np.float32(1) / np.sqrt(dot(h[m], h[m]) / np.float32(D) + eps)
@@ -51,8 +61,10 @@ def _normed(h, weight, eps, out):
 
 @compiled
 def _rotated(x, cos, sin, scale, out):
-    """out ← one head with its rotary position applied, times `scale`. `out` may be `x`."""
+    """out ← one head times `scale`, its first numbers rotated to their position. `out` may be `x`."""
     half = len(cos) // 2
+    for i in range(2 * half, len(x)):
+        out[i] = x[i] * scale
     for i in range(half):
         a, b = x[i], x[i + half]
         out[i] = (a * cos[i] + b * sin[i]) * scale
@@ -60,11 +72,16 @@ def _rotated(x, cos, sin, scale, out):
 
 
 @compiled_sum
-def _head_normed(x, weight, eps, out):
-    """out ← the RMS norm of one head (d,)."""
-    scale = np.float32(1) / np.sqrt(dot(x, x) / np.float32(len(x)) + eps)
+def _norm_factor(x, eps):
+    """Return what the RMS norm multiplies `x` by."""
+    return np.float32(1) / np.sqrt(dot(x, x) / np.float32(len(x)) + eps)
+
+
+@compiled_sum
+def _weighted(x, factor, weight, out):
+    """out ← `x` (d,) times a factor and a weight (d,)."""
     for i in range(len(x)):
-        out[i] = x[i] * scale * weight[i]
+        out[i] = x[i] * factor * weight[i]
 
 
 def _of_heads(name, one, two, three):
@@ -91,21 +108,46 @@ _scores_1, _scores_4, _mix_2, _mix_more = (
 
 
 @compiled
-def _turn_heads(job, norms, table, heads, key_head, queries, key):
-    """queries ← `heads` (many, d), key ← `key_head`: with their norm, if the layer has one, rotated, the queries scaled."""
-    cos, sin = table
-    scale, eps = floats(job[DecodeJob.SCALE], 1, 1)[0, 0], floats(job[DecodeJob.EPS], 1, 1)[0, 0]
-    if norms[Matrix.CODES]:
-        weight = floats(norms[Matrix.CODES], 1, len(key))[0]
+def _norm_heads(job, details, row, head, group, queries, key):
+    """queries ← heads `head` … of a row, key ← its key head `group`, with their RMS norms."""
+    H, G, d = job[DecodeJob.HEADS], job[DecodeJob.KV_HEADS], job[DecodeJob.HEAD_DIM]
+    place, eps = job[DecodeJob.Y] + 4 * row * (H + 2 * G) * d, floats(job[DecodeJob.EPS], 1, 1)[0, 0]
+    heads, whole = floats(place, H + G, d), details[Detail.WHOLE]
+    factor = _norm_factor(floats(place, 1, H * d)[0], eps) if whole else np.float32(0)
+    weights = floats(details[Detail.QUERIES], H if whole else 1, d)
+    for n in range(len(queries)):
+        x = heads[head + n]
+        _weighted(x, factor if whole else _norm_factor(x, eps), weights[(head + n) * whole], queries[n])
+    x, weights = heads[H + group], floats(details[Detail.KEYS], G if whole else 1, d)
+    factor = _norm_factor(floats(place + 4 * H * d, 1, G * d)[0], eps) if whole else _norm_factor(x, eps)
+    _weighted(x, factor, weights[group * whole], key)
+
+
+@compiled
+def _turn_heads(job, details, row, at, head, queries, key):
+    """queries ← heads `head` … of a row, key ← their key: with their norms, if the layer has any, rotated, the queries scaled."""
+    H, G, d, r = job[DecodeJob.HEADS], job[DecodeJob.KV_HEADS], job[DecodeJob.HEAD_DIM], job[DecodeJob.ROTARY]
+    heads, group = floats(job[DecodeJob.Y] + 4 * row * (H + 2 * G) * d, H + G, d), head // (H // G)
+    offset = details[Detail.ROTATION] * job[DecodeJob.ROTATION_SIZE] + 4 * at * r
+    cos, sin = floats(job[DecodeJob.COS] + offset, 1, r)[0], floats(job[DecodeJob.SIN] + offset, 1, r)[0]
+    scale = floats(job[DecodeJob.SCALE], 1, 1)[0, 0]
+    if details[Detail.QUERIES]:
+        _norm_heads(job, details, row, head, group, queries, key)
         for n in range(len(queries)):
-            _head_normed(heads[n], weight, eps, queries[n])
             _rotated(queries[n], cos, sin, scale, queries[n])
-        _head_normed(key_head, floats(norms[Matrix.SCALES], 1, len(key))[0], eps, key)
         _rotated(key, cos, sin, np.float32(1), key)
     else:
         for n in range(len(queries)):
-            _rotated(heads[n], cos, sin, scale, queries[n])
-        _rotated(key_head, cos, sin, np.float32(1), key)
+            _rotated(heads[head + n], cos, sin, scale, queries[n])
+        _rotated(heads[H + group], cos, sin, np.float32(1), key)
+
+
+@compiled
+def _weigh(job, scores, count):
+    """Turn the scores of one query into weights, in place: capped, if the model does, exponentiated. Return their sum."""
+    if job[DecodeJob.CAP]:
+        soft_cap(address(scores), floats(job[DecodeJob.CAP], 1, 1)[0, 0], (count + LANES - 1) // LANES)
+    return softmax_weights(scores, count)
 
 
 @compiled
@@ -121,13 +163,11 @@ def _attend(job, own, layers, layer, part):
     row, head, blocks, wide = part * many // H, part * many % H, d // LANES, job[DecodeJob.CONTEXT] + LANES
     group = head // (H // G)
     at = carray(int_pointer(job[DecodeJob.POSITIONS]), B)[row]
-    cos, sin = floats(job[DecodeJob.COS] + 4 * at * d, 1, d)[0], floats(job[DecodeJob.SIN] + 4 * at * d, 1, d)[0]
-    heads = floats(job[DecodeJob.Y] + 4 * row * (H + 2 * G) * d, H + 2 * G, d)
     mixed = floats(job[DecodeJob.MIXED] + 4 * part * many * d, many, d)
     queries, key = floats(own, many, d), floats(own + 4 * many * d, 1, d)[0]
     scores = floats(own + 4 * (many + 1) * d, many, wide)
-    _turn_heads(job, layers[layer, Layer.NORMS], (cos, sin), heads[head : head + many], heads[H + group], queries, key)
-    value = heads[H + G + group]
+    _turn_heads(job, layers[layer, Layer.DETAILS], row, at, head, queries, key)
+    value = floats(job[DecodeJob.Y] + 4 * (row * (H + 2 * G) + H + G + group) * d, 1, d)[0]
     keys = (
         job[DecodeJob.KV]
         + row * job[DecodeJob.KV_ROW]
@@ -138,6 +178,8 @@ def _attend(job, own, layers, layer, part):
     if head % (H // G) == 0:
         store_float16(address(key), keys + at * stride, blocks)
         store_float16(address(value), values + at * stride, blocks)
+    begin = max(0, at + 1 - layers[layer, Layer.DETAILS, Detail.WINDOW])
+    keys, values, at = keys + begin * stride, values + begin * stride, at - begin
     for first in range(0, at, _POSITIONS_IN_CACHE):
         fours, ones = divmod(min(_POSITIONS_IN_CACHE, at - first), 4)
         n = 0
@@ -149,7 +191,7 @@ def _attend(job, own, layers, layer, part):
             n += some
     for n in range(many):
         scores[n, at] = dot(queries[n], key)
-        total = softmax_weights(scores[n], at + 1)
+        total = _weigh(job, scores[n], at + 1)
         last = scores[n, at] / total
         for i in range(at):
             scores[n, i] /= total
@@ -173,10 +215,14 @@ def _attend(job, own, layers, layer, part):
 
 
 @compiled
-def _silu_gate(gate, up, start, end):
-    """gate ← silu(gate) · up, for the columns `start` … `end`; their number is a multiple of `LANES`."""
+def _gate(job, gate, up, start, end):
+    """gate ← activation(gate) · up, for the columns `start` … `end`; their number is a multiple of `LANES`."""
     for m in range(gate.shape[0]):
-        silu(address(gate) + 4 * (m * gate.shape[1] + start), (end - start) // LANES)
+        to = address(gate) + 4 * (m * gate.shape[1] + start)
+        if job[DecodeJob.GELU]:
+            gelu(to, (end - start) // LANES)
+        else:
+            silu(to, (end - start) // LANES)
         for i in range(start, end):
             gate[m, i] *= up[m, i]
 
@@ -208,8 +254,14 @@ def _prepare_input(job, own, layers, layer, phase):
     x, quantised, sums, reduced = _phase_input(job, own, phase)
     if phase in (Layer.QKV, Layer.GATE):
         B, D = x.shape
-        weight = layers[layer, Layer.NORMS, Matrix.N if phase == Layer.QKV else Matrix.K]
-        _normed(floats(job[DecodeJob.X], B, D), floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
+        h, weight = (
+            floats(job[DecodeJob.X], B, D),
+            layers[layer, Layer.DETAILS, Detail.BEFORE if phase == Layer.QKV else Detail.BETWEEN],
+        )
+        if weight:
+            _normed(h, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
+        else:
+            x[:] = h
     quantise_input(x, quantised, sums)
     for n in range(2 if phase in (Layer.QKV, Layer.GATE) else 1):
         matrix = layers[layer, Layer.V if n and phase == Layer.QKV else phase + n]
@@ -243,12 +295,42 @@ def _compute_part(job, own, layers, layer, phase, start, end):
         low_rank = floats(reduced[1], B, values[Matrix.RANK])
         product(values, B, quantised, sums, low_rank, out, first, max(start - first, 0), end - first)
     if phase == Layer.GATE:
-        _silu_gate(out, up, start, end)
-    elif phase != Layer.QKV:
-        h = floats(job[DecodeJob.X], B, N)
+        _gate(job, out, up, start, end)
+    elif phase != Layer.QKV and not _norm_after(layers, layer, phase):
+        h, factor = floats(job[DecodeJob.X], B, N), floats(job[DecodeJob.RESIDUAL], 1, 1)[0, 0]
         for m in range(B):
             for i in range(start, end):
-                h[m, i] += out[m, i]
+                h[m, i] += out[m, i] * factor
+
+
+@compiled
+def _norm_after(layers, layer, phase):
+    """Return the address of the weight of the norm of what `O` or `DOWN` computes; 0 without one."""
+    attention = phase == Layer.O or phase == _ADD_ATTENTION  # noqa: PLR1714 - numba compiles no tuple of both types
+    return layers[layer, Layer.DETAILS, Detail.AFTER_ATTENTION if attention else Detail.AFTER_MLP]
+
+
+@compiled
+def _add_normed(job, weight, row):
+    """Add the norm of a row of `OUT` to the residual stream."""
+    D = job[DecodeJob.WIDTH]
+    out = floats(job[DecodeJob.OUT] + 4 * row * D, 1, D)
+    _normed(out, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], out)
+    h, factor = floats(job[DecodeJob.X] + 4 * row * D, 1, D)[0], floats(job[DecodeJob.RESIDUAL], 1, 1)[0, 0]
+    for i in range(D):
+        h[i] += out[0, i] * factor
+
+
+@compiled
+def _parts(job, layers, layer, phase):
+    """Return the number of parts of a phase, and the number of outputs of a part."""
+    if phase == _ATTEND:
+        return job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.HEADS_PER_PART], 1
+    if phase >= _ADD_ATTENTION:
+        return job[DecodeJob.ROWS] if _norm_after(layers, layer, phase) else 0, 1
+    N = _outputs(layers, layer, phase)
+    size = part_size(N)
+    return (N + size - 1) // size, size
 
 
 def step(data):
@@ -262,25 +344,24 @@ def step(data):
     layers = carray(int_pointer(job[DecodeJob.TABLE]), (job[DecodeJob.LAYERS], LAYER_ROWS, MATRIX_FIELDS))
     next_part, done = job[DecodeJob.COUNTERS] + LINE, job[DecodeJob.COUNTERS] + 2 * LINE
     for layer in range(job[DecodeJob.LAYERS]):
-        for phase in (Layer.QKV, _ATTEND, Layer.O, Layer.GATE, Layer.DOWN):
-            N = (
-                _outputs(layers, layer, phase)
-                if phase != _ATTEND
-                else job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.HEADS_PER_PART]
-            )
-            size = part_size(N) if phase != _ATTEND else 1
-            parts, prepared = (N + size - 1) // size, False
+        for phase in _PHASES:
+            (parts, size), prepared = _parts(job, layers, layer, phase), False
+            if not parts:
+                continue
             while True:
                 part = fetch_add(next_part)
                 if part >= parts:
                     break
                 if phase == _ATTEND:
                     _attend(job, own, layers, layer, part)
+                elif phase >= _ADD_ATTENTION:
+                    _add_normed(job, _norm_after(layers, layer, phase), part)
                 else:
                     if not prepared:
                         _prepare_input(job, own, layers, layer, phase)
                         prepared = True
-                    _compute_part(job, own, layers, layer, phase, part * size, min(N, (part + 1) * size))
+                    end = min(_outputs(layers, layer, phase), (part + 1) * size)
+                    _compute_part(job, own, layers, layer, phase, part * size, end)
                 fetch_add(done)
             wait(done, parts)
             next_part, done = next_part + 2 * LINE, done + 2 * LINE

@@ -25,9 +25,22 @@ class Matrix(IntEnum):
     SIGNED = 9  # 1: codes are int8, and the two float16 of a group are the steps of its halves; 0: they are its step and its minimum
 
 
+class Detail(IntEnum):
+    """The fields of a layer's row `DETAILS`. The first six are addresses of the weights of RMS norms, float32; address 0: no such norm."""
+
+    BEFORE = 0  # (D,): of the layer's input, before attention
+    BETWEEN = 1  # (D,): of the input of the MLP
+    AFTER_ATTENTION = 2  # (D,): of what attention adds to the residual stream
+    AFTER_MLP = 3  # (D,): of what the MLP adds
+    QUERIES = 4  # (d,): of each head; or (H d,): of all heads together
+    KEYS = 5  # (d,) or (G d,)
+    WHOLE = 6  # 1: the norms of queries and of keys are over all heads together
+    WINDOW = 7  # number of positions that a query sees, its own included
+    ROTATION = 8  # which of the tables of `COS` and `SIN`
+
+
 class Layer(IntEnum):
-    """The rows of a layer in a table. Each is a `Matrix`, but `NORMS`: its `N` and `K` are the addresses of the norms' weights (D,), its
-    `CODES` and `SCALES` those of the norms over each head of queries and of keys (d,), or 0 without such norms.
+    """The rows of a layer in a table. Each is a `Matrix`, but `DETAILS`, which has the fields of `Detail`.
 
     `V`: the values' matrix if its codes are of another kind than those of queries and keys; otherwise zeros, and `QKV` has all three.
     """
@@ -37,7 +50,7 @@ class Layer(IntEnum):
     GATE = 2
     UP = 3
     DOWN = 4
-    NORMS = 5
+    DETAILS = 5
     V = 6
 
 
@@ -64,7 +77,7 @@ class DecodeJob(IntEnum):
     UP = 17  # (B, F)
     OUT = 18  # (B, D)
     POSITIONS = 19  # int64 (B,)
-    COS = 20  # float32 (C, d), for all positions
+    COS = 20  # float32 (tables, C, r), for all positions; the first r numbers of a head are rotated
     SIN = 21  # the same, the first half negated
     KV = 22  # float16 (B, layers, 2, G, C, d)
     KV_ROW = 23
@@ -77,6 +90,11 @@ class DecodeJob(IntEnum):
     HEADS_PER_PART = 30  # query heads in a part: all of a group, which share keys, or one
     NORM = 31  # float32 (D,): weight of the last norm
     SCALE = 32  # float32 (1,): scale of the attention
+    ROTARY = 33  # r
+    ROTATION_SIZE = 34  # bytes of one table of `COS`
+    GELU = 35  # 1: the MLP's gate is GELU (tanh); 0: SiLU
+    RESIDUAL = 36  # float32 (1,): factor of what attention and MLP add to the residual stream
+    CAP = 37  # float32 (1,): scores s become cap · tanh(s / cap); 0: they stay as they are
 
 
 FIELDS, LAYER_ROWS, MATRIX_FIELDS = len(DecodeJob), len(Layer), len(Matrix)

@@ -16,11 +16,11 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.atomics import fetch_add
+from everlong_models.kernels.cpu.atomics import address, fetch_add
 from everlong_models.kernels.cpu.float_products import tile_1, tile_2, tile_4, tile_6
 from everlong_models.kernels.cpu.job import FIELDS, LINE
 from everlong_models.kernels.cpu.primitives import compiled, dot, floats, softmax_weights, wait
-from everlong_models.kernels.cpu.simd import LANES, PANEL, silu
+from everlong_models.kernels.cpu.simd import LANES, PANEL, gelu, silu, soft_cap
 
 ROWS = 96
 """Rows in a part. With the weights of a part they fit a core's L2 cache."""
@@ -37,6 +37,7 @@ class Epilogue(IntEnum):
     SILU = 1
     TIMES = 2
     PLUS = 3
+    GELU = 4  # tanh form
 
 
 class PrefillJob(IntEnum):
@@ -50,9 +51,9 @@ class PrefillJob(IntEnum):
     SCRATCH_SIZE = 3
     COUNTERS = 4
     X = 5  # (B, K)
-    W = 6  # (N / PANEL, K, PANEL)
+    W = 6  # (N / PANEL, K, PANEL); the weight of a norm (K,) or of a norm of heads (HEADS, d), or 0
     BIAS = 7  # (N,), or 0
-    OTHER = 8  # (B, N), the second operand of `EPILOGUE`
+    OTHER = 8  # (B, N), the second operand of `EPILOGUE`; what is added to a norm (B, K), or 0
     Y = 9  # (B, N)
     K = 10
     N = 11
@@ -72,8 +73,12 @@ class PrefillJob(IntEnum):
     HEADS = 25  # R
     HEAD_DIM = 26
     EPS = 27  # (1,)
-    COS = 28  # (1 or B, n, d)
+    COS = 28  # (1 or B, n, r)
     SIN = 29  # the same, the first half negated; with one row, `QUERY_ROW` is 0
+    ROTARY = 30  # r: the first r numbers of a head are rotated
+    TOGETHER = 31  # a norm of heads is over so many first heads together, and over the others; 0: over each head
+    WINDOW = 32  # number of keys that a query sees, its own included
+    CAP = 33  # (1,): scores s become cap · tanh(s / cap); 0: they stay as they are
 
 
 @compiled
@@ -98,6 +103,15 @@ def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
 
 
 @compiled
+def _activate(epilogue, to, blocks):
+    """Apply an activation to `blocks` vectors at the address `to`."""
+    if epilogue == Epilogue.SILU:
+        silu(to, blocks)
+    else:
+        gelu(to, blocks)
+
+
+@compiled
 def _apply_epilogue(job, y, first, last, start, end):
     """Apply bias and epilogue to the rows first … last and the columns start … end."""
     B, N, epilogue = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.EPILOGUE]
@@ -106,9 +120,9 @@ def _apply_epilogue(job, y, first, last, start, end):
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += bias[n]
-    if epilogue == Epilogue.SILU:
+    if epilogue in (Epilogue.SILU, Epilogue.GELU):
         for m in range(first, last):
-            silu(job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
+            _activate(epilogue, job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
     elif epilogue == Epilogue.TIMES:
         other = floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
@@ -144,7 +158,7 @@ def linear(data):
 
 
 def norm(data):
-    """y (B, K) ← x / √(mean x² + ε), the RMS norm without a weight. Every thread runs this function."""
+    """y (B, K) ← w x / √(mean x² + ε) + other, the RMS norm. Weight and addend may be missing. Every thread runs this function."""
     job = carray(data, FIELDS)
     fetch_add(job[PrefillJob.COUNTERS])
     B, K = job[PrefillJob.ROWS], job[PrefillJob.K]
@@ -161,12 +175,34 @@ def norm(data):
             scale = np.float32(1) / np.sqrt(dot(x[m], x[m]) / np.float32(K) + eps)
             for i in range(K):
                 y[m, i] = x[m, i] * scale
+            if job[PrefillJob.W]:
+                weight = floats(job[PrefillJob.W], 1, K)[0]
+                for i in range(K):
+                    y[m, i] *= weight[i]
+            if job[PrefillJob.OTHER]:
+                other = floats(job[PrefillJob.OTHER] + 4 * m * K, 1, K)[0]
+                for i in range(K):
+                    y[m, i] += other[i]
+
+
+@compiled
+def _norm_heads(job, place, weights):
+    """Normalise one position's heads (HEADS, d) at address `place`, in place."""
+    d, count, together = job[PrefillJob.HEAD_DIM], job[PrefillJob.HEADS], job[PrefillJob.TOGETHER]
+    eps, head = floats(job[PrefillJob.EPS], 1, 1)[0, 0], 0
+    while head < count:
+        many = (1 if not together else together if head == 0 else count - together) * d
+        x, weight = floats(place + 4 * head * d, 1, many)[0], floats(weights + 4 * head * d, 1, many)[0]
+        scale = np.float32(1) / np.sqrt(dot(x, x) / np.float32(many) + eps)
+        for i in range(many):
+            x[i] = x[i] * scale * weight[i]
+        head += many // d
 
 
 @compiled
 def _rotate(x, cos, sin):
     """Apply one head's rotary position in place."""
-    half = len(x) // 2
+    half = len(cos) // 2
     for i in range(half):
         a, b = x[i], x[i + half]
         x[i] = a * cos[i] + b * sin[i]
@@ -174,17 +210,23 @@ def _rotate(x, cos, sin):
 
 
 def rotate(data):
-    """Apply rotary positions in place to the first `HEADS` heads of x (B, n, K / d, d). Every thread runs this function."""
+    """Apply norms, if they have a weight, and rotary positions in place to the first `HEADS` heads of x (B, n, K / d, d).
+
+    Every thread runs this function.
+    """
     job = carray(data, FIELDS)
     fetch_add(job[PrefillJob.COUNTERS])
     B, n, d, wide = job[PrefillJob.ROWS], job[PrefillJob.QUERY_COUNT], job[PrefillJob.HEAD_DIM], job[PrefillJob.K]
+    r = job[PrefillJob.ROTARY]
     while True:
         first = fetch_add(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B * n:
             break
         for m in range(first, min(B * n, first + QUERIES)):
-            at = 4 * (m // n * job[PrefillJob.QUERY_ROW] + m % n * d)
-            cos, sin = floats(job[PrefillJob.COS] + at, 1, d)[0], floats(job[PrefillJob.SIN] + at, 1, d)[0]
+            if job[PrefillJob.W]:
+                _norm_heads(job, job[PrefillJob.X] + 4 * m * wide, job[PrefillJob.W])
+            at = 4 * (m // n * job[PrefillJob.QUERY_ROW] + m % n * r)
+            cos, sin = floats(job[PrefillJob.COS] + at, 1, r)[0], floats(job[PrefillJob.SIN] + at, 1, r)[0]
             heads = floats(job[PrefillJob.X] + 4 * m * wide, wide // d, d)
             for head in range(job[PrefillJob.HEADS]):
                 _rotate(heads[head], cos, sin)
@@ -211,19 +253,26 @@ def _attend_queries(job, scores, b, g, first, size):
         job[PrefillJob.KEY_COUNT],
     )
     position, wide, panels = job[PrefillJob.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
-    seen = T - n + first + size
+    seen, window = T - n + first + size, job[PrefillJob.WINDOW]
+    hidden = max(0, seen - size + 1 - window) // PANEL * PANEL  # so many first keys none of these queries sees
     stride = seen + -seen % PANEL
+    cap = floats(job[PrefillJob.CAP], 1, 1)[0, 0] if job[PrefillJob.CAP] else np.float32(0)
     rows, sums = floats(scores, R * QUERIES, stride), floats(scores + 4 * R * QUERIES * stride, R, QUERIES)
     values = job[PrefillJob.VALUES] + 4 * (b * job[PrefillJob.KEY_ROW] + g * job[PrefillJob.KEY_GROUP])
     for r in range(R):
         query = job[PrefillJob.QUERIES] + 4 * (b * job[PrefillJob.QUERY_ROW] + first * position + (g * R + r) * d)
         own = scores + 4 * r * QUERIES * stride
-        for p in range(stride // PANEL):
+        for p in range(hidden // PANEL, stride // PANEL):
             panel = job[PrefillJob.KEY_PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
             _multiply(query, panel, own + 4 * p * PANEL, size, d, position, PANEL, stride)
         for i in range(size):
             weights, until = rows[r * QUERIES + i], seen - size + i + 1
-            sums[r, i] = softmax_weights(weights, until)
+            begin = max(0, until - window)
+            if job[PrefillJob.CAP]:
+                soft_cap(address(weights) + 4 * hidden, cap, (until - hidden + LANES - 1) // LANES)
+            for j in range(hidden, begin):
+                weights[j] = -np.float32(np.inf)
+            sums[r, i] = softmax_weights(weights[hidden:], until - hidden)
             for j in range(until, seen):
                 weights[j] = np.float32(0)
     for r in range(R):  # after all scores: the values replace the keys in the cache
@@ -232,7 +281,7 @@ def _attend_queries(job, scores, b, g, first, size):
             job[PrefillJob.MIXED] + 4 * ((b * n + first) * wide + (g * R + r) * d),
         )
         for c in range(0, d, PANEL):
-            _multiply(own, values + 4 * c, to + 4 * c, size, seen, stride, d, wide)
+            _multiply(own + 4 * hidden, values + 4 * (hidden * d + c), to + 4 * c, size, seen - hidden, stride, d, wide)
         for i in range(size):
             out = floats(to + 4 * i * wide, 1, d)[0]
             for j in range(d):

@@ -216,6 +216,40 @@ def silu(_context, x, blocks):
 
 
 @intrinsic
+def gelu(_context, x, blocks):
+    """x ← ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))) = x / (1 + exp(−2 √(2/π) (x + 0.044715 x³))), for `blocks` vectors."""
+
+    def write(code, x, blocks):
+        b = code.builder
+        linear, cubic = (
+            ir.Constant(VECTOR, [-2 * math.sqrt(2 / math.pi) * factor] * LANES) for factor in (1.0, 0.044715)
+        )
+        with code.loop(blocks) as block:
+            at = code.offset(x, b.mul(block.index, code.number(LANES)))
+            value = code.load(at, VECTOR)
+            exponent = b.fmul(value, code.fma(b.fmul(value, value), cubic, linear))
+            code.store(b.fdiv(value, b.fadd(code.exp(exponent), ir.Constant(VECTOR, [1.0] * LANES))), at)
+
+    return procedure(2, write)
+
+
+@intrinsic
+def soft_cap(_context, x, cap, blocks):
+    """x ← cap · tanh(x / cap), with tanh(y) = 1 − 2 / (1 + exp(2 y)), for `blocks` vectors. The absolute error is about 1e-7 · cap."""
+
+    def write(code, x, cap, blocks):
+        b, cap = code.builder, code.spread(cap)
+        one, two = (ir.Constant(VECTOR, [number] * LANES) for number in (1.0, 2.0))
+        with code.loop(blocks) as block:
+            at = code.offset(x, b.mul(block.index, code.number(LANES)))
+            below = b.fadd(code.exp(b.fdiv(b.fmul(two, code.load(at, VECTOR)), cap)), one)
+            code.store(b.fmul(cap, b.fsub(one, b.fdiv(two, below))), at)
+
+    signature, generate = procedure(3, write)
+    return types.void(signature.args[0], types.float32, signature.args[2]), generate
+
+
+@intrinsic
 def min_max(_context, x, least, most):
     """Store the minimum and the maximum of `GROUP` values. If any value is NaN, either result may be NaN."""
 

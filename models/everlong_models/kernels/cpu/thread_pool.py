@@ -139,7 +139,12 @@ def step(fields: Mapping[DecodeJob, int]) -> None:
     heads = (many + 1) * head_dim + many * (fields[DecodeJob.CONTEXT] + LANES)
     more = {DecodeJob.WIDEST: wide, DecodeJob.HEADS_PER_PART: many}
     yield_point()
-    _run(decode_step.step, 5 * fields[DecodeJob.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
+    _run(
+        decode_step.step,
+        decode_step.PHASES * fields[DecodeJob.LAYERS] + 1,
+        int(max(products, heads)),
+        {**fields, **more},
+    )
 
 
 def quantise(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
@@ -212,51 +217,77 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, o
     return y
 
 
-def norm(x: Tensor, eps: float) -> Tensor:
-    """Return the RMS norm of `x` (…, K), float32 on the CPU, without a weight. Raises `ValueError` for another type."""
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        raise ValueError(f"x must be float32 on the CPU, got {x.dtype} on {x.device}")
+def norm(x: Tensor, eps: float, weight: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
+    """Return the RMS norm of `x` (…, K) times `weight` (K,), plus `plus` (…, K), float32 on the CPU. Raises `ValueError` for another type or shape."""
+    given = (("x", x, x.shape), ("weight", weight, x.shape[-1:]), ("plus", plus, x.shape))
+    for name, tensor, shape in given:
+        if tensor is not None and (
+            tensor.dtype != torch.float32 or tensor.device.type != "cpu" or tensor.shape != shape
+        ):
+            raise ValueError(
+                f"{name} must be float32 of shape {tuple(shape)} on the CPU, got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+            )
     x = x.contiguous()
+    weight, plus = (None if tensor is None else tensor.contiguous() for tensor in (weight, plus))
     y, least = torch.empty_like(x), np.array([eps], np.float32)
     fields = {
         PrefillJob.ROWS: x.numel() // x.shape[-1], PrefillJob.K: x.shape[-1], PrefillJob.X: x.data_ptr(), PrefillJob.Y: y.data_ptr(),
-        PrefillJob.EPS: least.ctypes.data,
+        PrefillJob.EPS: least.ctypes.data, PrefillJob.W: 0 if weight is None else weight.data_ptr(),
+        PrefillJob.OTHER: 0 if plus is None else plus.data_ptr(),
     }  # fmt: skip
     _run(prefill.norm, 1, 0, fields)
     return y
 
 
-def rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
+def rotate(
+    heads: Tensor,
+    count: int,
+    cos: Tensor,
+    sin: Tensor,
+    weight: Tensor | None = None,
+    together: int = 0,
+    eps: float = 0.0,
+) -> None:
     """Apply rotary positions in place to the first `count` of `heads` (B, n, heads, d), contiguous float32 on the CPU.
 
-    `cos`, `sin` (1 or B, n, 1, d): the first half of the sines is negated. Raises `ValueError` for another shape, type or layout.
+    `cos`, `sin` (1 or B, n, 1, r): the first half of the sines is negated; the numbers of a head after the first r stay. `weight`
+    (count, d): before, these heads are normalised, each by itself; or, with `together`, the first so many together, and the others.
+    Raises `ValueError` for another shape, type or layout.
     """
     B, n, head_count, d = heads.shape
-    tables = (1 if len(cos) == 1 else B, n, 1, d)
+    r = cos.shape[-1]
+    tables = (1 if len(cos) == 1 else B, n, 1, min(r - r % 2, d))
+    given = [heads, cos, sin, *([] if weight is None else [weight])]
     if (
-        any(each.dtype != torch.float32 or each.device.type != "cpu" for each in (heads, cos, sin))
+        any(each.dtype != torch.float32 or each.device.type != "cpu" for each in given)
         or not heads.is_contiguous()
         or not cos.shape == sin.shape == tables
-        or not 0 <= count <= head_count
+        or not 0 <= together <= count <= head_count
+        or (weight is not None and weight.shape != (count, d))
     ):
         raise ValueError(
             f"heads must be contiguous, all tensors float32 on the CPU, cos and sin of shape {tables} and count at most {head_count}, "
-            f"got heads {tuple(heads.shape)} {heads.dtype}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}, count {count}"
+            f"got heads {tuple(heads.shape)} {heads.dtype}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}, count {count}, together "
+            f"{together}, weight {None if weight is None else tuple(weight.shape)}"
         )
-    cos, sin = cos.contiguous(), sin.contiguous()
+    cos, sin, least = cos.contiguous(), sin.contiguous(), np.array([eps], np.float32)
+    weight = None if weight is None else weight.contiguous()
     fields = {
         PrefillJob.ROWS: B, PrefillJob.QUERY_COUNT: n, PrefillJob.HEAD_DIM: d, PrefillJob.K: head_count * d, PrefillJob.HEADS: count,
-        PrefillJob.X: heads.data_ptr(), PrefillJob.COS: cos.data_ptr(), PrefillJob.SIN: sin.data_ptr(),
-        PrefillJob.QUERY_ROW: 0 if len(cos) == 1 else n * d,
+        PrefillJob.X: heads.data_ptr(), PrefillJob.COS: cos.data_ptr(), PrefillJob.SIN: sin.data_ptr(), PrefillJob.ROTARY: r,
+        PrefillJob.QUERY_ROW: 0 if len(cos) == 1 else n * r, PrefillJob.W: 0 if weight is None else weight.data_ptr(),
+        PrefillJob.TOGETHER: together, PrefillJob.EPS: least.ctypes.data,
     }  # fmt: skip
     _run(prefill.rotate, 1, 0, fields)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, window: int | None = None, cap: float | None = None
+) -> Tensor:
     """Return causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d).
 
-    All are float32 on the CPU, d a multiple of `PANEL`. Queries, keys and values may be slices of one tensor of heads. Raises
-    `ValueError` for another shape, type or layout.
+    All are float32 on the CPU, d a multiple of `PANEL`. Queries, keys and values may be slices of one tensor of heads. `window`: how many
+    keys a query sees, its own included; `cap`: scores s become cap · tanh(s / cap). Raises `ValueError` for another shape, type or layout.
     """
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
@@ -276,11 +307,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         )
     mixed = torch.empty(B, n, G * R * d, dtype=torch.float32, device="cpu")
     key_panels = torch.empty(B * G * (T + -T % PANEL) * d, dtype=torch.float32, device="cpu")
+    limit = np.array([cap or 0], np.float32)
     fields = {
         PrefillJob.ROWS: B, PrefillJob.GROUPS: G, PrefillJob.HEADS: R, PrefillJob.HEAD_DIM: d, PrefillJob.QUERY_COUNT: n, PrefillJob.KEY_COUNT: T,
         PrefillJob.QUERIES: queries.data_ptr(), PrefillJob.QUERY_ROW: queries.stride(0), PrefillJob.QUERY_POSITION: queries.stride(1),
         PrefillJob.KEYS: keys.data_ptr(), PrefillJob.VALUES: values.data_ptr(), PrefillJob.KEY_ROW: keys.stride(0),
         PrefillJob.KEY_GROUP: keys.stride(1), PrefillJob.MIXED: mixed.data_ptr(), PrefillJob.KEY_PANELS: key_panels.data_ptr(),
+        PrefillJob.WINDOW: T if window is None else window, PrefillJob.CAP: 0 if cap is None else limit.ctypes.data,
     }  # fmt: skip
     _run(prefill.attend, 2, R * prefill.QUERIES * (T + -T % PANEL + 1), fields)
     return mixed

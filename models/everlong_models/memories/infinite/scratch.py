@@ -22,8 +22,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everlong_models.backbone.kv_cursor import KVCursor, causal_mask
+from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import ConfigError
+from everlong_models.kernels.attention import causal_mask
 from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.infinite.long_term import Contraction, LongTermConfig, LongTermMemory, ProjectedMemory
 from everlong_models.memories.infinite.pretrained import LayerTrace, LongTermReader

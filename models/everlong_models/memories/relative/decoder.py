@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.kv_cursor import KVCursor, causal_mask
+from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import ConfigError
+from everlong_models.kernels.attention import causal_mask
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.gpu.attention_kernel import decode_attention
 from everlong_models.kernels.yield_point import yield_point

@@ -15,7 +15,7 @@ from everlong_server.api.bodies.request_file import BINARY, RequestFile, request
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.schemas import AfterId, PageLimit
-from everlong_server.api.sse import event_stream
+from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.views import CallerServices, document_view
 from everlong_server.errors import NotFound, Unavailable
 

@@ -9,9 +9,9 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.native.document_text import MAX_BYTES, text
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.documents.formats.pictures import draw_page
 from everlong_server.errors import InvalidRequest, NotFound

@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.schemas import Evidence, Wire
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge

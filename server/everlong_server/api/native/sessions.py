@@ -14,12 +14,12 @@ from fastapi.responses import JSONResponse, Response
 from everlong_server.api import memory_schemas, schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
 from everlong_server.api.native.new_session import ClientName, CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
-from everlong_server.api.sse import event_stream
+from everlong_server.api.streams.disconnect import run_unless_disconnected
+from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
 from everlong_server.api.views import CallerServices, memory_view, session_services, session_view
 from everlong_server.errors import InvalidRequest

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.ollama.ndjson import ndjson_stream
@@ -25,6 +24,7 @@ from everlong_server.api.ollama.schemas import (
     OllamaGenerate,
     OllamaGenerated,
 )
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted, TextDelta

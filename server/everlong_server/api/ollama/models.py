@@ -12,7 +12,6 @@ from fastapi.responses import Response
 
 from everlong_models.catalogue.entry import Entry, entries
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED
 from everlong_server.api.ollama.answers import OLLAMA_ERRORS
 from everlong_server.api.ollama.requests import plain_name
@@ -26,6 +25,7 @@ from everlong_server.api.ollama.schemas import (
     OllamaShow,
     OllamaVersion,
 )
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.embeddings import embed_input, encoded
 from everlong_server.api.views import CallerServices, embedding_model_view
 from everlong_server.errors import InvalidRequest

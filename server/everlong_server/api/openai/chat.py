@@ -23,10 +23,10 @@ from everlong_server.api.openai.chat_schemas import (
     FilePart,
 )
 from everlong_server.api.openai.chat_view import completion_view, live_chunks, replayed_chunks
-from everlong_server.api.openai.inline_files import file_of_data
+from everlong_server.api.openai.files.inline import file_of_data
 from everlong_server.api.openai.text_formats import JsonObjectFormat
 from everlong_server.api.openai.tools.requests import chat_calls, chat_tool_use
-from everlong_server.api.sse import data_stream
+from everlong_server.api.streams.sse import data_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.translation.messages import ParsedMessages
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling

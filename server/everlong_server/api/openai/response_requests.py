@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from everlong_models import ToolCall
-from everlong_server.api.openai.inline_files import file_of_data, file_of_url
+from everlong_server.api.openai.files.inline import file_of_data, file_of_url
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputEntry,

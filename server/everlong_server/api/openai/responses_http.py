@@ -25,7 +25,7 @@ from everlong_server.api.openai.response_schemas import (
     Response,
     ResponseDeleted,
 )
-from everlong_server.api.sse import event_stream
+from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.responses import ResponseTurn

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 

@@ -29,6 +29,7 @@ def test_products(threads, rows, K, N):
     for then, given, expected in (
         (Epilogue.NONE, None, y),
         (Epilogue.SILU, None, F.silu(y)),
+        (Epilogue.GELU, None, F.gelu(y, approximate="tanh")),
         (Epilogue.TIMES, other, y * other),
         (Epilogue.PLUS, other, y + other),
     ):
@@ -45,6 +46,13 @@ def test_silu_everywhere():
     torch.testing.assert_close(found.double(), F.silu(x.double()), rtol=1e-6, atol=1e-30)
     wrong = torch.full((PANEL, 1), torch.nan)
     assert thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(wrong), None, Epilogue.SILU, None).isnan().all()
+
+
+def test_gelu_everywhere():
+    x = torch.cat([torch.linspace(-20, 20, 4000), torch.tensor([-1e30, -200.0, 0.0, 1e-30, 200.0, 1e30])])
+    x = F.pad(x, (0, -len(x) % PANEL))
+    found = thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(x[:, None]), None, Epilogue.GELU, None)[0]
+    torch.testing.assert_close(found.double(), F.gelu(x.double(), approximate="tanh"), rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_does_not_depend_on_the_others(threads):
@@ -75,7 +83,7 @@ def test_wrong_types_and_shapes_of_a_product_are_refused():
             thread_pool.linear(wrong, packed, None, Epilogue.PLUS, beside)
 
 
-def attention(queries, keys, values):
+def attention(queries, keys, values, window=None, cap=None):
     """As the formula has it, in float64."""
     n, T, R = queries.shape[1], keys.shape[2], queries.shape[3]
     q, k, v = (
@@ -83,7 +91,10 @@ def attention(queries, keys, values):
         *(e.double().repeat_interleave(R, 1) for e in (keys, values)),
     )
     hidden = torch.ones(n, T, dtype=torch.bool).triu(T - n + 1)
-    return ((q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    if window is not None:
+        hidden |= torch.ones(n, T, dtype=torch.bool).tril(T - n - window)
+    scores = q @ k.mT if cap is None else torch.tanh(q @ k.mT / cap) * cap
+    return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
 def parts(B, n, T, G, R, d, room=0):
@@ -109,6 +120,15 @@ def test_attention(threads, B, n, T, G, R, d, room):
     queries, keys, values = parts(B, n, T, G, R, d, room)
     found = thread_pool.attend(queries, keys, values)
     torch.testing.assert_close(found.double(), attention(queries, keys, values), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "cap"), [(1, None), (7, None), (16, 3.0), (61, 3.0), (None, 3.0)])
+@pytest.mark.parametrize(("n", "T"), [(70, 70), (50, 131), (1, 90)])
+def test_attention_with_a_window_and_capped_scores(threads, n, T, window, cap):
+    torch.manual_seed(4)
+    queries, keys, values = parts(2, n, T, 2, 3, 32)
+    found = thread_pool.attend(queries, keys, values, window, cap)
+    torch.testing.assert_close(found.double(), attention(queries, keys, values, window, cap), rtol=1e-5, atol=1e-5)
 
 
 def test_attention_with_large_scores_and_nan():
@@ -152,6 +172,28 @@ def test_norms(threads, shape):
     x = torch.randn(shape)
     torch.testing.assert_close(thread_pool.norm(x, 1e-5), F.rms_norm(x, shape[-1:], None, 1e-5), rtol=1e-6, atol=1e-6)
     assert torch.equal(thread_pool.norm(x[:, -1:], 1e-5), thread_pool.norm(x, 1e-5)[:, -1:])
+
+
+def test_a_norm_with_weight_and_addend(threads):
+    x, weight, plus = torch.randn(3, 41, 64), torch.randn(64), torch.randn(3, 41, 64)
+    expected = plus + F.rms_norm(x, (64,), weight, 1e-5)
+    torch.testing.assert_close(thread_pool.norm(x, 1e-5, weight, plus), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("together", [0, 3])
+@pytest.mark.parametrize("r", [0, 12, 32])
+def test_rotary_positions_of_a_part_of_normed_heads(threads, together, r):
+    """Four heads are normed: each by itself, or the first three together and the fourth."""
+    heads, weight, angles = torch.randn(2, 30, 6, 32), torch.randn(4, 32), torch.randn(1, 30, 1, r // 2)
+    cos, sin = angles.cos().repeat(1, 1, 1, 2), torch.cat([-angles.sin(), angles.sin()], dim=-1)
+    expected = heads.clone()
+    for few in [slice(0, 3), slice(3, 4)] if together else [slice(n, n + 1) for n in range(4)]:
+        x = heads[:, :, few]
+        expected[:, :, few] = x * x.square().mean((2, 3), keepdim=True).add(1e-5).rsqrt() * weight[few]
+    x = expected[:, :, :4, :r].clone()
+    expected[:, :, :4, :r] = x * cos + (x.roll(r // 2, dims=-1) if r else x) * sin
+    thread_pool.rotate(heads, 4, cos, sin, weight, together, 1e-5)
+    torch.testing.assert_close(heads, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_types_shapes_and_layouts_of_norms_and_rotations_are_refused():

@@ -14,13 +14,13 @@ import torch
 from numba import cfunc
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.kernels.cpu import matrix_product, thread_pool
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, QuantisedMatrix, can_quantise
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
+from tests.models import tiny_families
 from tests.models.q4_weights import q4_weights
 
 pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
@@ -157,12 +157,8 @@ def build(hidden: int = 64, head_dim: int = 16, heads: int = 4, family: str = "l
         "vocab_size": 96, "hidden_size": hidden, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": heads,
         "num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": head_dim, "attention_bias": True,
     }  # fmt: skip
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**sizes, mlp_bias=True))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    model = tiny_families.model(family, **sizes | ({"mlp_bias": True} if family == "llama" else {}))
+    tiny_families.randomise(model, 0.2)
     return Backbone(model.eval())
 
 
@@ -262,12 +258,25 @@ def test_a_decoded_row_does_not_depend_on_its_neighbours(rows):
 def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads, family):
     """Weights that four bits hold: what differs are the sixteen of activations. One to seven heads a group, together or each by
     itself; contexts of no token, and beyond what is computed at once."""
+    compare_steps(family, head_dim, heads, width, threads)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("family", sorted(tiny_families.SWITCHES.keys() - {"llama", "qwen3"}))
+def test_a_step_of_every_family_is_that_of_the_float_matrices(family, threads):
+    """With their windows, norms, factors and rotations; two heads a group."""
+    compare_steps(family, 32, 4, 128, threads)
+
+
+def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: int) -> None:
     exact, quantized = (build(width, head_dim, heads, family) for _ in range(2))
     for backbone in (exact, quantized):
         for module in backbone.model.modules():
             if isinstance(module, nn.Linear):
                 module.weight.copy_(q4_weights(*module.weight.shape, 0.25))
-        backbone.optimize(quantize=backbone is quantized)
+        assert backbone.optimize(quantize=backbone is quantized) is None
+    assert quantized._optimised.decoding is not None
     x, kv, _ = decoded(quantized, 5, 400)
     kv /= 4
     at, other, before = torch.tensor([0, 1, 6, 399, 203]), kv.clone().float(), torch.get_num_threads()
@@ -333,9 +342,11 @@ def test_a_position_outside_the_cache(at):
         ("kv", {"kv": torch.zeros(2, 3, 2, 2, 16, 40).half().transpose(4, 5)}),
         ("at", {"at": torch.zeros(1, dtype=torch.int64)}),
         ("at", {"at": torch.zeros(2, dtype=torch.int32)}),
-        ("cos", {"cos": torch.ones(39, 16)}),
-        ("sin", {"sin": torch.ones(40, 8)}),
-        ("sin", {"sin": torch.ones(40, 16, dtype=torch.float64)}),
+        ("cos", {"cos": torch.ones(1, 39, 16)}),
+        ("cos", {"cos": torch.ones(2, 41, 16)}),
+        ("sin", {"sin": torch.ones(1, 41, 8)}),
+        ("sin", {"sin": torch.ones(1, 40, 16)}),
+        ("sin", {"sin": torch.ones(1, 41, 16, dtype=torch.float64)}),
     ],
 )
 def test_wrong_types_and_shapes_of_a_step_are_refused(name, change):
@@ -344,7 +355,7 @@ def test_wrong_types_and_shapes_of_a_step_are_refused(name, change):
     backbone.optimize(quantize=True)
     decoding = backbone._optimised.decoding
     x, kv, at = decoded(backbone, 2, 40)
-    given = {"x": x, "kv": kv, "at": at, "cos": torch.ones(40, 16), "sin": torch.zeros(41, 16)}
+    given = {"x": x, "kv": kv, "at": at, "cos": torch.ones(1, 41, 16), "sin": torch.zeros(1, 41, 16)}
     assert decoding(**given).shape == (2, 1, 64)
     with pytest.raises(ValueError, match=name):
         decoding(**given | change)

@@ -292,6 +292,7 @@ def test_the_example_of_the_page(server: Server) -> None:
     ]
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_each_line_is_answered_once(new_server: Any) -> None:
     server = new_server(recall_passages=0, max_streams=4, lease_seconds=2).start()
     with sdk(server) as client:
@@ -332,6 +333,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
         yield server
 
 
+@pytest.mark.long
 def test_limits(limited: Server) -> None:
     with sdk(limited) as client:
         with pytest.raises(openai.APIStatusError) as too_large:

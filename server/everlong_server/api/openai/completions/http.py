@@ -17,7 +17,7 @@ from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.completions.schemas import MAX_CHOICES, Completion, CreateCompletion
 from everlong_server.api.openai.completions.view import Text, completion_view, replayed_chunks
-from everlong_server.api.sse import data_stream
+from everlong_server.api.streams.sse import data_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.turn_parameters import MAX_LOGPROBS, require_json
 from everlong_server.api.views import CallerServices

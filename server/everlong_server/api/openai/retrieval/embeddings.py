@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.openai.retrieval.embedding_schemas import (
     CreateEmbeddings,
@@ -22,6 +21,7 @@ from everlong_server.api.openai.retrieval.embedding_schemas import (
     RerankText,
     RerankUsage,
 )
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.embeddings import embed_input, encoded
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.embeddings import Floats

@@ -11,12 +11,12 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.openai.retrieval.vector_store_view import view_hit, view_store
 from everlong_server.api.schemas import AfterId, PageLimit
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.files import require_file
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import TooLarge

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import rapidocr
 from PIL import Image, ImageDraw, ImageFont
+from rapidocr.ch_ppocr_rec.utils import CTCLabelDecode
 
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
@@ -178,11 +179,20 @@ def test_when_the_time_is_used_up_the_pages_are_noted() -> None:
 
 
 def test_a_language_excludes_the_letters_of_others() -> None:
-    picture = saved(scan(*below(["The keeper of \u03a9\u03a3\u03a8\u0394 left"])))
-    anything, latin = (read(picture, recogniser=Recogniser(10_000, Language(name)))[0] for name in ("any", "latin"))
-    assert any("GREEK" in unicodedata.name(letter) for letter in anything)
-    assert all("LATIN" in unicodedata.name(letter) for letter in latin if letter.isalpha())
-    assert latin.startswith("The keeper of ")
+    decoder = CTCLabelDecode(character=["a", "\u03a9", "\u65e5", "1"])  # and "blank" before them, a space after them
+    scores = np.array([[[0, 0.3, 0.6, 0.1, 0, 0], [0, 0.1, 0, 0.6, 0.3, 0], [0, 0.2, 0, 0, 0.8, 0]]])
+
+    def found(language: str) -> str:
+        return Language(language).restrict(decoder)(scores)[0][0][0]
+
+    assert decoder(scores)[0][0][0] == "\u03a9\u65e51"
+    assert found("latin") == "a1"
+    assert found("greek") == "\u03a91"
+    assert found("japanese") == "a\u65e51"
+
+
+def test_a_language_leaves_its_own_letters() -> None:
+    assert read(saved(scan(*below(LINES))), recogniser=Recogniser(10_000, Language("latin")))[0] == "\n".join(LINES)
 
 
 def test_a_language_with_a_model_of_its_own(tmp_path: Path) -> None:

@@ -209,7 +209,13 @@ def _write_in_one_line(cell: Any, *, is_last: bool) -> None:
             part.text = f" {'* ' if part.tag == 'li' else ''}{part.text or ''}"
             part.tag = "span"
     cell.tag = "span"
-    cell.tail = "" if is_last else _TAB
+    cell.text = (cell.text or "").lstrip()
+    if len(cell):
+        cell[-1].tail = (cell[-1].tail or "").rstrip()
+    else:
+        cell.text = cell.text.rstrip()
+    between = (cell.tail or "").strip()
+    cell.tail = f"{'' if is_last else _TAB}{between}{' ' if between else ''}"
 
 
 def _write_out_numbers(tree: Any) -> None:

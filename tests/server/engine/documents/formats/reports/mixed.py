@@ -79,6 +79,7 @@ REPORTS = [
         ["The left cell. Its second line. The right cell."], [], []),
     Report("code-of-several-lines", "a.html", web("<pre><code>def <b>f</b>():\n    return 1</code></pre><p>x</p>"), ["def f(): return 1"], [], []),
     Report("cells-without-a-row", "a.html", web("<table><td>c1<td>c2</table>"), ["c1 c2"], ["c1c2"], []),
+    Report("words-between-cells", "a.html", web("<table>stray<tr><td>a</td>gap<td>b</td></tr></table>"), ["stray a gap b"], [], []),
     Report("tables-in-tables", "a.html",
         web("<table><tr><td>Menu<table><tr><td>in<td>side</table><td>The page</table>"), ["Menu in side The page"], ["Menuin"], []),
     Report("headings-in-a-table", "a.html", web("<table><tr><td><h1>Title</h1>One.</td><td><h2>More</h2>Two.</td></tr></table>"),

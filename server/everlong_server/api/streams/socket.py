@@ -14,7 +14,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from everlong_server.api.bodies.json_body import parse_json
 from everlong_server.api.errors import as_server_error
-from everlong_server.api.sse import error_event
+from everlong_server.api.streams.sse import error_event
 from everlong_server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
 
 # Close codes of RFC 6455 and the IANA registry.

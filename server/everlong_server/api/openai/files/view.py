@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everlong_server.api import schemas
-from everlong_server.api.openai.file_schemas import File
+from everlong_server.api.openai.files.schemas import File
 from everlong_server.api.views import document_view
 from everlong_server.errors import NotFound
 from everlong_server.services import Services

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everlong_server.api.sse import data_stream, event_stream
+from everlong_server.api.streams.sse import data_stream, event_stream
 
 
 @pytest.mark.parametrize("stream", [event_stream, data_stream])

@@ -1,0 +1,103 @@
+"""`everlong bench families`: decode and prefill of every family with the fast path, as a ratio to Llama at equal sizes.
+
+Both models run in turns in one process, and the fastest turn of each counts. So what else the machine does meanwhile slows down both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from everlong_lab.harness.report import Report, Target
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.description import FAMILIES
+
+MOST = 1.1
+"""A family takes at most this many times as long as Llama."""
+_STEPS = 16
+_SIZES = {
+    "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 8192, "pad_token_id": 0,
+}  # fmt: skip
+_GRANITE = {
+    "attention_multiplier": 0.125,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+_SWITCHES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 512}, "gemma2": {"sliding_window": 512}, "gemma3_text": {"sliding_window": 512},
+    "olmo3": {"sliding_window": 512}, "granite": _GRANITE,
+}  # fmt: skip
+"""Where the defaults of transformers' config do not have the family's switches, or windows larger than what is measured."""
+
+
+def run(
+    *, families: Sequence[str], width: int, layers: int, tokens: int, turns: int, progress: Callable[[str], None]
+) -> Report:
+    """Measure these families: prefill of so many `tokens`, then decode steps, around random models of this size."""
+    rows: list[dict[str, Any]] = []
+    llama = _build("llama", width, layers)
+    for kind in families:
+        progress(f"measuring {kind}")
+        rows.append({"family": kind, **_ratios(llama, _build(kind, width, layers), tokens, turns)})
+    targets = [
+        Target(f"{row['family']}: {phase} ÷ llama's", row[f"{phase}_ratio"], MOST, at_most=True)
+        for row in rows
+        for phase in ("decode", "prefill")
+    ]
+    note = f"{layers} layers of width {width}, {tokens} tokens, {torch.get_num_threads()} threads; the fastest of {turns} turns"
+    return Report("families", rows, targets, [note])
+
+
+def _build(kind: str, width: int, layers: int) -> Backbone:
+    torch.manual_seed(0)
+    sizes = _SIZES | {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
+    if kind != "phi3":  # its config has none
+        sizes["head_dim"] = width // 8
+    config = AutoConfig.for_model(kind, **sizes | _SWITCHES.get(kind, {}))
+    backbone = Backbone(AutoModelForCausalLM.from_config(config).eval())
+    if reason := backbone.optimize(quantize=True, bfloat16=True):
+        raise AssertionError(f"{kind} has no fast path: {reason}")
+    return backbone
+
+
+@torch.inference_mode()
+def _ratios(llama: Backbone, other: Backbone, tokens: int, turns: int) -> dict[str, float]:
+    best = [[float("inf")] * 2 for _ in range(2)]
+    for _ in range(turns + 1):  # the first turn warms up
+        for times, backbone in zip(best, (llama, other), strict=True):
+            found = _timed(backbone, tokens)
+            times[:] = map(min, times, found)
+    (prefill, decode), (other_prefill, other_decode) = best
+    return {
+        "decode_ratio": other_decode / decode,
+        "prefill_ratio": other_prefill / prefill,
+        "decode_ms": 1000 * other_decode,
+        "prefill_seconds": other_prefill,
+    }
+
+
+def _timed(backbone: Backbone, tokens: int) -> tuple[float, float]:
+    """Return the seconds of a prefill, and of a decode step: of each the fastest."""
+    x = torch.randn(1, tokens, backbone.width, generator=torch.Generator().manual_seed(0))
+    kv = backbone.new_kv(1, tokens + _STEPS)
+    begun = time.perf_counter()
+    backbone.hidden(x, kv=kv, keep=1)
+    prefill = time.perf_counter() - begun
+    return prefill, min(_step(backbone, x, kv, tokens + n) for n in range(_STEPS))
+
+
+def _step(backbone: Backbone, x: Tensor, kv: Tensor, at: int) -> float:
+    begun = time.perf_counter()
+    backbone.hidden(x[:, :1], kv=kv, at=torch.tensor([at]))
+    return time.perf_counter() - begun
+
+
+def supported() -> tuple[str, ...]:
+    """Return the families that can be measured: all but Llama."""
+    return tuple(kind for kind in FAMILIES if kind != "llama")

@@ -1,0 +1,283 @@
+"""`describe`: what the layers of a decoder consist of, in one description for all supported families.
+
+    a = h,           or n(h) with `before`           m likewise, with `between`
+    h ← h + ρ A(a),  or h + ρ n(A(a)) with `after_attention`
+    h ← h + ρ M(m),  or h + ρ n(M(m)) with `after_mlp`
+    A(x) = O attention(rope(Q x), rope(K x), V x),   M(x) = D (act(G x) · U x),   n = RMS norm
+
+Queries and keys may pass norms before their rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The
+description holds the model's own modules, so nothing is computed or copied here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from everlong_models.kernels.linear import Activation
+from everlong_models.kernels.low_rank import Update, split_update
+from everlong_models.kernels.norms import Norms
+
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "smollm3", "olmo2", "olmo3",
+)  # fmt: skip
+"""transformers' `model_type` of the families that `describe` supports."""
+FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose frequencies do not depend on the length of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A matrix: the rows `first` … `end` of a module's weight, because some families store several matrices in one module."""
+
+    module: nn.Linear
+    first: int = 0
+    end: int | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows, with the module's low-rank update."""
+        return self.module.weight[self.first : self.end]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of these rows."""
+        return None if self.module.bias is None else self.module.bias[self.first : self.end]
+
+    @property
+    def parts(self) -> tuple[Tensor, Update | None]:
+        """The rows without an update, and their update."""
+        weight, update = split_update(self.module)
+        rows = slice(self.first, self.end)
+        return weight[rows], None if update is None else (update[0], update[1][rows])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDescription:
+    """One layer. `window`: how many positions a query sees, its own included; None: all. `rotation`: index in `Description.rotations`."""
+
+    q: Part
+    k: Part
+    v: Part
+    o: Part
+    gate: Part
+    up: Part
+    down: Part
+    norms: Norms
+    window: int | None
+    rotation: int
+
+    @property
+    def matrices(self) -> list[Part]:
+        """All of them, in the order of the fields."""
+        return [self.q, self.k, self.v, self.o, self.gate, self.up, self.down]
+
+
+class Rotations:
+    """The rotary tables of a model's layers.
+
+    `kinds`: names of transformers' tables, if it has several; "" for the only one; None for layers that rotate nothing. `short`: texts of
+    up to so many positions have other frequencies than longer ones (Phi 3's `longrope`); None if all have the same.
+    """
+
+    def __init__(self, module: nn.Module, kinds: Sequence[str | None], short: int | None = None) -> None:
+        self._module, self.kinds, self._short = module, tuple(kinds), short
+
+    def __call__(self, x: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return cosines and sines (1 or B, T, r) of each kind, in the type of `x`, for `positions` (1 or B, T); r is 0 without rotation."""
+        return [self._table(kind, x, positions) for kind in self.kinds]
+
+    def _table(self, kind: str | None, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if kind is None:
+            nothing = x.new_empty(*positions.shape, 0)
+            return nothing, nothing
+        if self._short is not None and len(positions) > 1:  # transformers would choose by the longest row for all
+            cos, sin = (
+                torch.cat(rows) for rows in zip(*(self._module(x, row[None]) for row in positions), strict=True)
+            )
+        else:
+            cos, sin = self._module(x, positions, kind) if kind else self._module(x, positions)
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+    def of_steps(self, x: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the tables of decode steps at the positions 0 … `count` - 1, each as if it were the last of its text."""
+        positions = torch.arange(count, device=x.device)[None]
+        if self._short is None or count <= self._short:
+            return self(x, positions)
+        parts = zip(self(x, positions[:, : self._short]), self(x, positions[:, self._short :]), strict=True)
+        return [(torch.cat([a[0], b[0]], dim=1), torch.cat([a[1], b[1]], dim=1)) for a, b in parts]
+
+    def frequencies(self) -> list[Tensor | None]:
+        """Return the frequencies (r/2,) of each kind, in radians per position."""
+        return [
+            None if kind is None else getattr(self._module, f"{kind}_inv_freq" if kind else "inv_freq")
+            for kind in self.kinds
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A decoder. `scale`: of the attention; `residual`: ρ; `cap`: of attention scores (see `kernels.attention`); `embedding`: factor of the
+    embeddings; `head`: factor of the logits, which are then capped by `head_cap`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    activation: Activation
+    scale: float
+    layers: list[LayerDescription]
+    rotations: Rotations
+    norm: Tensor
+    residual: float = 1.0
+    cap: float | None = None
+    embedding: float = 1.0
+    head: float = 1.0
+    head_cap: float | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every layer is one of Llama's, up to its rotation and window: norms before, none after, none of heads, SiLU."""
+        return (
+            self.activation == Activation.SILU
+            and self.cap is None
+            and all(layer.norms.tensors().keys() == {"before", "between"} for layer in self.layers)
+        )
+
+
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Return in words what `describe` does not support about `model`; None if it supports everything."""
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return f"architecture {config.model_type!r}"
+    if _activation(config) not in {kind.value for kind in Activation}:
+        return f"activation {_activation(config)!r}"
+    if not has_fixed_frequencies(config) and _short_positions(model) is None:
+        return f"rotary positions {config.rope_parameters}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "attention to later positions"
+    matrices = [part.module for layer in describe(model).layers for part in layer.matrices]
+    # Not isinstance: adapters and quantised matrices derive from nn.Linear and compute something else.
+    others = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
+    return f"matrices of type {', '.join(map(str, others))}" if others else None
+
+
+def has_fixed_frequencies(config: Any) -> bool:
+    """Return whether the rotary frequencies never change, in any layer."""
+    return all(rope.get("rope_type", "default") in FIXED_FREQUENCIES for rope in _ropes(config))
+
+
+def _short_positions(model: PreTrainedModel) -> int | None:
+    """Return `short` of `Rotations`."""
+    config = model.config
+    if [rope.get("rope_type") for rope in _ropes(config)] != ["longrope"]:
+        return None
+    return int(config.rope_parameters["original_max_position_embeddings"])
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """Return the parameters of the rotary positions: one for all layers, or one for each kind of layer."""
+    rope = config.rope_parameters
+    return [each for each in rope.values() if each] if _named(rope) else [rope]
+
+
+def _named(rope: dict[str, Any]) -> bool:
+    return all(value is None or isinstance(value, dict) for value in rope.values())
+
+
+def _activation(config: Any) -> str:
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def describe(model: PreTrainedModel) -> Description:
+    """Describe a model of one of the `FAMILIES`."""
+    config, base = model.config, model.base_model
+    first = base.layers[0].self_attn
+    kinds = [_rotation(config, layer.self_attn, index) for index, layer in enumerate(base.layers)]
+    distinct = list(dict.fromkeys(kinds))
+    return Description(
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=first.head_dim,
+        eps=config.rms_norm_eps,
+        activation=Activation(_activation(config)),
+        scale=first.scaling,
+        layers=[
+            _layer(config, layer, index, distinct.index(kind)) for index, (layer, kind) in enumerate(zip(base.layers, kinds, strict=True))
+        ],
+        rotations=Rotations(base.rotary_emb, distinct, _short_positions(model)),
+        norm=_norm_weight(base.norm),
+        residual=getattr(config, "residual_multiplier", 1.0),
+        # Gemma 3 has the field, too, but its attention does not use it.
+        cap=config.attn_logit_softcapping if config.model_type == "gemma2" else None,
+        embedding=getattr(config, "embedding_multiplier", 1.0),
+        head=1 / getattr(config, "logits_scaling", 1.0),
+        head_cap=getattr(config, "final_logit_softcapping", None),
+    )  # fmt: skip
+
+
+def _layer(config: Any, layer: Any, index: int, rotation: int) -> LayerDescription:
+    a, mlp = layer.self_attn, layer.mlp
+    if hasattr(a, "qkv_proj"):  # Phi 3
+        q, k = config.num_attention_heads * a.head_dim, config.num_key_value_heads * a.head_dim
+        qkv = (Part(a.qkv_proj, 0, q), Part(a.qkv_proj, q, q + k), Part(a.qkv_proj, q + k))
+        both = (Part(mlp.gate_up_proj, 0, config.intermediate_size), Part(mlp.gate_up_proj, config.intermediate_size))
+    else:
+        qkv, both = (Part(a.q_proj), Part(a.k_proj), Part(a.v_proj)), (Part(mlp.gate_proj), Part(mlp.up_proj))
+    return LayerDescription(
+        *qkv, Part(a.o_proj), *both, Part(mlp.down_proj),
+        norms=_norms(layer), window=_window(config, index), rotation=rotation,
+    )  # fmt: skip
+
+
+def _norms(layer: Any) -> Norms:
+    def weight(owner: Any, name: str) -> Tensor | None:
+        norm = getattr(owner, name, None)
+        return None if norm is None else _norm_weight(norm)
+
+    after = hasattr(layer, "post_feedforward_layernorm")  # then "post attention" is a norm of what attention adds
+    queries = weight(layer.self_attn, "q_norm")
+    return Norms(
+        before=weight(layer, "input_layernorm"),
+        between=weight(layer, "pre_feedforward_layernorm" if after else "post_attention_layernorm"),
+        after_attention=weight(layer, "post_attention_layernorm") if after else None,
+        after_mlp=weight(layer, "post_feedforward_layernorm"),
+        queries=queries,
+        keys=weight(layer.self_attn, "k_norm"),
+        whole=queries is not None and len(queries) != layer.self_attn.head_dim,
+    )
+
+
+def _norm_weight(norm: Any) -> Tensor:
+    """Return what a norm multiplies by. Gemma stores it less one."""
+    weight: Tensor = norm.weight.detach()
+    return (
+        1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
+        if type(norm).__name__.startswith("Gemma")
+        else weight
+    )
+
+
+def _window(config: Any, index: int) -> int | None:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and kinds[index] != "sliding_attention":
+        return None
+    window: int | None = getattr(config, "sliding_window", None)
+    return window
+
+
+def _rotation(config: Any, attention: Any, index: int) -> str | None:
+    """Return the name of a layer's rotary tables (see `Rotations`)."""
+    if not getattr(attention, "use_rope", True):
+        return None
+    return str(config.layer_types[index]) if _named(config.rope_parameters) else ""
+
+
+def _kind(matrix: nn.Module) -> type[nn.Module]:
+    """Return the class of a matrix. For one with a low-rank update, whose class PyTorch derives, the original class."""
+    return type(matrix) if split_update(matrix)[1] is None else type(matrix).__bases__[0]

@@ -1,0 +1,1 @@
+"""OpenAI's files: what is uploaded at once, in parts, and inside requests."""

@@ -1,0 +1,1 @@
+"""Server-sent events, JSON over WebSocket, and callers that leave before they have their answer."""

@@ -1,0 +1,85 @@
+"""Every family computes what transformers computes, and docs/guide/models.md says what is fast and which memories take it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from everlong_models.backbone import quantised_weights
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.description import FAMILIES, describe
+from everlong_models.errors import BackboneError, ConfigError
+from everlong_models.memories.armt import ARMT, ARMTConfig
+from everlong_models.memories.compact import Compact, CompactConfig
+from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
+from everlong_models.memories.rmt import RMT, RMTConfig
+from everlong_models.memories.window import Window, WindowConfig
+from tests.models import tiny_families
+
+PAGE = Path(__file__).parents[3] / "docs/guide/models.md"
+KINDS = [*tiny_families.SWITCHES, *tiny_families.OTHERS]
+MEMORIES: dict[str, Callable[[Backbone], Any]] = {
+    "window": lambda backbone: Window(WindowConfig(segment_length=16, sinks=3, window=20), backbone),
+    "rmt": lambda backbone: RMT(RMTConfig(segment_length=16, memory_tokens=3), backbone),
+    "compact": lambda backbone: Compact(CompactConfig(segment_length=16, entries=20), backbone),
+    "armt": lambda backbone: ARMT(ARMTConfig(segment_length=16, memory_tokens=3), backbone),
+    "infinite": lambda backbone: InfiniteFormer(InfiniteConfig(segment_length=16, basis=8), backbone),
+}
+
+
+def make(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = tiny_families.model(kind)
+    tiny_families.randomise(model, 0.2)
+    return model.eval()
+
+
+def test_every_fast_family_is_tested():
+    assert set(tiny_families.SWITCHES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_logits_are_those_of_transformers_at_every_position(kind):
+    model = make(kind)
+    tokens = torch.randint(97, (2, 80), generator=torch.Generator().manual_seed(1))
+    expected = model(tokens).logits
+    backbone = Backbone(model)
+    assert (backbone.optimize() is None) == (kind in FAMILIES)
+    found = backbone.logits(backbone.hidden(backbone.embed(tokens)))
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+    assert float((found - expected).norm(dim=-1).max() / expected.norm(dim=-1).mean()) < 1e-4
+
+
+def row(kind: str) -> tuple[str, str, str, str, str]:
+    """What the page says about a family."""
+    model = make(kind)
+    fast = kind in FAMILIES
+    shape = describe(model) if fast else None
+    every = shape is not None and all(each is not None for each in shape.rotations.frequencies())
+    whole = (
+        shape is not None
+        and every
+        and all(2 * len(f) == shape.head_dim for f in shape.rotations.frequencies() if f is not None)
+    )
+    fused = shape is not None and shape.plain and whole
+    taken = []
+    for name, build in MEMORIES.items():
+        try:
+            build(Backbone(make(kind)))
+        except (BackboneError, ConfigError):
+            continue
+        taken.append(f"`{name}`")
+    answers = [fast, fused, kind in quantised_weights.FAMILIES]
+    return (kind, *("yes" if answer else "no" for answer in answers), ", ".join(taken))  # type: ignore[return-value]
+
+
+def test_the_page_lists_every_family():
+    line = r"^\| `(\w+)` \| [^|]+ \| (yes|no) \| (yes|no) \| (yes|no) \| ([^|]+) \|$"
+    assert re.findall(line, PAGE.read_text(), re.M) == [row(kind) for kind in KINDS]
