@@ -42,7 +42,9 @@ def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Back
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "biases", "no-groups", "head-dim", "qwen2"])  # what the kernels tell apart
+@pytest.mark.parametrize(
+    "name", ["llama", "biases", "no-groups", "head-dim", "qwen2", "mistral", "granite"]
+)  # what the kernels tell apart
 def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
     """Read; with the last positions only; prefilled; and continued at each row's own position."""
     naive, fast = twins(name)
