@@ -20,6 +20,8 @@ from everlong_server.engine.documents.formats.readers.html import render
 
 _HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
 _ENCRYPTED = ("application/pkcs7-mime", "application/x-pkcs7-mime", "application/pgp-encrypted")
+_UNFOLDED = email.policy.default.clone(max_line_length=None)
+"""Folding a header whose parameter has a longer name than a line never ends."""
 _BOUNDARY = re.compile(r"^--(\S+)[ \t\r]*$", re.MULTILINE)
 
 
@@ -67,7 +69,7 @@ def _parsed(data: bytes) -> Message:
         if boundary is not None:
             with suppress(UnicodeError):  # damaged fields
                 message.set_boundary(boundary[1])
-                message = email.message_from_bytes(message.as_bytes(), policy=email.policy.default)
+                message = email.message_from_bytes(message.as_bytes(policy=_UNFOLDED), policy=email.policy.default)
     return message
 
 
@@ -160,6 +162,6 @@ def _attachment(part: EmailMessage, notes: Notes) -> Iterator[Block]:
 def _bytes(part: EmailMessage) -> bytes:
     if part.get_content_type() == "message/rfc822":
         inner = part.iter_parts()
-        return b"".join(message.as_bytes() for message in inner if isinstance(message, EmailMessage))
+        return b"".join(message.as_bytes(policy=_UNFOLDED) for message in inner if isinstance(message, EmailMessage))
     payload = part.get_payload(decode=True)
     return payload if isinstance(payload, bytes) else b""

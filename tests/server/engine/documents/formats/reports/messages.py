@@ -68,6 +68,14 @@ REPORTS = [
         [],
     ),
     Report(
+        "boundary-lost-in-a-long-name",
+        "a.eml",
+        m(HD + f"Content-Type: multipart/mixed; boundar{'y' * 300}", f"--B\n{T}\n--B--\n"),
+        ["Plain words"],
+        [],
+        [],
+    ),
+    Report(
         "bad-base64",
         "a.eml",
         m(HD + "Content-Type: text/plain\nContent-Transfer-Encoding: base64", "Qm9keSB3b3Jkcw"),
