@@ -70,7 +70,7 @@ REPORTS = [
     Report(
         "boundary-lost-in-a-long-name",
         "a.eml",
-        m(HD + f"Content-Type: multipart/mixed; boundar{'y' * 300}", f"--B\n{T}\n--B--\n"),
+        m(HD + f"Content-Type: multipart/mixed; boundar{'y' * 300}=B", f"--B\n{T}\n--B--\n"),
         ["Plain words"],
         [],
         [],
