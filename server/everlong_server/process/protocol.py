@@ -145,6 +145,8 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
         """Expect the next request."""
         self._between_requests = True
         super().on_message_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            return  # a WebSocket, which has timers of its own
         if self.cycle.response_complete:  # uvicorn ended its own timer when the rest of the request arrived
             self._start_timer(SILENT_SECONDS, self._end_slow_connection)
 
