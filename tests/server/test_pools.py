@@ -87,6 +87,6 @@ async def test_a_failed_background_task_is_restarted(
         if left:
             raise left.pop()
 
-    await background._run_forever(work)
+    await background.run_forever(work)
     assert left == []
     assert [record.message for record in caplog.records] == ["a background task failed; restarting it"] * 2

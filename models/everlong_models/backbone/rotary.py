@@ -26,8 +26,9 @@ def evict(kv: Tensor, frequencies: Sequence[Tensor | None], start: int, count: i
         r = len(angles)
         moved = keys[..., start + count : end, :r]
         first, second = moved.chunk(2, dim=-1)
+        rotated = moved * cos + torch.cat([-second, first], dim=-1) * sin
         keys[..., start : end - count, r:] = keys[..., start + count : end, r:].clone()
-        keys[..., start : end - count, :r] = moved * cos + torch.cat([-second, first], dim=-1) * sin
+        keys[..., start : end - count, :r] = rotated
         values[..., start : end - count, :] = values[..., start + count : end, :].clone()
     # Attention weights these positions with 0 until they are written again, so they must be finite.
     kv[..., end - count : end, :] = 0

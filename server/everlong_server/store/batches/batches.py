@@ -94,11 +94,12 @@ return 1
 _END = (
     _OPEN
     + """
+if redis.call('HGET', KEYS[1], 'ended_by') == ARGV[1] then return 1 end -- a retry: the reply was lost
 if not is_open(KEYS[1]) then return 0 end
 if ARGV[1] ~= '' and redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
 local first = 3 + ARGV[2]
 redis.call('HDEL', KEYS[1], 'fence')
-redis.call('HSET', KEYS[1], unpack(ARGV, 3, first - 1))
+redis.call('HSET', KEYS[1], 'ended_by', ARGV[1], unpack(ARGV, 3, first - 1))
 redis.call('DEL', KEYS[2], KEYS[3])
 for n = 5, #KEYS do
   local count = tonumber(ARGV[first])

@@ -65,7 +65,7 @@ async def test_a_request_waits_for_another_one_that_stores_the_same_file(
     converting, waiting, going_on = asyncio.Event(), asyncio.Event(), threading.Event()
     loop, begin = asyncio.get_running_loop(), IdempotencyRecords.begin
 
-    def convert(_: Path, kind: str, text: Path, __: int) -> Conversion:
+    def convert(_: Path, kind: str, text: Path, __: int, *___: object) -> Conversion:
         if not converting.is_set():
             loop.call_soon_threadsafe(converting.set)
             going_on.wait()

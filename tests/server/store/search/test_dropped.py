@@ -63,7 +63,7 @@ async def test_what_a_stalled_server_could_not_convert_another_one_has(
     stalled, going_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def convert(_: Path, kind: str, text: Path, __: int) -> Conversion:
+    def convert(_: Path, kind: str, text: Path, __: int, *___: object) -> Conversion:
         if not stalled.is_set():
             loop.call_soon_threadsafe(stalled.set)
             going_on.wait()
@@ -143,7 +143,7 @@ async def test_the_text_of_a_file_may_not_exceed_the_bytes_that_the_tenant_has_l
 ) -> None:
     side, limits = Side(redis, tmp_path, "r1", bytes=100), []
 
-    def convert(_: Path, kind: str, text: Path, limit: int) -> Conversion:
+    def convert(_: Path, kind: str, text: Path, limit: int, *__: object) -> Conversion:
         limits.append(limit)
         if limit < 80:
             raise TooLarge("the text is larger than its limit")
@@ -165,7 +165,7 @@ async def test_one_tenant_cannot_occupy_all_converters(
 ) -> None:
     going_on, running = threading.Event(), list[str]()
 
-    def convert(_: Path, kind: str, text: Path, __: int) -> Conversion:
+    def convert(_: Path, kind: str, text: Path, __: int, *___: object) -> Conversion:
         running.append(kind)
         if kind == "slow":
             going_on.wait()
