@@ -124,7 +124,7 @@ def seal_messages(messages: Sequence[dict[str, Any]], vault: Vault) -> tuple[lis
     """Return messages as they are stored: items of the session's list, and fields of its hash."""
     items, fields = list[bytes | str](), dict[str, bytes | str]()
     for message in messages:
-        added = {name: message[name] for name in _ADDED_FIELDS if message.get(name)}
+        added = {name: message[name] for name in _ADDED_FIELDS if message.get(name) not in (None, [])}
         plain = {name: value for name, value in message.items() if name not in _ADDED_FIELDS}
         if message.get("finish_reason") == "repetition":
             added["finish_reason"], plain["finish_reason"] = "repetition", "stop"

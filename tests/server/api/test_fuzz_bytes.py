@@ -265,7 +265,10 @@ def frames(count: int) -> dict[str, int]:
         """Accept the key and the request."""
 
     async def there(_: Any) -> Any:
-        return SimpleNamespace(recall=None)
+        return SimpleNamespace(recall=None, id="ses_1", model_name="m")
+
+    async def own(_: Any) -> Any:
+        return services
 
     shared = SimpleNamespace(
         settings=Settings(), credentials=SimpleNamespace(check=fine),
@@ -273,6 +276,7 @@ def frames(count: int) -> dict[str, int]:
     )  # fmt: skip
     services: Any = SimpleNamespace(
         shared=shared, quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
+        holding=lambda held: services, with_model_of=own, with_model=own,
         session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, create=lambda *_, **__: SimpleNamespace(documents=())),
     )  # fmt: skip
 
