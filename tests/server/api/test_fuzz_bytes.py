@@ -271,12 +271,12 @@ def frames(count: int) -> dict[str, int]:
         return services
 
     shared = SimpleNamespace(
-        settings=Settings(), credentials=SimpleNamespace(check=fine),
+        settings=Settings(), credentials=SimpleNamespace(check=fine), models=SimpleNamespace(all=[]),
         model=SimpleNamespace(tools=None, name="m", memory=SimpleNamespace(vocab_size=100, visible_tokens=100)),
     )  # fmt: skip
     services: Any = SimpleNamespace(
         shared=shared, quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        holding=lambda held: services, with_model_of=own, with_model=own,
+        holding=lambda held: services, with_model_of=own, with_model=own, wait_for_memory=fine,
         session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, create=lambda *_, **__: SimpleNamespace(documents=())),
     )  # fmt: skip
 
