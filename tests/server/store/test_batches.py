@@ -73,6 +73,41 @@ async def test_a_line_has_one_result_however_often_it_is_stored(batches: Batches
     assert [result.text for result in await batches.results(batch.id)] == ["first"]
 
 
+async def test_a_write_that_arrives_again_after_the_next_one_changes_nothing(batches: Batches, blobs: Blobs) -> None:
+    """A connection may break after its command was sent, and Redis run this command only after the client's retry."""
+    batch, claim = await begun(batches, blobs, 3)
+    results = [Result(n, failed=False, text=f"{n}") for n in (1, 2, 3)]
+    moved = [replace(batch, line=n, offset=n, parts=tuple(f"part{m}" for m in range(1, n + 1))) for n in (1, 2)]
+    for result, checkpoint in zip(results, moved, strict=False):
+        await batches.add_result(batch.id, claim, result)
+        await batches.checkpoint(checkpoint, claim)
+    await batches.add_result(batch.id, claim, results[2])
+    assert await batches.add_result(batch.id, claim, results[0])
+    for checkpoint in moved:
+        assert await batches.checkpoint(checkpoint, claim)
+    assert await batches.results(batch.id) == results[2:]
+    found = await batches.get(batch.id)
+    assert (found.completed, found.line, found.offset, found.parts) == (3, 2, 2, ("part1", "part2"))
+
+
+async def test_a_result_that_is_stored_while_the_batch_ends_is_the_only_one_of_its_line(
+    batches: Batches, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, claim = await begun(batches, blobs, 2)
+    read = batches.results
+
+    async def late(batch_id: str) -> list[Result]:
+        await batches.add_result(batch.id, claim, Result(1, failed=False, text=json.dumps({"custom_id": "1"})))
+        return await read(batch_id)
+
+    monkeypatch.setattr(batches, "results", late)
+    run = run_of(batch, claim, batches, blobs, [])
+    assert await run.end_lines("batch_cancelled", "It was cancelled.") == 1
+    (part,) = run.batch.parts
+    lines = blobs.open(part).read().decode().splitlines()
+    assert [(line[0], json.loads(line[1:])["custom_id"]) for line in lines] == [("+", "1"), ("-", "2")]
+
+
 async def test_a_worker_whose_claim_was_taken_writes_nothing(batches: Batches, blobs: Blobs) -> None:
     batch, stale = await begun(batches, blobs, 2)
     claim = await batches.claim(batch.id, "two")

@@ -11,7 +11,6 @@ from pydantic_core import from_json
 
 from everlong_server.store.batches.records import BatchError
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings")
 MAX_ERRORS = 100
 """Number of errors after which the check ends."""
 MAX_CUSTOM_ID = 512

@@ -174,26 +174,30 @@ class BatchRun:
     async def move_results(self, number: int, offset: int) -> None:
         """Move the results from Redis to a blob. They are those of the lines up to `number`, which ends at byte `offset`."""
         results = await self._store.results(self.batch.id)
-        parts = self.batch.parts
-        if results:
-            # The token in the name: a worker that was thought dead may still write its own.
-            name = f"{self.batch.id}.{len(parts)}.{self._claim.token}"
-            await THREADS.run(_write_part, self._blobs, name, results)
-            parts = (*parts, name)
-        moved = replace(self.batch, line=number, offset=offset, parts=parts, result_bytes=0)
+        if not results:
+            return
+        moved = replace(await self._with_part(results), line=number, offset=offset, result_bytes=0)
         if not await self._store.checkpoint(moved, self._claim):
             raise StaleClaim(f"batch {self.batch.id} was claimed by another worker, or has ended")
         self.batch = moved
 
+    async def _with_part(self, results: list[Result]) -> Batch:
+        """Write results to a blob, and return the batch with this part."""
+        # The token in the name: a worker that was thought dead may still write its own.
+        name = f"{self.batch.id}.{len(self.batch.parts)}.{self._claim.token}"
+        await THREADS.run(_write_part, self._blobs, name, results)
+        return replace(self.batch, parts=(*self.batch.parts, name))
+
     async def end_lines(self, code: str, message: str) -> int:
         """Give every line that is not answered an error as its result, in the blob store. Returns the number of these lines."""
-        done, number, offset, ended = await self._store.done(self.batch.id), self.batch.line, self.batch.offset, 0
+        number, offset = self.batch.line, self.batch.offset
         try:
             file = await THREADS.run(self._blobs.open, self.batch.input_file, offset)
         except FileNotFoundError:  # the file was deleted: nobody knows what its other lines were
             await self.move_results(number, offset)
             return 0
-        unanswered: list[Result] = []
+        answered = await self._store.results(self.batch.id)
+        done, unanswered = {result.line for result in answered}, list[Result]()
         with file:
             left = lines(file, number, offset)
             while read := await THREADS.run(_next_lines, left):
@@ -202,12 +206,9 @@ class BatchRun:
                     if line.number not in done:
                         error = json.dumps({"code": code, "message": message})
                         unanswered.append(Result(line.number, failed=True, text=_line(self.batch, line, "null", error)))
-                        ended += 1
-        name = f"{self.batch.id}.{len(self.batch.parts)}.{self._claim.token}"
-        results = sorted([*await self._store.results(self.batch.id), *unanswered], key=lambda result: result.line)
-        await THREADS.run(_write_part, self._blobs, name, results)
-        self.batch = replace(self.batch, parts=(*self.batch.parts, name), line=number, offset=offset)
-        return ended
+        results = sorted([*answered, *unanswered], key=lambda result: result.line)
+        self.batch = replace(await self._with_part(results), line=number, offset=offset)
+        return len(unanswered)
 
 
 def _next_lines(left: Iterator[Line]) -> list[Line]:

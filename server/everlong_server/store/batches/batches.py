@@ -66,7 +66,9 @@ return redis.call('HGET', KEYS[1], 'status')
 # KEYS: batch, results, done. ARGV: token, line, result, 'completed' or 'failed', size of the result
 # Returns 1, or 0 if the batch was claimed by another, or is gone.
 _ADD_RESULT = """
-if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
+local now = redis.call('HMGET', KEYS[1], 'fence', 'line')
+if now[1] ~= ARGV[1] then return 0 end
+if tonumber(ARGV[2]) <= tonumber(now[2] or 0) then return 1 end -- a late retry: the result is in the blob store
 if redis.call('SADD', KEYS[3], ARGV[2]) == 0 then return 1 end -- a retry: the reply was lost
 redis.call('RPUSH', KEYS[2], ARGV[3])
 local life = redis.call('PTTL', KEYS[1])
@@ -78,11 +80,13 @@ redis.call('HINCRBY', KEYS[1], 'result_bytes', ARGV[5])
 return 1
 """
 
-# Removes the results that are in the blob store now. KEYS: batch, results, done. ARGV: token, fields and values
+# Removes the results that are in the blob store now. KEYS: batch, results, done. ARGV: token, parts until now, fields and values
 # Returns 1, or 0 if the batch was claimed by another, or is gone.
 _CHECKPOINT = """
-if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'result_bytes', 0, unpack(ARGV, 2))
+local now = redis.call('HMGET', KEYS[1], 'fence', 'parts')
+if now[1] ~= ARGV[1] then return 0 end
+if (now[2] or '[]') ~= ARGV[2] then return 1 end -- a retry: the reply was lost, and there may be new results
+redis.call('HSET', KEYS[1], 'result_bytes', 0, unpack(ARGV, 3))
 redis.call('DEL', KEYS[2], KEYS[3])
 return 1
 """
@@ -230,9 +234,13 @@ class Batches:
         return sorted(found, key=lambda result: result.line)
 
     async def checkpoint(self, batch: Batch, claim: BatchClaim) -> bool:
-        """Store how far the results are in the blob store, and remove those from Redis. Returns False if the claim is stale."""
+        """Store how far the results are in the blob store, and remove those from Redis. Returns False if the claim is stale.
+
+        The last of the batch's parts is new: it has the results that are in Redis.
+        """
         fields = {"line": batch.line, "offset": batch.offset, "parts": json.dumps(batch.parts)}
-        return bool(await self._scripts.run(_CHECKPOINT, _own(batch.id), [claim.token, *flat(fields)]))
+        args = [claim.token, json.dumps(batch.parts[:-1]), *flat(fields)]
+        return bool(await self._scripts.run(_CHECKPOINT, _own(batch.id), args))
 
     async def end(
         self,
