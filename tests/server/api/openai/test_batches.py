@@ -269,16 +269,41 @@ def test_an_expired_batch_keeps_its_results(client: OpenAI, server: Server) -> N
     assert output.expires_at == output.created_at + 3600
 
 
-def test_a_batch_whose_input_is_deleted_fails_and_keeps_its_results(client: OpenAI) -> None:
-    lines = [line(f"r{n}", CHAT, body_of(client, CHAT, n)) for n in range(3)]
+def test_a_batch_whose_input_is_deleted_fails_and_keeps_its_results(client: OpenAI, server: Server) -> None:
+    """A worker that has opened the file goes on with it, so the batch is claimed again after the file was deleted."""
+    long = {"max_tokens": 400, "ignore_eos": True}
+    lines = [line(f"r{n}", CHAT, body_of(client, CHAT, n, **(long if n else {}))) for n in range(200)]
     batch = send(client, CHAT, *lines)
+    wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed, 60, "for a result")  # type: ignore[union-attr]
     client.files.delete(batch.input_file_id)
+    server.redis.hset(keys.batch(batch.id), "fence", 0)
     done = over(client, batch)
-    if done.status == "failed":  # otherwise it had opened the file before
-        assert done.errors is not None
-        assert [error.code for error in done.errors.data or []] == ["file_not_found"]
-    else:
-        assert done.status == "completed"
+    assert done.status == "failed"
+    assert done.errors is not None
+    assert [error.code for error in done.errors.data or []] == ["file_not_found"]
+    assert done.request_counts is not None
+    answered = results(client, done.output_file_id)
+    assert 0 < len(answered) == done.request_counts.completed < 200
+    assert done.error_file_id is None
+
+
+def test_a_batch_whose_input_is_deleted_before_it_is_checked_fails(client: OpenAI) -> None:
+    """Four batches, which are all that a server works on at once, hold it up."""
+    endless = line("r", CHAT, body_of(client, CHAT, max_tokens=1_000_000, ignore_eos=True, temperature=2))
+    others = [send(client, CHAT, endless) for _ in range(4)]
+    for other in others:
+        wait_for(lambda id=other.id: client.batches.retrieve(id).status == "in_progress", 60, "for the others")
+    batch = send(client, CHAT, line("r", CHAT, body_of(client, CHAT)))
+    client.files.delete(batch.input_file_id)
+    for other in others:
+        client.batches.cancel(other.id)
+    done = over(client, batch)
+    assert done.status == "failed"
+    assert done.errors is not None
+    assert [error.code for error in done.errors.data or []] == ["file_not_found"]
+    assert (done.output_file_id, done.error_file_id) == (None, None)
+    for other in others:
+        assert over(client, other).status == "cancelled"
 
 
 def test_the_example_of_the_page(server: Server) -> None:
