@@ -61,7 +61,7 @@ def create_app(
 ) -> FastAPI:
     """Build the application. It answers at once; `/readyz` returns 503 until `load` has returned the model.
 
-    `others`: the models that requests can name besides this one.
+    `others`: the models that requests can name besides this one; None: there are none.
     Calls `on_ready` or `on_failure` on the event loop once loading ends. Raises `TracingError`.
     """
     metrics, traces = Metrics(), tracing.start_tracing(traces_wanted())

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
@@ -38,10 +38,6 @@ _BUSY_SECONDS = 10
 """What a client is told to wait for memory that other models use."""
 
 
-async def _nothing(source: str) -> Model:
-    raise NotImplementedError(source)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """How to load the models that the settings name besides the first.
@@ -51,10 +47,10 @@ class ModelSource:
     `limit`: the bytes that all models may take; None: what is free.
     """
 
-    names: dict[str, str] = field(default_factory=dict)
-    load: Callable[[str], Awaitable[Model]] = field(default=_nothing)
-    measure: Callable[[str], int | None] = lambda source: None
-    free: Callable[[], int] = lambda: 0
+    names: dict[str, str]
+    load: Callable[[str], Awaitable[Model]]
+    measure: Callable[[str], int | None]
+    free: Callable[[], int]
     limit: int | None = None
     idle_seconds: float = 0.0
 
@@ -92,20 +88,21 @@ class ServedModels:
 
     def __init__(
         self,
-        source: ModelSource,
+        source: ModelSource | None,
         redis: Client,
         metrics: Metrics,
         queues: Callable[[str], ModelQueues],
         serve: Callable[[Shared, Model, ModelQueues], AbstractAsyncContextManager[Shared]],
     ) -> None:
-        """`queues`: opens those of the model with a fingerprint. `serve`: serves a loaded model and its queues with the other parts of
-        the given `Shared`, until the context ends."""
-        self._source = source
+        """`source`: of the other models; None: there are none. `queues`: opens those of the model with a fingerprint. `serve`: serves a
+        loaded model and its queues with the other parts of the given `Shared`, until the context ends."""
+        self._source_of_others = source
         self._redis = redis
         self._metrics = metrics
         self._queues = queues
         self._serve = serve
-        self._others = {name: NamedModel(name, given) for name, given in source.names.items()}
+        names = {} if source is None else source.names
+        self._others = {name: NamedModel(name, given) for name, given in names.items()}
         self._changing = asyncio.Lock()
         """Held while a model is loaded or unloaded: one at a time, as each needs to know how much memory is left."""
         self._first: NamedModel | None = None
@@ -128,6 +125,11 @@ class ServedModels:
                 with contextlib.suppress(EverlongModelError):
                     model.bytes = await asyncio.to_thread(self._source.measure, model.source)
             self._metrics.model_loaded.labels(model.name).set(model is self._first)
+
+    @property
+    def _source(self) -> ModelSource:
+        assert self._source_of_others is not None, "there are no other models"
+        return self._source_of_others
 
     @property
     def first(self) -> Shared:
@@ -284,8 +286,11 @@ class ServedModels:
         log.info("unloaded the model %s", model.name)
 
     async def run(self) -> None:
-        """Until cancelled, unload models that are idle, and load those with waiting jobs, such as after a restart."""
-        while True:
+        """Until cancelled, unload models that are idle, and load those with waiting jobs, such as after a restart.
+
+        Returns at once if there is only the first model.
+        """
+        while self._others:
             await asyncio.sleep(_CHECK_SECONDS)
             for model in self._others.values():
                 with contextlib.suppress(RedisError):

@@ -45,7 +45,7 @@ async def run_services(
 ) -> AsyncIterator[Shared]:
     """Start the services and stop them when the context ends. Waits until the Redis at `redis_url` can be reached.
 
-    `others`: the models that can be loaded besides `model`.
+    `others`: the models that can be loaded besides `model`; None: there are none.
     """
     async with AsyncExitStack() as stack:
         redis = connect(redis_url, settings.redis_copies)
@@ -55,7 +55,7 @@ async def run_services(
         lock = stack.enter_context(ReplicaLock(settings.data_dir.expanduser().absolute(), replica))
         device_lock = DeviceLock()
         models = ServedModels(
-            others or ModelSource(), redis, metrics,
+            others, redis, metrics,
             lambda model: ModelQueues.open(redis, model, f"{replica}-{model[:8]}", settings.lease_seconds),
             partial(_serve_other, device_lock),
         )  # fmt: skip
