@@ -273,24 +273,23 @@ class Message(Wire):
 _MEMORY_BYTES = "bytes of memory that the model takes, estimated from its files; null: not known"
 
 
-class UnloadedModel(Wire):
-    """A model that is loaded when a request names it. More is known of it once it is loaded."""
-
+class _Model(Wire):
     id: str
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time in seconds at which the server started")
     owned_by: str = "everlong"
+
+
+class UnloadedModel(_Model):
+    """A model that is loaded when a request names it. More is known of it once it is loaded."""
+
     loaded: Literal[False] = False
     memory_bytes: int | None = Field(description=_MEMORY_BYTES)
 
 
-class ServedModel(Wire):
+class ServedModel(_Model):
     """A model that answers questions."""
 
-    id: str
-    object: Literal["model"] = "model"
-    created: int = Field(description="Unix time in seconds at which the server started")
-    owned_by: str = "everlong"
     loaded: Literal[True] = True
     memory_bytes: int | None = Field(description=_MEMORY_BYTES)
     backbone: str | None = Field(description="name of the backbone; null for a model trained from scratch")
@@ -315,13 +314,9 @@ class ServedModel(Wire):
     description: str
 
 
-class EmbeddingModel(Wire):
+class EmbeddingModel(_Model):
     """The model of `/v1/embeddings`, `/v1/rerank` and the search by meaning. It answers no questions."""
 
-    id: str
-    object: Literal["model"] = "model"
-    created: int = Field(description="Unix time in seconds at which the server started")
-    owned_by: str = "everlong"
     dimensions: int = Field(description="length of its vectors")
     max_tokens: int = Field(description="tokens that one vector is computed from; a longer text is embedded in parts")
     languages: list[str] | None = Field(description="languages that it was trained on (ISO 639-1); null: not known")

@@ -35,7 +35,7 @@ async def receive_file(services: Services, request: Request, record: Idempotency
         services.ingest.require_running()
         name, blobs = f"file_{record.id}.{uuid.uuid4().hex}.upload", services.shared.stores.blobs
         try:
-            kept = _Kept(blobs, name, await _keep(blobs, name, begun, services.ingest.max_bytes), upload)
+            kept = _Kept(upload, blobs, name, await _keep(blobs, name, begun, services.ingest.max_bytes))
             return await _store(services, kept, upload.values["purpose"], record)
         finally:
             await blobs.delete(name)
@@ -65,12 +65,10 @@ async def _keep(blobs: Blobs, name: str, source: FileSource, limit: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A `FileSource` whose first chunk was taken already."""
+class _Named:
+    """A file with the name and the media type of `upload`."""
 
     upload: RequestFile
-    first: bytes
-    rest: AsyncGenerator[bytes, None]
 
     @property
     def filename(self) -> str | None:
@@ -79,6 +77,14 @@ class _Begun:
     @property
     def media_type(self) -> str | None:
         return self.upload.media_type
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun(_Named):
+    """A `FileSource` whose first chunk was taken already."""
+
+    first: bytes
+    rest: AsyncGenerator[bytes, None]
 
     @property
     def announced_bytes(self) -> int:
@@ -92,21 +98,12 @@ class _Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(_Named):
     """A `FileSource` whose content is a blob."""
 
     blobs: Blobs
     name: str
     announced_bytes: int
-    upload: RequestFile
-
-    @property
-    def filename(self) -> str | None:
-        return self.upload.filename
-
-    @property
-    def media_type(self) -> str | None:
-        return self.upload.media_type
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         with await asyncio.to_thread(self.blobs.open, self.name) as file:
