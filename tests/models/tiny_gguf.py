@@ -25,8 +25,14 @@ KINDS |= {
     "token_embd": Kind.Q5_1,
     "output": Kind.Q8_0,
 }
-_SCALES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
-"""Where a K-quant's float16 scales are in a block."""
+_SCALES = {
+    Kind.Q4_K: {0: 1e-4, 2: 7.5e-4},
+    Kind.Q5_K: {0: 5e-5, 2: 15.5 * 5e-5},
+    Kind.Q6_K: {208: 5e-5},
+}
+"""Where a K-quant's float16 scales are in a block, and their sizes. The second scales a minimum, which is subtracted: so many times the
+first that weights are 0 on average, as those of trained models are. Otherwise all queries and keys would share one large direction, and
+attention would depend on the last bits of a query that has little of it."""
 
 
 def blocks(rows: int, columns: int, kind: Kind, seed: int) -> np.ndarray:
@@ -37,9 +43,9 @@ def blocks(rows: int, columns: int, kind: Kind, seed: int) -> np.ndarray:
         return gguf.quants.quantize(weights, kind)
     size, bytes_of_one = gguf.GGML_QUANT_SIZES[kind]
     made = random.integers(0, 256, (rows * columns // size, bytes_of_one), np.uint8)
-    for at in _SCALES[kind]:
-        step = random.uniform(0.5, 1.0, len(made)) * (1e-4 if kind == Kind.Q4_K else 5e-5)
-        made[:, at : at + 2] = step.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    drawn = random.uniform(0.5, 1.0, len(made))
+    for at, scale in _SCALES[kind].items():
+        made[:, at : at + 2] = (drawn * scale).astype(np.float16).view(np.uint8).reshape(-1, 2)
     return made.reshape(rows, -1)
 
 

@@ -71,28 +71,30 @@ def test_a_matrix_keeps_the_grid_of_its_blocks(kind: Kind) -> None:
 )  # fmt: skip
 @torch.no_grad()
 def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
-    torch.manual_seed(
-        1
-    )  # with other seeds, one position whose attention is nearly a tie can take most of the distance (0.09)
     file = tiny_gguf.write(models / f"{family}-{tied}-{bfloat16}.gguf", family, tied=tied)
     exact, found = Backbone(tiny_gguf.float_model(file)), load(file, models, bfloat16=bfloat16)
     assert (found.device, found.dtype) == (torch.device("cpu"), torch.float32)
-    tokens = torch.randint(0, tiny_gguf.VOCABULARY, (2, 90))
+    tokens = torch.randint(0, tiny_gguf.VOCABULARY, (8, 90))
     x = exact.embed(tokens)
     assert torch.equal(found.embed(tokens), x)
     assert found.embedding_std() == pytest.approx(exact.embedding_std(), rel=1e-3)
-    kv, near = exact.new_kv(2, 100), found.new_kv(2, 100)
+    kv, near = exact.new_kv(8, 100), found.new_kv(8, 100)
     close = 0.03 if bfloat16 else 0.005
     expected, hidden = exact.hidden(x, kv=kv), found.hidden(x, kv=near)
     assert distance(hidden, expected) < close
+    assert float(((hidden - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) < 2 * close, "at every position"
     assert distance(near.float(), kv) < close
     scores, found_scores = exact.logits(expected), found.logits(hidden)
     chance = scores.softmax(-1)
     divergence = (chance * (scores.log_softmax(-1) - found_scores.log_softmax(-1))).sum(-1).mean()
     assert float(divergence) < (1e-3 if bfloat16 else 1e-5)
-    best = found_scores.argmax(-1, keepdim=True)  # nearly the likeliest token: two may be about equally likely
-    assert float((scores.amax(-1) - scores.gather(-1, best)[..., 0]).mean() / scores.std()) < close / 10
-    at = torch.tensor([90, 41])
+    same, (first, second) = scores.argmax(-1) == found_scores.argmax(-1), scores.topk(2).values.unbind(-1)
+    margin = (first - second) / scores.std()
+    assert same[margin > 2 * close].all()
+    assert float((same | (margin < close / 2)).float().mean()) > 0.98, (
+        "the likeliest token, unless two are equally likely"
+    )
+    x, kv, near, at = x[:2], kv[:2], near[:2], torch.tensor([90, 41])
     for count in (1, 3):  # a decode step; several positions
         assert distance(found.hidden(x[:, :count], kv=near, at=at), exact.hidden(x[:, :count], kv=kv, at=at)) < close
 
