@@ -14,7 +14,7 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from everlong_server.store.search.query import Query
-from everlong_server.store.search.ranking import Floats, Indexed, Ints, Ranking
+from everlong_server.store.search.ranking import Bools, Floats, Indexed, Ints, Ranking
 
 WHOLE = ("What is the text about?", "Summarise the text.", "Who are the characters?")
 """Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it."""
@@ -68,23 +68,27 @@ def choose(query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int,
 
 
 def _is_found(query: Query, ranking: Ranking) -> bool:
+    alone = ~ranking.compared
+    share = float(ranking.shares[alone].max(initial=0))
+    if share >= _MIN_SHARE and (query.asks or _specificity(ranking, alone) >= _REMARK):
+        return True
+    if not ranking.compared.any():
+        return False
     share, cosine = float(ranking.shares.max()), float(ranking.similarities.max())
-    if not ranking.similarities.any():
-        return share >= _MIN_SHARE and (query.asks or _specificity(ranking) >= _REMARK)
     if cosine >= _SURE or (query.asks and share >= _SURE_SHARE):
         return True
     return share >= _MIN_SHARE and cosine >= (_POSSIBLE if query.asks else _POSSIBLE_REMARK)
 
 
-def _specificity(ranking: Ranking) -> float:
-    """Return the best BM25 score ÷ the score of one word that a single passage has once."""
-    return float(ranking.by_words.max()) / math.log(1 + len(ranking.by_words))
+def _specificity(ranking: Ranking, among: Bools | slice = slice(None)) -> float:
+    """Return the best BM25 score of the passages `among` all ÷ the score of one word that a single passage has once."""
+    return float(ranking.by_words[among].max(initial=0)) / math.log(1 + len(ranking.by_words))
 
 
 def _is_about_whole(best: Sequence[int], ranking: Ranking, whole: float) -> bool:
     if whole >= max(_WHOLE, float(ranking.similarities.max())):
         return True
-    by_words = not ranking.similarities.any()
+    by_words = not ranking.compared.any()
     return by_words and bool(best) and len(ranking.scores) > _SHORT_TEXT and _specificity(ranking) < _PLAIN
 
 

@@ -17,6 +17,7 @@ from everlong_server.store.search.terms import terms_of
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _K1 = 1.2
 _HEADING_WEIGHT = 0.3
@@ -47,36 +48,42 @@ class Indexed:
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """`scores`: [passages], for their order alone. `shares`: of the words of the query, weighted by rarity. `similarities`: cosine with
-    the query, 0 where a passage has no vector. `by_words`: BM25, without the neighbours' share. `first`: [documents + 1], number of
-    each document's first passage."""
+    the query, 0 where a passage was not compared. `compared`: whether the passage has a vector, as the query has. `by_words`: BM25,
+    without the neighbours' share. `first`: [documents + 1], number of each document's first passage."""
 
     scores: Floats
     shares: Floats
     similarities: Floats
+    compared: Bools
     by_words: Floats
     first: Ints
 
     @property
     def relevance(self) -> Floats:
         """Return `scores` scaled to 0 to 1: 1 for a passage that is first by words and by meaning (or words, if there are no vectors)."""
-        rankings = 2 if self.similarities.any() else 1
+        rankings = 2 if self.compared.any() else 1
         scaled: Floats = self.scores * np.float32(_RANK_OFFSET / rankings)
         return scaled
 
 
 def rank(parts: Sequence[Indexed], words: Mapping[str, float], vector: Floats | None) -> Ranking:
-    """Rank all passages of the documents. `vector`: of the query; None: by words alone."""
+    """Rank all passages of the documents. `vector`: of the query; None: by words alone.
+
+    A passage without a vector has its rank by words for its rank by meaning, too: one that was added a moment ago, whose vector is
+    being built, does not lose against others for that.
+    """
     first = np.cumsum([0, *(part.size for part in parts)])
     by_words, shares = _match_words(parts, words, first)
-    similarities = np.zeros(first[-1], np.float32)
+    similarities, compared = np.zeros(first[-1], np.float32), np.zeros(first[-1], np.bool_)
     if vector is not None:
-        for part, start in zip(parts, first[:-1], strict=True):
+        for part, start, end in zip(parts, first[:-1], first[1:], strict=True):
             if part.vectors is not None:
-                similarities[start : start + part.size] = np.asarray(part.vectors, np.float32) @ vector
+                similarities[start:end] = np.asarray(part.vectors, np.float32) @ vector
+                compared[start:end] = True
     scores = _reciprocal(_with_neighbours(by_words, first))
-    if vector is not None and similarities.any():
-        scores += _reciprocal(similarities)
-    return Ranking(scores, shares, similarities, by_words, first)
+    if compared.any():
+        scores += np.where(compared, _reciprocal(similarities), scores)
+    return Ranking(scores, shares, similarities, compared, by_words, first)
 
 
 def _match_words(parts: Sequence[Indexed], words: Mapping[str, float], first: Ints) -> tuple[Floats, Floats]:

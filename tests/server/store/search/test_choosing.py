@@ -20,9 +20,10 @@ REMARK = Query(".", QUESTION.words, asks=False)
 def chosen(
     query: Query = QUESTION, *, sizes: tuple[int, ...] = (100,), limit: int = LIMIT, cosines: dict[int, float] | None = None,
     other: float = 0.05, words: dict[int, float] | None = None, shares: dict[int, float] | None = None, whole: float = 0.0,
+    without_vectors: int = 0,
 ) -> Chosen:  # fmt: skip
     """Choose among passages with these cosines (None: no vectors), BM25 scores and shares of the words; `other`: all other cosines;
-    `whole`: cosine of the query with what a question about a whole text means."""
+    `whole`: cosine of the query with what a question about a whole text means; `without_vectors`: so many passages at the end."""
     count, first = sum(sizes), np.cumsum([0, *sizes])
 
     def filled(given: dict[int, float] | None, rest: float = 0.0) -> Any:
@@ -32,8 +33,11 @@ def chosen(
         return values
 
     similarities = filled(cosines, 0.0 if cosines is None else other)
+    compared = np.full(count, cosines is not None)
+    if without_vectors:
+        compared[-without_vectors:], similarities[-without_vectors:] = False, 0
     by_words = filled(words)
-    ranking = Ranking(by_words + similarities, filled(shares), similarities, by_words, first)
+    ranking = Ranking(by_words + similarities, filled(shares), similarities, compared, by_words, first)
     return choose(query, [Indexed(None, size, "en") for size in sizes], ranking, limit, whole)
 
 
@@ -65,6 +69,15 @@ def test_by_words_alone_a_remark_needs_rare_words() -> None:
         given: dict[str, Any] = {"words": {40: words * one_rare_word}, "shares": {40: 1.0}}
         assert bool(chosen(QUESTION, **given).best) is by_question
         assert bool(chosen(REMARK, **given).best) is by_remark
+
+
+def test_a_passage_whose_vector_is_being_built_is_found_by_words_alone() -> None:
+    given: dict[str, Any] = {"cosines": {}, "without_vectors": 10, "words": {95: 4.5}, "shares": {95: 0.3}}
+    assert chosen(QUESTION, **given).best[0] == 95
+    assert chosen(REMARK, **given).best[0] == 95, "its words are rare"
+    assert chosen(REMARK, **given | {"words": {95: 3.0}}) == Chosen()
+    assert chosen(QUESTION, **given | {"shares": {95: 0.2}}) == Chosen()
+    assert chosen(QUESTION, **given | {"without_vectors": 1}) == Chosen(), "it was compared"
 
 
 def test_a_query_is_about_the_whole_text_if_it_is_nearer_to_such_a_question_than_to_any_passage() -> None:

@@ -82,5 +82,14 @@ def test_meaning_finds_what_words_do_not_and_both_together_win(tmp_path: Path, s
     assert not rank([part], {}, query).scores.any(), "it has no vectors"
 
 
+def test_a_document_whose_vectors_are_being_built_does_not_lose_for_that(tmp_path: Path, stack: ExitStack) -> None:
+    older, newer = indexed(tmp_path, stack, [sentence("iron"), sentence("glass")], [sentence("water", "stone")])
+    older = Indexed(older.index, older.size, older.language, np.eye(2, dtype=np.float16))
+    ranking = rank([older, newer], {"water": 1.0, "stone": 1.0, "iron": 1.0}, np.array([0.6, 0.3], np.float32))
+    assert order(ranking) == [2, 0, 1]
+    assert ranking.compared.tolist() == [True, True, False]
+    assert ranking.relevance[2] == pytest.approx(1), "first by all that it can be compared by"
+
+
 def test_nothing_is_ranked_without_documents() -> None:
     assert rank([], {"iron": 1.0}, None).scores.shape == (0,)
