@@ -102,8 +102,9 @@ def test_an_empty_store_is_searched_in_vain(client: OpenAI) -> None:
 
 def test_a_conversation_goes_on(client: OpenAI, store: str) -> None:
     first = respond(client, QUESTION, tools=tool(store))
-    later = respond(client, "And the rain on the roofs?", tools=tool(store), previous_response_id=first.id)
-    assert later.output[0].queries == ["And the rain on the roofs?"]
+    question = "And the rain on the roofs, how many days and nights?"
+    later = respond(client, question, tools=tool(store), previous_response_id=first.id)
+    assert later.output[0].queries == [question]
     assert any(passage["text"] in RAIN for passage in later.output[1].evidence)
     history = [{"role": "user", "content": QUESTION}, *(item.model_dump() for item in first.output)]
     sent_back = respond(client, [*history, {"role": "user", "content": "And then?"}], tools=tool(store))
