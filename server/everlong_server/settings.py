@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -300,6 +301,11 @@ class Settings(BaseSettings):
         if name in self.allowed_hosts or is_loopback(name):
             return True
         return not self.is_local and ("." not in name or name.endswith(PRIVATE_DOMAINS) or is_address(name))
+
+    @cached_property
+    def language(self) -> Language:
+        """Language of the text in pictures. The file of its model is looked for once, not for each request."""
+        return Language(self.ocr_language, self.ocr_models)
 
     @property
     def blobs(self) -> str:

@@ -102,3 +102,14 @@ def test_the_address_that_a_server_is_reached_at(host: str, reached: str) -> Non
 
 def test_every_setting_is_in_one_group() -> None:
     assert sorted(name for group in GROUPS.values() for name in group) == sorted(Settings.model_fields)
+
+
+def test_the_model_of_a_language_is_looked_for_only_at_the_start(tmp_path: Path) -> None:
+    model = tmp_path / "korean_PP-OCRv5_rec_mobile.onnx"
+    model.touch()
+    settings = Settings(ocr_language="korean", ocr_models=tmp_path)
+    assert settings.language.model == model
+    model.unlink()
+    assert settings.language.model == model, "a request that needs no recognition does not fail"
+    with pytest.raises(ValueError, match="the model of 'korean' is missing"):
+        Settings(ocr_language="korean", ocr_models=tmp_path)

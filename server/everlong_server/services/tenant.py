@@ -17,7 +17,6 @@ from everlong_server.engine.answering.search.text_search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.batches.tenant_batches import TenantBatches
-from everlong_server.engine.documents.formats.languages import Language
 from everlong_server.engine.documents.ingest import Ingest
 from everlong_server.engine.documents.inline import wait_until_read
 from everlong_server.engine.documents.multipart_uploads import MultipartUploads
@@ -127,7 +126,7 @@ def tenant_services(shared: Shared, tenant: str, held: AsyncExitStack | None = N
         passages,
         token_offsets,
         settings.max_document_bytes,
-        Language(settings.ocr_language, settings.ocr_models),
+        settings.language,
     )
     search, vector_stores = TextSearch(engine, passages, token_offsets, quota), stores.vector_stores.of(tenant)
     store_search = StoreSearch(vector_stores, search, passages)

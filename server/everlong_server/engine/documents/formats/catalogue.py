@@ -181,7 +181,7 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
     for beginning, kind in _BINARY_FORMATS:
         if (start if beginning[:1] in b"P{" else head).startswith(beginning):
             return kind
-    # Programs put lines before a PDF. A text about PDF has the same words, but is UTF-8 throughout.
+    # Some programs write lines before a PDF. A text about PDF may have the same words.
     if _PDF.search(head[:1024]) and (
         declared == "pdf" or (b" obj" in head and declared is None and not _is_prose(head))
     ):

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 SECONDS = 300
 """CPU seconds that any conversion may take."""
 _PROGRESS_SECONDS = 0.5
+"""Seconds between two looks at the page that a conversion is at."""
 MEMORY = 2 << 30
 """Bytes of address space that a conversion may take."""
 _BASE_SECONDS, _SECONDS_PER_MB = 15, 5
