@@ -101,13 +101,14 @@ def make_learner(
     device: torch.device,
     seed: int,
     started: bool = False,
+    bfloat16: bool = False,
     progress: Progress = lambda message: None,
 ) -> Learner:
     """Build the model that a recipe describes. Its random weights follow from `seed`, unless its options have a seed.
 
     (RMT and ARMT start with the same weights for every seed; only the weights that learn around them differ.)
-    `made_tokenizer`: for a model from scratch. `started`: the weights will be loaded, so ignore `recipe.start`. Raises
-    `ConfigError`, `BackboneError`.
+    `made_tokenizer`: for a model from scratch. `started`: the weights will be loaded, so ignore `recipe.start`. `bfloat16`: keep
+    frozen weights in it. Raises `ConfigError`, `BackboneError`.
     """
     if recipe.adapters is not None and recipe.learn == "all":
         raise ConfigError("learner.learn", recipe.learn, "must be 'memory' with adapters: the backbone is frozen")
@@ -118,7 +119,7 @@ def make_learner(
         raise ConfigError("learner.memory", recipe.memory, "cannot be trained here: the model comes with it")
     options = _seed_option(recipe, seed, models_dir) | recipe.options
     torch.manual_seed(seed)
-    backbone, tokenizer = _backbone(recipe, made_tokenizer, models_dir, device, progress)
+    backbone, tokenizer = _backbone(recipe, made_tokenizer, models_dir, device, bfloat16, progress)
     if not kind.around:
         options.setdefault("vocab_size", len(tokenizer))
     config = memory_config(recipe.memory, options)
@@ -149,6 +150,7 @@ def _backbone(
     made_tokenizer: PreTrainedTokenizerBase | None,
     models_dir: Path,
     device: torch.device,
+    bfloat16: bool,
     progress: Progress,
 ) -> tuple[Backbone | None, PreTrainedTokenizerBase]:
     """Return the recipe's backbone, if its memory is around one, and the tokenizer. Raises `ConfigError`, `BackboneError`."""
@@ -159,7 +161,7 @@ def _backbone(
         raise ConfigError("learner.backbone", None, f"must be a name or sizes for memory {recipe.memory}")
     if isinstance(backbone, str):
         # Frozen weights may be bfloat16. Weights that learn must be float32, or small steps would be lost.
-        dtype = torch.float32 if recipe.learn == "all" or device.type == "cpu" else torch.bfloat16
+        dtype = torch.bfloat16 if bfloat16 and recipe.learn != "all" else torch.float32
         loaded, tokenizer = load_backbone(
             backbone, models_dir=models_dir, device=device, dtype=dtype, progress=progress
         )

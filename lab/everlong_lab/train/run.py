@@ -97,6 +97,7 @@ class Run:
             device=self.device,
             seed=recipe.seed,
             started=resume,
+            bfloat16=self.dtype == torch.bfloat16,
             progress=progress,
         )
         self._tokenizer = self.learner.tokenizer.digest()

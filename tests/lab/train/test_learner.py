@@ -41,6 +41,24 @@ def test_a_seed_draws_all_weights(data, tmp_path):
     assert same == ["memory.layers.0.bias"], "where densities begin is no matter of chance"
 
 
+def test_in_bfloat16_frozen_weights_take_half_the_memory_and_those_that_learn_stay_exact(tmp_path):
+    small = {"segment_length": 16, "window": 24, "sinks": 4}
+    adapted = {
+        "memory": "window",
+        "options": small,
+        "backbone": str(model_folders.backbone("llama")),
+        "adapters": {"rank": 2},
+    }
+    whole = {"memory": "window", "options": small, "backbone": adapted["backbone"], "learn": "all"}
+    for learner, frozen in ((adapted, {torch.bfloat16}), (whole, set())):
+        found = make_learner(
+            recipe(learner=learner).learner, made_tokenizer=None, models_dir=tmp_path, device=torch.device("cpu"), seed=0,
+            bfloat16=True,
+        )  # fmt: skip
+        assert {weight.dtype for weight in found.memory.parameters() if not weight.requires_grad} == frozen
+        assert {weight.dtype for weight in found.parameters.values()} == {torch.float32}
+
+
 def test_adapters_of_a_backbone_with_transposed_weights(tmp_path):
     learner = {
         "memory": "rmt", "options": {"segment_length": 24, "memory_tokens": 2}, "backbone": str(model_folders.backbone("gpt2")),
