@@ -77,6 +77,11 @@ class MemoryKind:
     training_free: bool = False
     recurrent: bool = False
 
+    @property
+    def one_copy(self) -> bool:
+        """Whether quantised weights suffice. A trained memory is computed with float weights."""
+        return self.whole and self.training_free
+
 
 MEMORIES: dict[str, MemoryKind] = {
     "rmt": MemoryKind(RMTConfig, RMT, whole=True),
@@ -242,9 +247,8 @@ def _build_around_backbone(
         return plan.kind.build(plan.config, recurrent).eval(), recurrent, tokenizer
     backbone, tokenizer = load_backbone(
         plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
-        # A trained memory is computed with float weights. Low-rank updates were trained with the weights of the file, which the one
-        # copy has.
-        one_copy=quantize and plan.kind.whole and plan.kind.training_free,
+        # Low-rank updates were trained with the weights of the file, which the one copy has.
+        one_copy=quantize and plan.kind.one_copy,
     )  # fmt: skip
     return plan.kind.build(plan.config, backbone).eval(), backbone, tokenizer
 
@@ -338,7 +342,12 @@ def model_name(name: str, models_dir: Path) -> str:
 
 
 def model_bytes(
-    name: str, *, models_dir: Path, memory: str | None = None, device: torch.device | str = "cpu"
+    name: str,
+    *,
+    models_dir: Path,
+    memory: str | None = None,
+    device: torch.device | str = "cpu",
+    quantize: bool = True,
 ) -> int | None:
     """Estimate how many bytes of memory the model `name` takes; None if it must be pulled from the hub first.
 
@@ -354,7 +363,7 @@ def model_bytes(
             return own
         backbone, memory_name = resolved, str(manifest.memory.get("name"))
     kind = MEMORIES.get(memory_name)
-    one_copy = kind is not None and kind.whole and kind.training_free
+    one_copy = quantize and kind is not None and kind.one_copy
     weights = weight_bytes(backbone, models_dir=models_dir, device=device, one_copy=one_copy)
     return None if weights is None else own + weights
 

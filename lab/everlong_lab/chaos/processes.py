@@ -197,6 +197,11 @@ class Fleet(Generic[R]):
     def __init__(self) -> None:
         self.replicas: list[R] = []
 
+    async def add(self, replica: R) -> None:
+        """Start one more replica."""
+        self.replicas.append(replica)
+        await self.restart(replica)
+
     async def restart(self, replica: R) -> None:
         """Start a replica that has ended."""
         await replica.start()
@@ -237,10 +242,10 @@ class Cluster(Fleet[LocalReplica]):
         return {key.decode().removeprefix(keys.REPLICA) for key in found}
 
 
-def serve_flags(model: Path | str, documents: Path, **flags: object) -> list[str]:
-    """Return the options of `everlong serve` that all clusters have, and `flags`."""
+def serve_flags(model: Path | str, documents: Path, data: Path, **flags: object) -> list[str]:
+    """Return the options of `everlong serve` that all clusters have, and `flags`. `data`: a folder of this replica alone."""
     return [
-        "--model", str(model), "--blob-url", f"file://{documents}", "--threads", "1",
+        "--model", str(model), "--blob-url", f"file://{documents}", "--data-dir", str(data), "--threads", "1",
         "--lease-seconds", str(LEASE_SECONDS), "--checkpoint-seconds", "0.1", "--drain-seconds", "20",
         "--recall-tokens", "200", "--idempotency-seconds", "300",
         "--upload-seconds", "30",  # after this, unfinished uploads of killed replicas are removed
@@ -260,7 +265,6 @@ async def start_cluster(
     bounded = _mount(folder / "spool")
     fork_server = ForkServer(Clock(folder / "clock").prefix)
     redis_process = RedisProcess(folder / "redis", program)
-    arguments = serve_flags(model, folder / "spool", **flags)
     proxies: list[FaultyProxy] = []
     cluster = Cluster(folder, redis_process, bounded=bounded)
     try:
@@ -271,13 +275,9 @@ async def start_cluster(
             proxy = FaultyProxy(redis_process.port)
             await proxy.start()
             proxies.append(proxy)
-            own_arguments = [*arguments, "--data-dir", str(folder / "data" / str(number))]
-            own_clock = Clock(folder / f"clock{number}")
-            replica = LocalReplica(
-                number, proxy, own_clock, own_arguments, folder / f"replica{number}.log", fork_server
-            )
-            cluster.replicas.append(replica)
-            await cluster.restart(replica)
+            arguments = serve_flags(model, folder / "spool", folder / "data" / str(number), **flags)
+            own_clock, log = Clock(folder / f"clock{number}"), folder / f"replica{number}.log"
+            await cluster.add(LocalReplica(number, proxy, own_clock, arguments, log, fork_server))
         yield cluster
     finally:
         fork_server.close()

@@ -171,12 +171,9 @@ async def start_sentinel_cluster(model: Path | str, replicas: int) -> AsyncItera
             await cluster.whole()
             url = f"redis+sentinel://{','.join(f'{host.address}:{_SENTINEL_PORT}' for host in hosts)}/everlong"
             for number in range(replicas):
-                flags = [
-                    *serve_flags(model, folder / "documents"), "--data-dir", str(folder / "data" / str(number)), "--redis-url", url
-                ]  # fmt: skip
-                replica = HostReplica(number, net.add(), flags, folder / f"replica{number}.log", fork_server)
-                cluster.replicas.append(replica)
-                await cluster.restart(replica)
+                arguments = serve_flags(model, folder / "documents", folder / "data" / str(number), redis_url=url)
+                log = folder / f"replica{number}.log"
+                await cluster.add(HostReplica(number, net.add(), arguments, log, fork_server))
             yield cluster
         finally:
             fork_server.close()

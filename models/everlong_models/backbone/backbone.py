@@ -164,7 +164,7 @@ class Backbone(nn.Module):
 
     def frequencies(self) -> list[Tensor | None]:
         """Return each layer's rotary frequencies (r/2,), in radians per position; None for a layer without. Call it only if `can_evict`."""
-        shape = describe(self.model)
+        shape = describe(self.model) if self._optimised is None else self._optimised.shape
         each = shape.rotations.frequencies()
         return [each[layer.rotation] for layer in shape.layers]
 

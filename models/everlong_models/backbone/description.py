@@ -1,12 +1,12 @@
 """`describe`: what the layers of a decoder consist of, in one description for all supported families.
 
     a = h,           or n(h) with `before`           m likewise, with `between`
-    h ← h + ρ A(a),  or h + ρ n(A(a)) with `after_attention`
-    h ← h + ρ M(m),  or h + ρ n(M(m)) with `after_mlp`
+    h ← h + ρ A(a),  or h + n(A(a)) with `after_attention`
+    h ← h + ρ M(m),  or h + n(M(m)) with `after_mlp`
     A(x) = O attention(rope(Q x), rope(K x), V x),   M(x) = D (act(G x) · U x),   n = RMS norm
 
 Queries and keys may pass norms before their rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The
-description holds the model's own modules, so nothing is computed or copied here.
+description refers to the model's own matrices; only Gemma's norm weights are computed.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Part:
         return None if self.module.bias is None else self.module.bias[self.first : self.end]
 
     @property
-    def parts(self) -> tuple[Tensor, Update | None]:
-        """The rows without an update, and their update."""
+    def split(self) -> tuple[Tensor, Update | None]:
+        """The rows without the module's low-rank update, and their update."""
         weight, update = split_update(self.module)
         rows = slice(self.first, self.end)
         return weight[rows], None if update is None else (update[0], update[1][rows])
@@ -123,7 +123,7 @@ class Rotations:
 @dataclass(frozen=True, slots=True)
 class Description:
     """A decoder. `scale`: of the attention; `residual`: ρ; `cap`: of attention scores (see `kernels.attention`); `embedding`: factor of the
-    embeddings; `head`: factor of the logits, which are then capped by `head_cap`."""
+    first layer's input (Gemma's is in its embedding module); `head`: factor of the logits, which are then capped by `head_cap`."""
 
     heads: int
     kv_heads: int
@@ -173,7 +173,7 @@ def has_fixed_frequencies(config: Any) -> bool:
 
 
 def _short_positions(model: PreTrainedModel) -> int | None:
-    """Return `short` of `Rotations`."""
+    """Return how long a text may be for the frequencies of short ones (`short` of `Rotations`)."""
     config = model.config
     if [rope.get("rope_type") for rope in _ropes(config)] != ["longrope"]:
         return None
@@ -183,10 +183,11 @@ def _short_positions(model: PreTrainedModel) -> int | None:
 def _ropes(config: Any) -> list[dict[str, Any]]:
     """Return the parameters of the rotary positions: one for all layers, or one for each kind of layer."""
     rope = config.rope_parameters
-    return [each for each in rope.values() if each] if _named(rope) else [rope]
+    return [each for each in rope.values() if each] if _by_kind(rope) else [rope]
 
 
-def _named(rope: dict[str, Any]) -> bool:
+def _by_kind(rope: dict[str, Any]) -> bool:
+    """Return whether these are parameters for each kind of layer, by its name."""
     return all(value is None or isinstance(value, dict) for value in rope.values())
 
 
@@ -254,7 +255,7 @@ def _norms(layer: Any) -> Norms:
 
 
 def _norm_weight(norm: Any) -> Tensor:
-    """Return what a norm multiplies by. Gemma stores it less one."""
+    """Return what a norm multiplies by. Gemma stores this minus one."""
     weight: Tensor = norm.weight.detach()
     return (
         1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
@@ -275,7 +276,7 @@ def _rotation(config: Any, attention: Any, index: int) -> str | None:
     """Return the name of a layer's rotary tables (see `Rotations`)."""
     if not getattr(attention, "use_rope", True):
         return None
-    return str(config.layer_types[index]) if _named(config.rope_parameters) else ""
+    return str(config.layer_types[index]) if _by_kind(config.rope_parameters) else ""
 
 
 def _kind(matrix: nn.Module) -> type[nn.Module]:

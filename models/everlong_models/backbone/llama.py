@@ -123,7 +123,7 @@ class Llama:
         quantize = (
             quantize
             and can_quantise(weight)
-            and all(can_quantise(part.parts[0]) for part in matrices)
+            and all(can_quantise(part.split[0]) for part in matrices)
             and shape.head_dim % PANEL == 0
         )
         if has_simd_kernels(weight):
@@ -169,9 +169,9 @@ class Llama:
         # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
         scratch = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
         h = x.clone(memory_format=torch.contiguous_format) if self.overwrites else x
-        for index, (layer, shape) in enumerate(zip(self.layers, self.shape.layers, strict=True)):
+        for index, (layer, described) in enumerate(zip(self.layers, self.shape.layers, strict=True)):
             yield_point()
-            heads = layer.heads(h, H + G, d, *rotations[shape.rotation])
+            heads = layer.heads(h, H + G, d, *rotations[described.rotation])
             queries = heads[:, :, :H].unflatten(2, (G, -1))
             pair = heads[:, :, H:].unflatten(2, (2, G)).permute(0, 2, 3, 1, 4)  # (B, 2, G, T, d)
             if cursor.at_start and scratch is not None:
@@ -182,9 +182,9 @@ class Llama:
             if keep is not None and index + 1 == len(self.layers):  # no later layer needs the other positions
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
             if masks is None:
-                mixed = self.attend(queries, keys, values, shape.window, self.shape.cap)
+                mixed = self.attend(queries, keys, values, described.window, self.shape.cap)
             else:
-                mixed = masked(queries, keys, values, masks[shape.window], self.shape.cap)
+                mixed = masked(queries, keys, values, masks[described.window], self.shape.cap)
             h = layer.after(mixed, h)
         return _last_norm(h, self.norm, self.shape.eps)
 
@@ -245,7 +245,7 @@ def quantise_layer(layer: LayerDescription) -> dict[Name, QuantisedMatrix]:
     """
 
     def matrix(*stacked: Part) -> QuantisedMatrix:
-        weights, updates = zip(*(part.parts for part in stacked), strict=True)
+        weights, updates = zip(*(part.split for part in stacked), strict=True)
         return QuantisedMatrix(torch.cat(weights), _bias(*stacked), stack(weights, updates))
 
     return {
@@ -328,7 +328,7 @@ def _bias(*stacked: Part, first: float = 1.0) -> Tensor | None:
     """Return the bias of the matrix that has the rows of all these parts; `first`: factor of the first part's."""
     if not _has_bias(*stacked):
         return None
-    weights = [part.parts[0] for part in stacked]
+    weights = [part.split[0] for part in stacked]
     parts = [
         weight.new_zeros(len(weight)) if part.bias is None else part.bias
         for weight, part in zip(weights, stacked, strict=True)

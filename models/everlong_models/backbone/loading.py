@@ -158,16 +158,20 @@ def weight_bytes(
     `device`, `one_copy`: as for `load_backbone`. Raises `BackboneError` for a name that cannot be found.
     """
     on_cpu, path = torch.device(device).type == "cpu", Path(name).expanduser()
-    if on_cpu and one_copy and name != DEFAULT_BACKBONE and (size := _gguf_bytes(name)) is not None:
+    found = None if name in entries() else _gguf(name, models_dir, lambda message: None)
+    file = None if found is None else GGUFFile(found)
+    once = on_cpu and one_copy and name != DEFAULT_BACKBONE
+    once = once and (file is None or quantised_weights.unsupported_reason(file) is None)
+    if once and (size := _gguf_bytes(name)) is not None:
         return weights_needed(size)
-    pulled = path if path.exists() else models_dir / name.replace("/", "--")
+    folder = path if path.is_dir() else models_dir / name.replace("/", "--")
     if name in entries():
         numbers = entries()[name].parameters
-    elif pulled.suffix == ".gguf" and pulled.is_file():
-        numbers = sum(math.prod(tensor.shape) for tensor in GGUFFile(pulled).tensors.values())
-    elif pulled.is_dir():
-        numbers = sum(map(_numbers_in, _weights(pulled)))
-    elif "/" in name and not path.suffix:
+    elif file is not None:
+        numbers = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    elif folder.is_dir():
+        numbers = sum(map(_numbers_in, _weights(folder)))
+    elif "/" in name:
         return None
     else:
         raise unknown_name(name)

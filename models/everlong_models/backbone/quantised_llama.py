@@ -76,10 +76,9 @@ class Products:
         if not self.bfloat16 or n < MANY or cap is not None:
             return causal(queries, keys, values, window, cap)
         q, k, v = (heads.bfloat16() for heads in (queries.flatten(2, 3).transpose(1, 2), keys, values))
+        # Three times as fast as in float32, although nothing of the upper triangle is skipped.
         mask = None
-        if (
-            n < T or window is not None
-        ):  # three times as fast as in float32, although nothing of the upper triangle is skipped
+        if n < T or window is not None:
             mask = additive_mask(causal_mask(torch.arange(T - n, T)[None], T, window)[0], torch.bfloat16, -torch.inf)
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True
@@ -212,5 +211,5 @@ def _parts(layer: LayerDescription, matrices: Collection[Layer]) -> dict[Layer, 
 
 def _updated(matrix: QuantisedMatrix, parts: list[Part]) -> QuantisedMatrix:
     """Return the matrix with the low-rank updates of the parts."""
-    update = stack(*zip(*(part.parts for part in parts), strict=True))
+    update = stack(*zip(*(part.split for part in parts), strict=True))
     return matrix if update is None else matrix.with_update(update)

@@ -52,13 +52,15 @@ class _Family:
     """What files of an architecture have. `kind`: transformers' `model_type`; `norms`: of a layer; `fields`: like `_CONFIG`, if they are there.
 
     `turned`: llama.cpp rotates neighbouring numbers of a head, so it reorders the rows of queries and keys. `fused`: one tensor for
-    queries, keys and values, and one for gate and up. `scaling`: kinds of scaled rotary positions.
+    queries, keys and values, and one for gate and up. `plus_one`: transformers' norms add 1 to their weights, llama.cpp's do not.
+    `scaling`: kinds of scaled rotary positions.
     """
 
     kind: str
     norms: tuple[str, ...] = _PRE
     turned: bool = False
     fused: bool = False
+    plus_one: bool = False
     scaling: tuple[str, ...] = ("none",)
     fields: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,10 +73,13 @@ _FAMILIES = {
     "gemma2": _Family(
         "gemma2",
         (*_PRE, *_POST),
+        plus_one=True,
         fields=_GEMMA
         | {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
     ),
-    "gemma3": _Family("gemma3_text", (*_PRE, *_POST, *_HEADS), scaling=("none", "linear"), fields=_GEMMA),
+    "gemma3": _Family(
+        "gemma3_text", (*_PRE, *_POST, *_HEADS), plus_one=True, scaling=("none", "linear"), fields=_GEMMA
+    ),
     "phi3": _Family("phi3", fused=True, fields={"sliding_window": "attention.sliding_window"}),
 }
 """By the architecture's name in a GGUF file: those of `description.FAMILIES` whose tokenizers transformers reads from such a file."""
@@ -135,10 +140,13 @@ def _head_dim(config: PretrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def _family(file: GGUFFile) -> _Family:
+    return _FAMILIES[str(file.metadata["general.architecture"])]
+
+
 def config_of(file: GGUFFile) -> PretrainedConfig:
     """Return the model's config. `unsupported_reason` must be None."""
-    name = str(file.metadata["general.architecture"])
-    family = _FAMILIES[name]
+    name, family = str(file.metadata["general.architecture"]), _family(file)
     fields: dict[str, Any] = {ours: file.metadata[f"{name}.{theirs}"] for ours, theirs in _CONFIG.items()}
     for ours, theirs in family.fields.items():
         if (value := file.metadata.get(f"{name}.{theirs}")) is not None:
@@ -190,9 +198,9 @@ def _phi3_fields(file: GGUFFile, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _source(config: PretrainedConfig, part: str) -> tuple[str, slice]:
+def _source(family: _Family, config: PretrainedConfig, part: str) -> tuple[str, slice]:
     """Return the tensor of a layer that has a matrix, and its rows there."""
-    if config.model_type != "phi3":
+    if not family.fused:
         return part, slice(None)
     d, F = _head_dim(config), config.intermediate_size
     q = config.num_attention_heads * d
@@ -206,27 +214,26 @@ def _source(config: PretrainedConfig, part: str) -> tuple[str, slice]:
 
 def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[str, Tensor]:
     """Return a layer's weights as float32, by the names of transformers' modules."""
-    found = {}
-    gemma = config.model_type.startswith("gemma")
-    for part, module in _modules(config).items():
+    found, family = {}, _family(file)
+    turned = _turned_heads(family, config)
+    for part, module in _modules(family).items():
         for suffix in ("weight", "bias"):
             name = f"blk.{layer}.{part}.{suffix}"
             if name in file.tensors:
                 tensor = file.tensors[name]
                 weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
-                weights = torch.from_numpy(_unturned(weights.numpy(), _turned_heads(config).get(part)))
-                # llama.cpp adds the 1 that Gemma's norms add to their weights.
-                found[f"{module}.{suffix}"] = weights - 1 if gemma and "norm" in part else weights
+                weights = torch.from_numpy(_unturned(weights.numpy(), turned.get(part)))
+                found[f"{module}.{suffix}"] = weights - 1 if family.plus_one and part in _NORMS else weights
     return found
 
 
-def _modules(config: PretrainedConfig) -> dict[str, str]:
+def _modules(family: _Family) -> dict[str, str]:
     """Return, for parts of a layer in a GGUF file, the names of transformers' modules."""
-    after = config.model_type.startswith("gemma")
+    after = _POST[0] in family.norms
     return {
         "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
         "attn_qkv": "self_attn.qkv_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.gate_up_proj" if config.model_type == "phi3" else "mlp.up_proj",
+        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.gate_up_proj" if family.fused else "mlp.up_proj",
         "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm" if after else "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
     }  # fmt: skip
@@ -289,22 +296,19 @@ def _layer_file(layer: int) -> str:
 
 
 def _layer_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[str, Tensor]:
-    block = f"blk.{layer}."
+    block, family = f"blk.{layer}.", _family(file)
+    turned = _turned_heads(family, config)
 
-    def kind(part: str) -> Kind:
-        return file.tensors[f"{block}{_source(config, part)[0]}.weight"].kind
+    def source(part: str) -> _Rows:
+        tensor, rows = _source(family, config, part)
+        return _Rows(f"{block}{tensor}", rows, turned.get(part))
 
     def matrix(name: str, *parts: str) -> dict[str, Tensor]:
-        return _matrix_tensors(
-            name,
-            file,
-            [_Rows(f"{block}{at}", rows, turned.get(part)) for part in parts for at, rows in [_source(config, part)]],
-        )
+        return _matrix_tensors(name, file, [source(part) for part in parts])
 
-    turned = _turned_heads(config)
     norms = [name for name in _NORMS if f"{block}{name}.weight" in file.tensors]
     tensors = {_NORMS[name]: _vector(file, f"{block}{name}.weight") for name in norms}
-    together = stackable(*map(kind, _ATTENTION))
+    together = stackable(*(file.tensors[f"{source(part).tensor}.weight"].kind for part in _ATTENTION))
     tensors |= matrix("QKV", *(_ATTENTION if together else _ATTENTION[:2]))
     if not together:
         tensors |= matrix("V", _ATTENTION[2])
@@ -334,10 +338,10 @@ def _matrix_tensors(name: str, file: GGUFFile, parts: Sequence[_Rows]) -> dict[s
     return tensors | ({f"{name}.bias": bias} if bias.any() else {})
 
 
-def _turned_heads(config: PretrainedConfig) -> dict[str, int]:
-    """Return the number of heads of the matrices whose rows llama.cpp reorders: for Llama it rotates neighbouring numbers of a head."""
+def _turned_heads(family: _Family, config: PretrainedConfig) -> dict[str, int]:
+    """Return the number of heads of the matrices whose rows llama.cpp reorders."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    return heads if any(family.turned for family in _FAMILIES.values() if family.kind == config.model_type) else {}
+    return heads if family.turned else {}
 
 
 def _unturned(rows: np.ndarray, heads: int | None) -> np.ndarray:

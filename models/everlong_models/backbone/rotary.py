@@ -18,18 +18,11 @@ def evict(kv: Tensor, frequencies: Sequence[Tensor | None], start: int, count: i
     Later positions move down by `count`, rotated as if computed there; zeros follow them. `frequencies`: of each layer, θ (r/2,), in
     radians per position, for the first r numbers of a head; None for a layer without rotation.
     """
-    exact = torch.promote_types(kv.dtype, torch.float32)
+    by = torch.tensor([[-count]], device=kv.device)
     for layer, each in enumerate(frequencies):  # one at a time: a copy of all would be as large as the cache
-        keys, values = kv[:, layer, 0], kv[:, layer, 1]
-        angles = (-count * (kv.new_empty(0) if each is None else each).double()).repeat(2)
-        cos, sin = angles.cos().to(exact), angles.sin().to(exact)
-        r = len(angles)
-        moved = keys[..., start + count : end, :r]
-        first, second = moved.chunk(2, dim=-1)
-        rotated = moved * cos + torch.cat([-second, first], dim=-1) * sin
-        keys[..., start : end - count, r:] = keys[..., start + count : end, r:].clone()
-        keys[..., start : end - count, :r] = rotated
-        values[..., start : end - count, :] = values[..., start + count : end, :].clone()
+        keys, values = (part[..., start + count : end, :] for part in kv[:, layer].unbind(1))
+        kv[:, layer, 0, :, start : end - count] = keys.clone() if each is None else turned(keys, each, by)
+        kv[:, layer, 1, :, start : end - count] = values.clone()
     # Attention weights these positions with 0 until they are written again, so they must be finite.
     kv[..., end - count : end, :] = 0
 

@@ -58,7 +58,9 @@ def model_source(settings: Settings, start: Callable[[Callable[[], Model]], Futu
         return None if (find_model(given, models_dir) / MANIFEST).is_file() else settings.memory
 
     def measure(given: str) -> int | None:
-        return model_bytes(given, models_dir=models_dir, memory=memory(given), device=device)
+        return model_bytes(
+            given, models_dir=models_dir, memory=memory(given), device=device, quantize=settings.quantize
+        )
 
     def load_other(given: str) -> Model:
         return load_model(

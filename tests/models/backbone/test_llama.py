@@ -31,15 +31,7 @@ from tests.models import tiny_families
 from tests.models.memory_contract import MemoryContract
 from tests.models.tiny import gpt2, llama
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-}
+SIZES = {name: size for name, size in tiny_families.SIZES.items() if name != "head_dim"}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 1e4,

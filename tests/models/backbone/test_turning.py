@@ -51,9 +51,8 @@ def test_keys_move_by_the_frequencies_of_their_layer(family):
     turning, x = Turning(backbone), torch.randn(1, 1, backbone.width, dtype=backbone.dtype)
     near, far = (backbone.new_kv(1, 60) for _ in range(2))
     backbone.hidden(x, kv=near)
-    backbone.hidden(
-        x, kv=far, at=torch.tensor([50])
-    )  # a text of one token sees itself alone, but for the empty positions
+    # A text of one token sees itself alone, and empty positions.
+    backbone.hidden(x, kv=far, at=torch.tensor([50]))
     there = [turning.turn(layer, near[:, layer, 0, :, :1], torch.tensor([[50]])) for layer in range(2)]
     torch.testing.assert_close(there[0], far[:, 0, 0, :, 50:51], rtol=1e-5, atol=1e-5)
     both = [turning.turn(layer, near[:, 0, 0, :, :1], torch.tensor([[50]])) for layer in range(2)]

@@ -36,16 +36,8 @@ from everlong_models.kernels.cpu.simd import GROUP, LANES, gelu, silu, soft_cap,
 _POSITIONS_IN_CACHE = 64
 """Positions whose keys (or values) stay in the L1 cache while all heads of a group read them."""
 _ATTEND, _ADD_ATTENTION, _ADD_MLP = len(Layer), len(Layer) + 1, len(Layer) + 2
-"""Phases without a matrix. The last two add what attention and MLP computed, if its norm has to be known before."""
-_PHASES = (
-    int(Layer.QKV),
-    _ATTEND,
-    int(Layer.O),
-    _ADD_ATTENTION,
-    int(Layer.GATE),
-    int(Layer.DOWN),
-    _ADD_MLP,
-)
+"""Phases without a matrix. The last two add to the residual stream what attention and MLP computed, if it is normalised first."""
+_PHASES = (int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION, int(Layer.GATE), int(Layer.DOWN), _ADD_MLP)
 PHASES = len(_PHASES)
 
 
@@ -261,7 +253,9 @@ def _prepare_input(job, own, layers, layer, phase):
         if weight:
             _normed(h, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
         else:
-            x[:] = h
+            for m in range(B):  # `x[:] = h` takes numba four seconds more: it compiles the message of an error, too
+                for i in range(D):
+                    x[m, i] = h[m, i]
     quantise_input(x, quantised, sums)
     for n in range(2 if phase in (Layer.QKV, Layer.GATE) else 1):
         matrix = layers[layer, Layer.V if n and phase == Layer.QKV else phase + n]
@@ -285,15 +279,12 @@ def _compute_part(job, own, layers, layer, phase, start, end):
         N,
     )
     up = floats(job[DecodeJob.UP], B, F)
-    for n in range(2 if phase == Layer.GATE else 1):
-        matrix = layers[layer, phase + n]
-        to, low_rank = up if n else out, floats(reduced[n], B, matrix[Matrix.RANK])
-        product(matrix, B, quantised, sums, low_rank, to, 0, start, min(end, matrix[Matrix.N]))
-    first = layers[layer, phase, Matrix.N]
-    if end > first:  # only with `V`
-        values = layers[layer, Layer.V]
-        low_rank = floats(reduced[1], B, values[Matrix.RANK])
-        product(values, B, quantised, sums, low_rank, out, first, max(start - first, 0), end - first)
+    for n in range(2 if phase in (Layer.QKV, Layer.GATE) else 1):
+        values = n > 0 and phase == Layer.QKV  # `V` has no outputs if `QKV` has all
+        matrix, first = layers[layer, Layer.V if values else phase + n], layers[layer, phase, Matrix.N] if values else 0
+        to, low_rank = up if n > 0 and not values else out, floats(reduced[n], B, matrix[Matrix.RANK])
+        rows = max(start - first, 0), min(end - first, matrix[Matrix.N])
+        product(matrix, B, quantised, sums, low_rank, address(to) + 4 * first, to.shape[1], *rows)
     if phase == Layer.GATE:
         _gate(job, out, up, start, end)
     elif phase != Layer.QKV and not _norm_after(layers, layer, phase):
@@ -316,9 +307,9 @@ def _add_normed(job, weight, row):
     D = job[DecodeJob.WIDTH]
     out = floats(job[DecodeJob.OUT] + 4 * row * D, 1, D)
     _normed(out, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], out)
-    h, factor = floats(job[DecodeJob.X] + 4 * row * D, 1, D)[0], floats(job[DecodeJob.RESIDUAL], 1, 1)[0, 0]
+    h = floats(job[DecodeJob.X] + 4 * row * D, 1, D)[0]
     for i in range(D):
-        h[i] += out[0, i] * factor
+        h[i] += out[0, i]
 
 
 @compiled

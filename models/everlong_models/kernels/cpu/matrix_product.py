@@ -53,20 +53,20 @@ _dots_4, _dots_8, _dots_signed = _dots("4", *dots_4), _dots("8", *dots_8), _dots
 
 
 @compiled
-def product(matrix, rows, quantised, sums, reduced, y, first, start, end):
-    """Compute the outputs `start` … `end` of y[:, first :] ← x Wᵀ + x Aᵀ Bᵀ + b.
+def product(matrix, rows, quantised, sums, reduced, y, stride, start, end):
+    """Compute the outputs `start` … `end` of y ← x Wᵀ + x Aᵀ Bᵀ + b, at the address `y`; `stride`: from row to row.
 
     `quantised` and `sums` are results of `quantise_input`; `reduced` is x Aᵀ.
     """
     N, K, bits, rank = matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
-    groups, stride = K // GROUP, y.shape[1]
+    groups = K // GROUP
     for n in range(start, end, PANEL):
         codes, scales, m = matrix[Matrix.CODES] + n * K * bits // 8, matrix[Matrix.SCALES] + 4 * n * groups, 0
         while m < rows:
             left = rows - m
             many = 6 if left >= 6 and left != 8 else 4 if left >= 4 else 2 if left >= 2 else 1
             to = (
-                codes, scales, quantised + 2 * m * K, address(sums) + 8 * m * groups, address(y) + 4 * (m * stride + first + n),
+                codes, scales, quantised + 2 * m * K, address(sums) + 8 * m * groups, y + 4 * (m * stride + n),
                 groups, K // 2, 2 * groups, stride,
             )  # fmt: skip
             if bits == 4:
@@ -79,13 +79,14 @@ def product(matrix, rows, quantised, sums, reduced, y, first, start, end):
     if rank:
         for m in range(rows):
             for n in range(start, end, PANEL):
-                to = address(y) + 4 * (m * stride + first + n)
+                to = y + 4 * (m * stride + n)
                 add_low_rank(address(reduced) + 4 * m * rank, matrix[Matrix.B] + 4 * n * rank, to, rank)
     if matrix[Matrix.BIAS]:
         bias = floats(matrix[Matrix.BIAS], 1, N)[0]
         for m in range(rows):
+            out = floats(y + 4 * m * stride, 1, N)[0]
             for n in range(start, end):
-                y[m, first + n] += bias[n]
+                out[n] += bias[n]
 
 
 @compiled
@@ -111,4 +112,4 @@ def multiply(data):
             quantise_input(x, quantised, sums)
             low_rank_input(matrix, x, reduced)
             prepared = True
-        product(matrix, B, quantised, sums, reduced, y, 0, part * size, min(N, (part + 1) * size))
+        product(matrix, B, quantised, sums, reduced, address(y), N, part * size, min(N, (part + 1) * size))
