@@ -32,7 +32,7 @@ def run(
         Bar(TextColumn("{task.description}"), BarColumn(), console=err, transient=True) as bar,
     ):
         asked = measured.questions(file)
-        found = measured.find_texts(asked, folders)
+        found = measured.find_texts((question.text for question in asked), folders)
         task = bar.add_task("", total=1.0)
 
         def progress(what: str, share: float) -> None:

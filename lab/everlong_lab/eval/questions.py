@@ -13,7 +13,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -109,10 +109,10 @@ def _kind(pattern: str) -> str:
     return "whole text" if pattern.count("(?=") > 1 else "fact"
 
 
-def find_texts(asked: Sequence[AskedQuestion], folders: Sequence[Path]) -> dict[str, Path]:
+def find_texts(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
     """Return the file of each text. Raises `DataError` for one that is in none of the folders."""
     found: dict[str, Path] = {}
-    for name in dict.fromkeys(question.text for question in asked):
+    for name in dict.fromkeys(names):
         file = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if file is None:
             raise DataError(f"no text {name!r} in {', '.join(map(str, folders))}: give its folder with --texts")
@@ -137,7 +137,7 @@ async def _search(
     documents: dict[str, Document] = {}
     for n, (name, file) in enumerate(texts.items()):
         progress(f"indexing {name}", n / len(texts))
-        document = documents[name] = await corpus.put(await asyncio.to_thread(_text_of, file), name)
+        document = documents[name] = await corpus.put(await asyncio.to_thread(text_of, file), name)
         await corpus.passages.ensure(document)
         await corpus.passages.ensure_vectors(document)
     found = []
@@ -158,7 +158,7 @@ async def _search(
     return found
 
 
-def _text_of(file: Path) -> str:
+def text_of(file: Path) -> str:
     """Return the text of a file, converted as by the server."""
     with file.open("rb") as stream:
         kind = detect(stream.read(_HEAD_BYTES), file.name)

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
@@ -25,6 +24,7 @@ from everlong_models.catalogue.machine import free_memory, require_memory, weigh
 from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.kernels.cpu.quantised_matrix import has_kernels
+from everlong_models.quiet import without_progress_bars
 from everlong_models.text.tokenizer import Tokenizer
 
 DEFAULT_BACKBONE = "smollm2-135m-instruct"
@@ -85,22 +85,18 @@ def _load_weights(
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     _require_memory(folder, device, dtype)
     progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with without_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
     if not isinstance(model, PreTrainedModel):
         raise BackboneError(f"{folder} does not hold a causal language model")
     if missing := sorted(report["missing_keys"]):  # transformers would continue with random values in their place
@@ -315,16 +311,16 @@ def _convert(name: str, file: Path, models_dir: Path, progress: Progress, *, qua
     models_dir.mkdir(parents=True, exist_ok=True)
     # Written to a scratch folder and renamed, so that a killed or concurrent conversion never leaves half a model.
     scratch = Path(tempfile.mkdtemp(dir=models_dir, prefix=".converting-"))
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
     try:
         try:
             source = {"gguf_file": file.name, "trust_remote_code": False}
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
-            if quantised is None:
-                _save_floats(AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source), scratch)
-            else:
-                quantised_weights.write_folder(quantised, digest, scratch)
+            with without_progress_bars():
+                tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+                if quantised is None:
+                    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
+                    _save_floats(model, scratch)
+                else:
+                    quantised_weights.write_folder(quantised, digest, scratch)
             _repair_tokenizer(tokenizer, file)
         except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
             raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
@@ -333,8 +329,6 @@ def _convert(name: str, file: Path, models_dir: Path, progress: Progress, *, qua
         return target
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _require_official(name: str, file: Path, digest: str) -> None:

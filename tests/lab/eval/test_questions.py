@@ -79,7 +79,7 @@ def test_a_document_whose_vectors_never_come_is_given_up_and_deleted(
         httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle)) as http,
         pytest.raises(DataError, match=r"vectors of handbook\.md are at 25%"),
     ):
-        questions.ask(http, asked, questions.find_texts(asked, [file.parent]), 4, lambda *_: None)
+        questions.ask(http, asked, questions.find_texts(["handbook.md"], [file.parent]), 4, lambda *_: None)
     assert deleted == ["/v1/documents/doc_1"]
 
 
@@ -98,7 +98,7 @@ def test_a_line_that_is_no_question_is_named(file: Path, line: str, message: str
 
 def test_a_text_that_is_missing_or_no_text_is_named(file: Path) -> None:
     with pytest.raises(DataError, match=r"no text 'handbook\.md'.*--texts"):
-        questions.find_texts(questions.questions(file), [])
+        questions.find_texts(["handbook.md"], [])
     (file.parent / "handbook.md").write_bytes(b"\xff\xfe\xfd text")
     result = CliRunner().invoke(command, ["questions", str(file), "--evidence-only", "--embeddings", "off"])
     assert result.exit_code == 1

@@ -245,7 +245,9 @@ class Passages:
                 by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
                 where = next(n for n, document in enumerate(searched) if document.id == found[0].document)
                 beginning = self._read(searched[where], parts[where].index, 0)
-                found = sentences.ordered(found, query.words, similarity, by_document, beginning)
+                reranker = None if self._vectors is None else self._vectors.reranker
+                answering = None if reranker is None else partial(reranker.scores, query.text)
+                found = sentences.ordered(found, query.words, similarity, by_document, beginning, answering)
         return Found(found)
 
     def _overview(self, documents: Sequence[Document]) -> Overview:

@@ -33,6 +33,9 @@ _SHORTEST = 25
 _WORDS_WEIGHT = 0.4
 """Weight of a sentence's share of the query's words against the cosine of its vector with the query's. This and the next constant were
 chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
+_ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.1, 0.3
+"""Weights of the reranker's score of a sentence, and of its passage's place in the search, 1 ÷ rank, against the share of the query's words.
+Chosen on questions about 16 books and articles (lab notes, "A reranker")."""
 _NEIGHBOUR_WEIGHT = 0.3
 """Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there."""
 
@@ -46,6 +49,8 @@ TITLE = 800
 """Characters of a document's beginning, which often has its title, its author and its subject."""
 
 Similarity = Callable[[Sequence[str]], Floats]
+Spans = Sequence[tuple[int, int]]
+Answering = Callable[[Sequence[str], Sequence[Spans]], Sequence[Floats]]
 
 
 def cut(text: str) -> Iterator[tuple[int, int]]:
@@ -72,22 +77,29 @@ def ordered(
     similarity: Similarity | None,
     parts: Mapping[str, Indexed],
     beginning: Passage | None = None,
+    answering: Answering | None = None,
 ) -> list[Passage]:
     """Return the sentences of `passages`, those nearest to the query first. Blocks.
 
     `words`: those of the query, with their weights. `similarity`: returns the cosines of texts with the query, [texts]; None: words
     alone are compared, as in documents without vectors. `parts`: each document's part of the search. `beginning`: the first passage
-    of a document. Its first sentences are taken early, with the score 0: they often are the title and the author.
+    of a document. Its first sentences are taken early, with the score 0: they often are the title and the author. `answering`: returns
+    how well each sentence of texts answers the query, from the texts and where their sentences are; with it, `similarity` is not needed.
     """
-    sentences = [
-        sentence
-        for passage in sorted(passages, key=lambda p: (p.document, p.start))
-        for sentence in _sentences(passage)
-    ]
+    passages = sorted(passages, key=lambda p: (p.document, p.start))
+    sentences = [sentence for passage in passages for sentence in _sentences(passage)]
     near = _WORDS_WEIGHT * _shares(sentences, words, parts)
-    compared = [n for n, sentence in enumerate(sentences) if parts[sentence.document].vectors is not None]
-    if similarity is not None and compared:
-        near[compared] += similarity([sentences[n].text.strip() for n in compared])
+    compared = np.array([parts[sentence.document].vectors is not None for sentence in sentences], bool)
+    if compared.any() and (answering is not None or similarity is not None):
+        if answering is not None:
+            shown = [passage for passage in passages if parts[passage.document].vectors is not None]
+            scores = answering([p.text for p in shown], [list(cut(p.text)) for p in shown])
+            places = [np.full(len(of), p.score, np.float32) for p, of in zip(shown, scores, strict=True)]
+            more = _ANSWER_WEIGHT * np.concatenate(scores) + _PASSAGE_WEIGHT * np.concatenate(places)
+        elif similarity is not None:
+            more = similarity([sentences[n].text.strip() for n in np.flatnonzero(compared)])
+        near[compared] += more
+        near[~compared] += more.mean()  # neither better nor worse, for all that is known
     order = np.argsort(-_with_neighbours(near, sentences), kind="stable")
     found = [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
     first = [] if beginning is None else [s for s in _sentences(beginning) if s.end <= beginning.start + _BEGINNING]

