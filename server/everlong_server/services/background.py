@@ -12,8 +12,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.background import BackgroundResponses
+from everlong_server.engine.answering.prompt import template_of
 from everlong_server.engine.batches.input_file import Limits
 from everlong_server.engine.batches.run import Ask
 from everlong_server.engine.batches.worker import BatchSettings, BatchWorker
@@ -39,7 +39,7 @@ async def background_tasks(shared: Shared) -> AsyncIterator[None]:
     works: list[Work] = [
         lambda: _heartbeat(shared, settings.lease_seconds / 3),
         *model_works(shared),
-        lambda: _warm_up(shared.embedder),
+        lambda: _warm_up(shared),
         lambda: _expire_uploads(shared.redis, shared.stores, settings.upload_seconds),
         shared.models.run,
     ]
@@ -138,10 +138,14 @@ async def _heartbeat(shared: Shared, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-async def _warm_up(embedder: Embedder | None) -> None:
-    """Load the embedder before the first question needs it."""
-    if embedder is not None:
-        await asyncio.to_thread(embedder.embed, [""])
+async def _warm_up(shared: Shared) -> None:
+    """Load the embedder before the first question needs it, and the reranker if the model is shown sentences."""
+    embedder = shared.embedder
+    if embedder is None:
+        return
+    await asyncio.to_thread(embedder.embed, [""])
+    if embedder.reranker is not None and template_of(shared.model).gap is not None:
+        await asyncio.to_thread(embedder.reranker.scores, "", [""], [[]])
 
 
 async def _expire_uploads(redis: Client, stores: Stores, seconds: float) -> None:

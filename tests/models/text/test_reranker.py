@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from everlong_models.errors import BackboneError
+from everlong_models.text import reranker as module
 from everlong_models.text.embedder import Embedder, find_packaged_embedder
 from everlong_models.text.reranker import MAX_TOKENS, PACKAGED, Reranker
 
@@ -72,6 +73,28 @@ def test_the_packaged_embedder_brings_it_and_another_one_does_not(folder: Path, 
     assert packaged is not None
     assert packaged.reranker is not None
     assert Embedder(folder).reranker is None
+
+
+def test_all_rows_of_a_table_are_read(reranker: Reranker) -> None:
+    rows = "".join(f"| {year} | 1,{year},345.67 | 0.{year}% |\n" for year in range(1900, 1914))
+    ends = [n + 1 for n, letter in enumerate(rows) if letter == "\n"]
+    (scores,) = reranker.scores("What was the value in 1913?", [rows], [list(zip([0, *ends], ends, strict=False))])
+    assert len(scores) == 14
+    assert scores.min() > -20
+
+
+def test_damaged_packaged_weights_are_noticed_before_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = bytearray(PACKAGED.read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "updates").write_bytes(damaged)
+    monkeypatch.setattr(module, "PACKAGED", tmp_path / "updates")
+    with pytest.raises(BackboneError, match=r"has the digest [0-9a-f]{64}, and must have .* reinstall everlong"):
+        Embedder.packaged()
+    monkeypatch.setattr(module, "PACKAGED", tmp_path / "none")
+    with pytest.raises(BackboneError, match=r"cannot read the reranker: .*none"):
+        Embedder.packaged()
 
 
 def test_damaged_weights_are_named(folder: Path, tmp_path: Path) -> None:

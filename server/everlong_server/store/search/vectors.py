@@ -110,7 +110,7 @@ class Vectors:
 
     @property
     def reranker(self) -> Reranker | None:
-        """What ranks sentences of documents that have vectors; None: their vectors alone do."""
+        """The model that scores sentences of documents with vectors; None: their vectors are compared instead."""
         return self._embedder.reranker
 
     def nearest(self, vector: NDArray[np.float32], texts: tuple[str, ...]) -> float:
