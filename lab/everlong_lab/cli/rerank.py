@@ -1,4 +1,4 @@
-"""`everlong train-reranker`: train what ranks the sentences that the search finds."""
+"""`everlong train-reranker`: train the reranker, which chooses the sentences that instruct models are shown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ train_reranker = Typer(add_completion=False)
 
 @train_reranker.command()
 def _train_reranker(
-    file: Annotated[Path, Argument(help="Questions, as JSON lines: text, q, a (a regular expression) and quote.")],
+    file: Annotated[Path, Argument(help="JSON lines of questions: text, q, a and quote, as in docs/research/data.md.")],
     texts: Annotated[list[Path], Option(help="Find the texts in this folder. Repeat it for more folders.")],
     to: Annotated[Path, Option("--out", callback=writable, help="Write the weights to this file.")],
     data: Annotated[
-        Path | None, Option(envvar="EVERLONG_DATA", help="Also use FairytaleQA and SQuAD of this folder.")
+        Path | None, Option(envvar="EVERLONG_DATA", help="Also use FairytaleQA and SQuAD, from this folder.")
     ] = None,
-    rounds: Annotated[int, Option(min=1, help="Use each question so often.")] = 2,
+    rounds: Annotated[int, Option(min=1, help="Number of times to use each question.")] = 2,
     lr: Annotated[float, Option(min=0, help="Learning rate.")] = 1e-4,
     max_minutes: Annotated[float | None, Option(min=0, help="Stop after so many minutes, with a checkpoint.")] = None,
     checkpoint: Annotated[
@@ -32,9 +32,10 @@ def _train_reranker(
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
-    """Train the reranker: from questions, and the words of their texts that tell the answers.
+    """Train the reranker, which chooses the sentences that instruct models are shown.
 
-    The texts are indexed first, in memory that is freed at the end; a book takes about ten seconds of two cores.
+    It learns from questions and the words of their texts that tell the answers. Each text is indexed first, which takes about ten
+    seconds of two cores for a book.
     """
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -67,4 +68,5 @@ def _train_reranker(
         f"mean reciprocal rank of the right sentence, of {len(training.held_out)} held-out questions: {reached:.3f}"
     )
     if not training.finished:
-        err.print("stopped before the end: run the same command again to continue")
+        how = "run the same command again to continue" if checkpoint else "continuing needs --checkpoint"
+        err.print(f"stopped before the end: {how}")

@@ -7,7 +7,7 @@ The entry point group `everlong.summaries` names `SUMMARIES`. This module must i
 SUMMARIES = {
     "bench": "Measure speed and memory, and compare them with the targets.",
     "train": "Train a memory by a recipe.",
-    "train-reranker": "Train what ranks the sentences that the search finds.",
+    "train-reranker": "Train the reranker, which chooses the sentences that instruct models are shown.",
     "prompts": "Write prompts with questions about texts, as training data for `everlong train`.",
     "sentences": "Put the answers of such prompts into sentences.",
     "eval": "Measure the quality of models and their answers.",

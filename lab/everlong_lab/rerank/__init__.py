@@ -1,1 +1,1 @@
-"""Training of the reranker, which ranks the sentences that the search found (`everlong_models.text.reranker`)."""
+"""Training of the reranker, which ranks the sentences of the passages that the search finds (`everlong_models.text.reranker`)."""

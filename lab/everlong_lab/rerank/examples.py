@@ -30,13 +30,17 @@ from everlong_server.store.texts.blobs import Blobs
 PASSAGES = 32
 """Passages that the search finds for a question, as for an answer."""
 _OTHERS = {"fairytaleqa": 110, "squad": 20}
-"""Data sets whose training texts are used, too, and how many of these."""
+"""Further data sets, and the number of their training texts that are used."""
 _AROUND = 200
-"""Characters before and after an answer that the search did not find, which are shown as a passage."""
+"""Characters before and after an answer. Together they replace its passage if the search did not find it."""
 
 
 class LabelledQuestion(NamedTuple):
-    """`text`: its name. `spans`: start and end, in characters of the text, of what tells the answer. `pattern`: see this module."""
+    """A question about the text named `text`.
+
+    `spans`: start and end of each place that tells the answer, in characters of the text. `pattern`: a regular expression; sentences that
+    match it may tell the answer, too.
+    """
 
     text: str
     question: str
@@ -45,7 +49,7 @@ class LabelledQuestion(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A passage. `sentences`: start and end of each, in characters. `labels`: 1 tells the answer, 0 does not, -1 may."""
+    """A passage. `sentences`: start and end of each, in characters. `labels`: of each; 1: it tells the answer, 0: it does not, -1: it may."""
 
     text: str
     sentences: tuple[tuple[int, int], ...]
@@ -53,7 +57,7 @@ class Candidate(NamedTuple):
 
 
 class Example(NamedTuple):
-    """`candidates`: the best passage first."""
+    """A question about the text named `text`. `candidates`: in the order of the search, the best first."""
 
     text: str
     question: str
@@ -159,7 +163,7 @@ def _label(sentence: str, start: int, end: int, question: LabelledQuestion) -> i
 
 
 def _require_pattern(pattern: str) -> None:
-    """Raise `ValueError` for what is no regular expression."""
+    """Raise `ValueError` if `pattern` is no regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -167,7 +171,7 @@ def _require_pattern(pattern: str) -> None:
 
 
 def _places(quote: str, text: str) -> tuple[tuple[int, int], ...]:
-    """Return where a text has the words of a quote in a row, whatever stands between them."""
+    """Return each place where the text has the words of a quote in a row, with any punctuation and white space between them."""
     words = re.findall(r"[^\W_]+", quote)
     if not words:
         return ()

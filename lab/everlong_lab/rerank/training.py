@@ -1,13 +1,16 @@
-"""`RerankerTraining`: teaches an encoder to rank the sentences of a question's passages.
+"""`RerankerTraining`: trains an encoder to rank the sentences of a question's passages.
 
-A step takes eight questions. Of each, the sentences of the passage that tells the answer compete with those of others by a softmax over all
-their scores (as in listwise ranking: Cao et al., 2007). The nearest wrong passages are always among them, the rest is drawn at random.
-The embeddings stay as they are. Everything follows from the seed and the step, so a run that is resumed gives what one would that was not
-interrupted.
+A step takes eight questions. For each, it scores the sentences of passages with the answer and of passages without it. The loss is the
+negative log of the right sentences' share in a softmax over all these scores (listwise ranking: Cao et al., 2007). The best wrong passages
+of the search are always among them; others are drawn at random. Token and position embeddings are not trained.
+
+There is no dropout, and the seed and the number of the step decide what is drawn. So a resumed run ends with the same weights as one that
+was not interrupted.
 """
 
 from __future__ import annotations
 
+import pickle
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -27,11 +31,11 @@ from everlong_models.text.reranker import PairTokenizer, TokenScorer, batch, sen
 _QUESTIONS = 8
 """Questions of a step."""
 _NEAREST, _OTHERS = 4, 5
-"""Wrong passages of a question: the nearest, and others at random."""
+"""Wrong passages of a question: the best of the search, and others at random."""
 _HELD_OUT = 9
-"""One text in so many is held out."""
+"""One text in so many is held out. Its questions measure the training."""
 _RANK = 64
-"""Rank of the updates that are saved for each matrix. docs/research/lab-notes.md compares it with whole updates."""
+"""Rank of the updates that are saved for each matrix (docs/research/lab-notes.md compares it with whole matrices)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class RerankerTraining:
     """Trains on `examples`, a part of whose texts is held out. `encoder`: a folder in Hugging Face format.
 
     `rounds`: how often each example is used. `checkpoint`: a file to continue from, if it exists, and to save to. Raises `RunError` if it
-    is of another run.
+    is damaged or of another run, and for too few examples.
     """
 
     def __init__(
@@ -58,8 +62,12 @@ class RerankerTraining:
         held_out = set(texts[::_HELD_OUT])
         self.held_out = [example for example in examples if example.text in held_out]
         learnt = [example for example in examples if example.text not in held_out]
-        self._random = random.Random(seed)  # noqa: S311 - for samples
-        self._order = [n for _ in range(rounds) for n in self._random.sample(range(len(learnt)), len(learnt))]
+        order = random.Random(seed)  # noqa: S311 - for samples
+        self._order = [n for _ in range(rounds) for n in order.sample(range(len(learnt)), len(learnt))]
+        if not self.total:
+            raise RunError(
+                f"{len(learnt)} questions, {rounds} times each, are too few: a step takes {_QUESTIONS}, and one text in {_HELD_OUT} is held out"
+            )
         self._learnt = learnt
         self._seed = seed
         self._lr = lr
@@ -88,7 +96,10 @@ class RerankerTraining:
         return self._done >= self.total
 
     def steps(self, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Step]:
-        """Train until all steps are done, or `stop` returns True; then save a checkpoint, as every five minutes."""
+        """Train until all steps are done, or `stop` returns True.
+
+        Saves a checkpoint then, and every five minutes. A caller that does not exhaust the iterator loses the steps since the last one.
+        """
         saved = time.monotonic()
         while not self.finished and not stop():
             yield self._step()
@@ -138,10 +149,10 @@ class RerankerTraining:
         return torch.stack(scores), torch.tensor(labels, device=self._device)
 
     @torch.no_grad()
-    def score(self, samples: int | None = None) -> float:
-        """Return the mean reciprocal rank of the best right sentence among all of a question's, over held-out questions."""
+    def score(self) -> float:
+        """Return the mean, over held-out questions, of 1 ÷ the rank of the best right sentence among all sentences of the question."""
         ranks = []
-        for example in self.held_out[:samples]:
+        for example in self.held_out:
             with torch.autocast(self._device.type, torch.bfloat16):
                 scores, labels = self._scores(example.question, example.candidates)
             scores, labels = scores[labels >= 0], labels[labels >= 0]
@@ -150,7 +161,7 @@ class RerankerTraining:
         return float(np.mean(ranks)) if ranks else 0.0
 
     def save(self, file: Path) -> None:
-        """Write what was learnt as updates of the encoder's weights, in bfloat16, for `Reranker`."""
+        """Write the changes of the encoder's weights in bfloat16, as `Reranker` loads them."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             if not parameter.requires_grad:
@@ -169,7 +180,7 @@ class RerankerTraining:
             part = file.with_name(f".{file.name}.part")
             save_file(tensors, part)
             part.replace(file)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise RunError(f"cannot write the reranker to {file}: {error}") from error
 
     def save_checkpoint(self) -> None:
@@ -190,17 +201,21 @@ class RerankerTraining:
             raise RunError(f"cannot write the checkpoint {self._checkpoint}: {error}") from error
 
     def _restore(self, file: Path) -> None:
-        state: dict[str, Any] = torch.load(file, map_location=self._device, weights_only=True)
-        if state["of"] != self._of():
+        try:
+            state: dict[str, Any] = torch.load(file, map_location=self._device, weights_only=True)
+            same = state["of"] == self._of()
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, LookupError, TypeError) as error:
+            raise RunError(f"{file} is damaged, or no checkpoint of the reranker: {error}") from error
+        if not same:
             raise RunError(
-                f"{file} is a checkpoint of another run: give the same questions, rounds, rate and seed, or another file"
+                f"{file} is a checkpoint of another run: give the same questions, --rounds, --lr and --seed, or another --checkpoint"
             )
         self._done = state["done"]
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
 
     def _of(self) -> list[float]:
-        """Return what a checkpoint must have been made with."""
+        """Return what a checkpoint must have in common with this run."""
         return [len(self._learnt), len(self.held_out), len(self._order), self._lr, self._seed]
 
 

@@ -89,6 +89,20 @@ def test_a_run_that_was_interrupted_ends_like_one_that_was_not(encoder: Path, tm
         RerankerTraining(encoder, EXAMPLES, rounds=3, lr=3e-3, checkpoint=tmp_path / "state")
 
 
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"cut"])
+def test_a_damaged_checkpoint_is_named(encoder: Path, tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "state"
+    RerankerTraining(encoder, EXAMPLES, checkpoint=file).save_checkpoint()
+    file.write_bytes(file.read_bytes()[:-1000] if content == b"cut" else content)
+    with pytest.raises(RunError, match="state is damaged, or no checkpoint"):
+        RerankerTraining(encoder, EXAMPLES, checkpoint=file)
+
+
+def test_too_few_questions_for_a_step_are_refused(encoder: Path) -> None:
+    with pytest.raises(RunError, match="7 questions, 1 times each, are too few: a step takes 8"):
+        RerankerTraining(encoder, EXAMPLES[:8], rounds=1)
+
+
 def test_the_command_trains_for_a_while_and_says_how_to_go_on(tmp_path: Path) -> None:
     for name in ("a.md", "b.md"):
         (tmp_path / name).write_text("The inn by the harbour belonged to Mrs. Quill. The harbour was full of boats.\n")
