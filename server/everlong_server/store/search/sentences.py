@@ -1,4 +1,4 @@
-"""Cuts passages into sentences, and orders these by how near they are to a query.
+"""Cuts passages into sentences, and orders these by how well they fit a query.
 
 A passage of seventy words has one or two sentences that matter to a question. Shown only these, a small model reads less that can
 mislead it, and a prompt of the same length holds the sentences of more passages.
@@ -34,7 +34,7 @@ _WORDS_WEIGHT = 0.4
 """Weight of a sentence's share of the query's words against the cosine of its vector with the query's. This and the next constant were
 chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
 _ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.1, 0.3
-"""Weights of the reranker's score of a sentence, and of its passage's place in the search, 1 ÷ rank, against the share of the query's words.
+"""Weights of the reranker's score of a sentence, and of 1 ÷ its passage's rank in the search, against the share of the query's words.
 Chosen on questions about 16 books and articles (lab notes, "A reranker")."""
 _NEIGHBOUR_WEIGHT = 0.3
 """Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there."""
@@ -79,12 +79,13 @@ def ordered(
     beginning: Passage | None = None,
     answering: Answering | None = None,
 ) -> list[Passage]:
-    """Return the sentences of `passages`, those nearest to the query first. Blocks.
+    """Return the sentences of `passages`, those that fit the query best first. Blocks.
 
     `words`: those of the query, with their weights. `similarity`: returns the cosines of texts with the query, [texts]; None: words
     alone are compared, as in documents without vectors. `parts`: each document's part of the search. `beginning`: the first passage
-    of a document. Its first sentences are taken early, with the score 0: they often are the title and the author. `answering`: returns
-    how well each sentence of texts answers the query, from the texts and where their sentences are; with it, `similarity` is not needed.
+    of a document. Its first sentences are taken early, with the score 0: they often are the title and the author. `answering`:
+    takes texts and the start and end of each of their sentences, and returns the reranker's score of each sentence; then `similarity` is
+    not called. Sentences of documents without vectors get the mean of what the others get.
     """
     passages = sorted(passages, key=lambda p: (p.document, p.start))
     sentences = [sentence for passage in passages for sentence in _sentences(passage)]
