@@ -20,9 +20,9 @@ def evict(kv: Tensor, frequencies: Sequence[Tensor | None], start: int, count: i
     """
     by = torch.tensor([[-count]], device=kv.device)
     for layer, each in enumerate(frequencies):  # one at a time: a copy of all would be as large as the cache
-        keys, values = (part[..., start + count : end, :] for part in kv[:, layer].unbind(1))
+        keys = kv[:, layer, 0, :, start + count : end]
         kv[:, layer, 0, :, start : end - count] = keys.clone() if each is None else turned(keys, each, by)
-        kv[:, layer, 1, :, start : end - count] = values.clone()
+        kv[:, layer, 1, :, start : end - count] = kv[:, layer, 1, :, start + count : end].clone()
     # Attention weights these positions with 0 until they are written again, so they must be finite.
     kv[..., end - count : end, :] = 0
 

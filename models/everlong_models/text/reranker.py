@@ -29,7 +29,7 @@ from transformers import AutoModel
 from everlong_models.errors import BackboneError
 from everlong_models.quiet import without_progress_bars
 
-PACKAGED = Path(__file__).parent.parent / "trained" / "reranker" / "updates.safetensors"
+PACKAGED = Path(__file__).with_name("reranker.safetensors")
 _PACKAGED_DIGEST = "11d55c96963a42c8c2b41a7a5dd56a10cc48701897301e5b09c96657818aaea5"
 """SHA-256 of the packaged weights. Change it together with them."""
 MAX_TOKENS = 512

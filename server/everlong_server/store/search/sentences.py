@@ -35,7 +35,7 @@ _WORDS_WEIGHT = 0.4
 chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
 _ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.1, 0.3
 """Weights of the reranker's score of a sentence, and of 1 ÷ its passage's rank in the search, against the share of the query's words.
-Chosen on questions about 16 books and articles (lab notes, "A reranker")."""
+Chosen on the questions in the lab notes' table of "A reranker"."""
 _NEIGHBOUR_WEIGHT = 0.3
 """Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there."""
 
