@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.js.conftest import run
 from tests.process import Server
+
+pytestmark = pytest.mark.long
 
 
 def test_the_clients_own_tests_pass(npm: Path, server: Server) -> None:

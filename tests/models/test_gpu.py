@@ -24,6 +24,8 @@ from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
 from tests.models.memory_contract import tokens
 from tests.models.tiny import VOCAB, llama
 
+pytestmark = pytest.mark.long
+
 S = 12
 AROUND = {"segment_length": S}
 SCRATCH = AROUND | {"vocab_size": VOCAB, "width": 32, "layers": 2, "heads": 2}

@@ -19,6 +19,8 @@ from everlong_server.store.redis.embedded import EmbeddedRedis
 from tests.process import Server, wait_for
 from tests.tinymodel import NOVEL, STORY
 
+pytestmark = pytest.mark.long
+
 GREEDY = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
 SAMPLED = {"temperature": 1.0, "top_p": 1, "max_tokens": 30, "ignore_eos": True, "seed": 7}
 

@@ -20,6 +20,8 @@ from everlong_lab.harness import generate
 from everlong_lab.harness.process import Process
 from tests.process import everlong
 
+pytestmark = pytest.mark.long
+
 
 def row(peer: str, tokens: int, **figures: float) -> dict[str, Any]:
     return {"peer": peer, "tokens": tokens, "read_s": 1.0, "after_restart_s": 1.0, "ms_per_token": 1.0, "kept_bytes": 0} | figures  # fmt: skip

@@ -16,6 +16,8 @@ from everlong_server.process import protocol
 from everlong_server.process.protocol import BoundedHeadersProtocol
 from tests.process import Server, wait_for
 
+pytestmark = pytest.mark.long
+
 
 async def app(scope: dict, receive, send) -> None:
     """Answer every request after `wait` seconds, with the length of its body; to /refused at once, without reading the body."""

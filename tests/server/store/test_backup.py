@@ -31,6 +31,8 @@ from everlong_server.store.texts.blobs import Blobs
 from tests.process import Forked, Server, everlong, wait_for
 from tests.tinymodel import STORY
 
+pytestmark = pytest.mark.long
+
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:9000]
 

@@ -31,6 +31,8 @@ from tests.server.api.openai.talk import begin_upload, over, respond, sdk
 from tests.server.store.redis.test_redis_away import OwnRedis
 from tests.tinymodel import STORY
 
+pytestmark = pytest.mark.long
+
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
 PARTS = {

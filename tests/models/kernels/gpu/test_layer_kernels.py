@@ -20,6 +20,8 @@ from tests.models.backbone.test_llama import build, embeddings
 from tests.models.fake_gpu import DEVICE, REAL
 from tests.models.tiny import llama
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("triton")
 LAYER = {"heads": 4, "turning": 3, "head_dim": 8, "width": 16, "inner": 32, "biases": (True, False)}
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}

@@ -25,6 +25,8 @@ from everlong_server.engine.device.requests import (
 from everlong_server.engine.device.runner import Runner
 from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, gpu
 
+pytestmark = pytest.mark.long
+
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=True, top_logprobs=3),
     SamplingParams(

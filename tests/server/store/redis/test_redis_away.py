@@ -32,6 +32,8 @@ from everlong_server.store.texts.blobs import Blobs
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
+pytestmark = pytest.mark.long
+
 GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
 
 

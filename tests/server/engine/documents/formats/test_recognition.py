@@ -20,6 +20,8 @@ from everlong_server.errors import InvalidRequest
 from tests import files
 from tests.server.engine.documents.formats.reading import read
 
+pytestmark = pytest.mark.long
+
 LINES = (
     "The harbour of Lindenau was closed",
     "for the winter of 1843. Only the old",
