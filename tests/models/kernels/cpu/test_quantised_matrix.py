@@ -158,11 +158,11 @@ def build(hidden: int = 64, head_dim: int = 16, heads: int = 4, family: str = "l
         "num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": head_dim, "attention_bias": True,
     }  # fmt: skip
     model = tiny_families.model(family, **sizes | ({"mlp_bias": True} if family == "llama" else {}))
-    if family in ("llama", "qwen3"):
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    else:
-        tiny_families.randomise(model, 0.2)
+    tiny_families.randomise(model, 0.2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.add_(1)  # trained biases are large, such as those of Qwen2's queries and keys
     return Backbone(model.eval())
 
 
