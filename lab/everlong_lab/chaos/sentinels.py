@@ -146,6 +146,21 @@ class SentinelCluster(Fleet[HostReplica]):
 
         await until(complete, START_SECONDS, "the Redis replicas")
 
+    async def known(self) -> None:
+        """Wait until each Sentinel knows the others and the master's copies, without which it cannot choose another master.
+
+        Sentinel learns of the copies from the master, which it asks every 10 s. Raises `ClusterError`.
+        """
+        others = len(self.nodes) - 1
+
+        async def complete() -> bool:
+            with contextlib.suppress(RedisError, OSError):
+                seen = [await node.sentinel.execute_command("SENTINEL", "MASTER", "everlong") for node in self.nodes]
+                return all(int(state["num-slaves"]) == int(state["num-other-sentinels"]) == others for state in seen)
+            return False
+
+        await until(complete, START_SECONDS, "the Sentinels to know each other and the replicas")
+
     async def failovers(self) -> int:
         """Return how often the Sentinels have chosen another master."""
         epochs = [0]
@@ -169,6 +184,7 @@ async def start_sentinel_cluster(model: Path | str, replicas: int) -> AsyncItera
             for node in nodes:
                 node.launch("redis", "sentinel")
             await cluster.whole()
+            await cluster.known()
             url = f"redis+sentinel://{','.join(f'{host.address}:{_SENTINEL_PORT}' for host in hosts)}/everlong"
             for number in range(replicas):
                 arguments = serve_flags(model, folder / "documents", folder / "data" / str(number), redis_url=url)

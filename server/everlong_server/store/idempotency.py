@@ -24,20 +24,20 @@ from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.vault import Vault
 
 # KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds to live, prefix of replica keys
-# Returns nothing (the owner is alive and working on it), or {'first', 'again' or 'done'; id; fingerprint; answer}
+# Returns nothing (the owner is alive and working on it), or {'first', 'again' or 'done'; id; digest of the content; answer}
 _BEGIN = """
-local owner, id, fingerprint, answer = unpack(redis.call('HMGET', KEYS[1], 'owner', 'id', 'fingerprint', 'answer'))
+local owner, id, content, answer = unpack(redis.call('HMGET', KEYS[1], 'owner', 'id', 'content', 'answer'))
 if not id then
   redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'id', ARGV[2])
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return {'first', ARGV[2], '', ''}
 end
-if answer then return {'done', id, fingerprint or '', answer} end
+if answer then return {'done', id, content or '', answer} end
 if owner ~= '' and owner ~= ARGV[1] then
   if redis.call('EXISTS', ARGV[4] .. string.match(owner, '^([^|]*)|')) == 1 then return nil end
 end
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])
-return {'again', id, fingerprint or '', ''}
+return {'again', id, content or '', ''}
 """
 
 # KEYS: attempt. ARGV: owner, field or 'forget', value, milliseconds to live
@@ -100,10 +100,10 @@ class IdempotencyRecords:
                 "a request with this Idempotency-Key is still running: retry in a second", param="Idempotency-Key",
                 code="idempotency_in_progress", retry_after=1,
             )  # fmt: skip
-        kind, made, fingerprint = (part.decode() for part in found[:3])
+        kind, made, content = (part.decode() for part in found[:3])
         answer = self._vault.unseal(found[3], "answer") if found[3] else b""
         return IdempotencyRecord(
-            self, record, owner, made, fingerprint, json.loads(answer or b"null"), first=kind == "first"
+            self, record, owner, made, content, json.loads(answer or b"null"), first=kind == "first"
         )
 
     async def page(self, key: str) -> tuple[int, int] | None:
@@ -158,7 +158,7 @@ class IdempotencyRecord:
         key: str | None,
         owner: str,
         id: str,
-        fingerprint: str,
+        content: str,
         answer: Any,
         *,
         first: bool,
@@ -167,7 +167,7 @@ class IdempotencyRecord:
         self.key = key
         self.owner = owner
         self.id = id
-        self._fingerprint = fingerprint
+        self._content = content
         self.answer = answer
         self.first = first
         self._ended = key is None or answer is not None
@@ -176,13 +176,13 @@ class IdempotencyRecord:
         """Record what the request asks for, before any work. Raises `InvalidRequest` if the key was used for another request."""
         if self.key is None:
             return
-        fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        if self._fingerprint not in ("", fingerprint):
+        content = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        if self._content not in ("", content):
             raise InvalidRequest(
                 "this Idempotency-Key was used for another request: send a new key with each new request",
                 param="Idempotency-Key", code="idempotency_key_reused",
             )  # fmt: skip
-        if not self._ended and not await self._records.write(self, "fingerprint", fingerprint):
+        if not self._ended and not await self._records.write(self, "content", content):
             raise Conflict("another server has taken this request over: retry it", param="Idempotency-Key")
 
     async def is_owner(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 import time
@@ -12,8 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 from redis.exceptions import ConnectionError as RedisAway
 
+from everlong_server.api.idempotency import content_of
 from everlong_server.errors import Conflict, InvalidRequest, NotFound
 from everlong_server.store import idempotency as stored
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
@@ -59,6 +62,34 @@ async def test_an_answer_is_replayed(redis: Client) -> None:
     assert caught.value.code == "idempotency_key_reused"
     assert (await attempts(redis, "bob").begin("k")).first
     assert (await attempts(redis).begin(None)).id != (await attempts(redis).begin(None)).id
+
+
+async def test_a_record_of_a_server_of_version_0_1_is_continued(redis: Client) -> None:
+    """That version records the digest of all fields it knows, in the field `fingerprint`. Today's schemas have other fields."""
+    record = keys.attempt("ann", hashlib.sha256(b"k").hexdigest())
+    await redis.hset(record, mapping={"owner": "", "id": "x", "fingerprint": "of all fields"})
+    await redis.pexpire(record, 60_000)
+    again = await attempts(redis).begin("k")
+    await again.check_same_request("a")
+    await again.finish({"id": "x"})
+    assert (await attempts(redis).begin("k")).answer == {"id": "x"}
+
+
+def test_fields_that_a_version_adds_or_moves_change_nothing_about_the_content() -> None:
+    class Older(BaseModel):
+        text: str
+        stream: bool = False
+
+    class Newer(BaseModel):
+        effort: int | None = None
+        stream: bool = False
+        text: str
+
+    asked = {"text": "hello", "stream": True}
+    assert content_of(Older(**asked)) == content_of(Newer(**asked))
+    assert content_of(Older(text="hello")) == content_of(Newer(text="hello"))
+    assert content_of(Newer(**asked)) != content_of(Newer(**asked, effort=2))
+    assert content_of(Newer(**asked), "stream") == content_of(Newer(text="hello"))
 
 
 async def test_the_page_of_a_conversion_is_known_while_the_request_runs(redis: Client) -> None:

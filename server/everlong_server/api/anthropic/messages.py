@@ -25,7 +25,7 @@ from everlong_server.api.anthropic.message_view import live_events, message_view
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.error_forms import anthropic_error
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES, as_server_error
-from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.translation.answer_once import answer_once
@@ -74,7 +74,7 @@ async def create(
         error_form=lambda error: anthropic_error(as_server_error(error)),
     )  # fmt: skip
     return await answer_once(
-        services, request, key, ("anthropic", body.model_dump_json()),
+        services, request, key, ("anthropic", content_of(body)),
         begin=lambda record: _begin(services, body),
         whole=lambda begun, record: _whole(f"msg_{record.id}", *begun, record),
         live=lambda begun, record: live_events(f"msg_{record.id}", begun[0].events, begun[1], record),

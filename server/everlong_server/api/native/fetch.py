@@ -10,7 +10,7 @@ from everlong_server.api.bodies.fetched import open_url, parse_allowed_url
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import RequestFile
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.views import CallerServices, document_view
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES, route_class=JsonRoute)
@@ -33,7 +33,7 @@ async def fetch(body: Fetch, services: CallerServices, key: IdempotencyKey = Non
     """
     url = parse_allowed_url(body.url, services.shared.settings.fetch_hosts)
     async with await services.idempotency.begin(key) as record:
-        await record.check_same_request("fetch", body.model_dump_json())
+        await record.check_same_request("fetch", content_of(body))
         if record.answer is not None:
             return schemas.Document.model_validate(record.answer)
         id = f"doc_{record.id}"

@@ -15,7 +15,7 @@ from everlong_server.api import memory_schemas, schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey, record_when_complete, run_once
+from everlong_server.api.idempotency import IdempotencyKey, content_of, record_when_complete, run_once
 from everlong_server.api.native.new_session import ClientName, CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.streams.disconnect import run_unless_disconnected
@@ -39,7 +39,7 @@ async def create(
     async def make(id: str) -> schemas.Session:
         return await _created(services, body, f"ses_{id}", client)
 
-    return await run_once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
+    return await run_once(services, key, ("session", content_of(body)), schemas.Session, make)
 
 
 async def _created(services: Services, body: CreateSession, session_id: str, client: str) -> schemas.Session:
@@ -175,7 +175,7 @@ async def _events(
     try:
         # Also checked for a recorded answer, as the session may have been deleted or belong to another tenant.
         session = await services.sessions.get(session_id)
-        asked = body.model_dump_json(exclude={"on_disconnect"})  # it changes nothing about the answer
+        asked = content_of(body, "on_disconnect")  # it changes nothing about the answer
         await record.check_same_request("message", session_id, asked)
         message, message_id = record.answer, f"msg_{record.id}"
         if message is None and not record.first:  # the first server died, perhaps after it committed the turn

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.ollama.ndjson import ndjson_stream
 from everlong_server.api.ollama.requests import begin, plain_name
 from everlong_server.api.ollama.schemas import (
@@ -70,7 +70,7 @@ async def _answer(
         loaded = lines.line("", done=True, done_reason="load")
         return ndjson_stream(_replayed(loaded), services) if body.stream else JSONResponse(loaded)
     return await answer_once(
-        services, request, key, (request.url.path, body.model_dump_json()),
+        services, request, key, (request.url.path, content_of(body)),
         begin=lambda record: begin(services, body),
         whole=lines.whole,
         live=lines.live,

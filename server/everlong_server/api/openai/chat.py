@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.chat_schemas import (
     ChatCompletion,
     ChatJsonSchemaFormat,
@@ -57,7 +57,7 @@ async def create(
     """
     usage, nullable = body.stream_options.include_usage, bool(body.tools)
     return await answer_once(
-        services, request, key, ("chat", body.model_dump_json()),
+        services, request, key, ("chat", content_of(body)),
         begin=lambda record: _begin(services, body, record),
         whole=lambda begun, record: _completion(*begun, record),
         live=lambda begun, record: live_chunks(

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.response_events import replayed_events, response_events, response_view
 from everlong_server.api.openai.response_requests import parse_request, with_model
 from everlong_server.api.openai.response_schemas import (
@@ -54,7 +54,7 @@ async def create(
     A retry with the same Idempotency-Key returns the first response.
     """
     return await answer_once(
-        services, request, key, ("response", body.model_dump_json()),
+        services, request, key, ("response", content_of(body)),
         begin=lambda record: _begin(services, body, record),
         whole=lambda answering, record: _answered(record, answering),
         live=lambda answering, record: _recorded(record, response_events(answering)),

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey, run_once
+from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.batches import schemas
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.views import CallerServices
@@ -27,7 +27,7 @@ async def create(body: schemas.CreateBatch, services: CallerServices, key: Idemp
             await services.batches.create(f"batch_{id}", body.input_file_id, body.endpoint, body.metadata, kept)
         )
 
-    return await run_once(services, key, ("batch", body.model_dump_json()), schemas.Batch, make)
+    return await run_once(services, key, ("batch", content_of(body)), schemas.Batch, make)
 
 
 @router.get("")

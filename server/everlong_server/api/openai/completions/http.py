@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from everlong_models import SamplingParams
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.completions.schemas import MAX_CHOICES, Completion, CreateCompletion
 from everlong_server.api.openai.completions.view import Text, completion_view, replayed_chunks
 from everlong_server.api.streams.sse import data_stream
@@ -46,7 +46,7 @@ async def create(
     """
     usage = body.stream_options.include_usage
     return await answer_once(
-        services, request, key, ("completion", body.model_dump_json()),
+        services, request, key, ("completion", content_of(body)),
         begin=lambda record: _begin(services, body, record),
         whole=lambda work, record: work.completion(),
         live=lambda work, record: work.chunks(usage=usage),

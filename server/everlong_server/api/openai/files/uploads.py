@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey, run_once
+from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.files.schemas import CompleteUpload, CreateUpload, Upload, UploadPart
 from everlong_server.api.openai.files.view import find_file, view_file
 from everlong_server.api.views import CallerServices
@@ -28,7 +28,7 @@ async def create(body: CreateUpload, services: CallerServices, key: IdempotencyK
         uploads = services.multipart_uploads
         return await _view(services, await uploads.create(f"upload_{id}", body.bytes, body.filename, body.purpose))
 
-    return await run_once(services, key, ("multipart upload", body.model_dump_json()), Upload, make)
+    return await run_once(services, key, ("multipart upload", content_of(body)), Upload, make)
 
 
 @router.post("/{upload_id}/parts", openapi_extra=request_body({"data": BINARY}))
@@ -50,7 +50,7 @@ async def complete(
 ) -> Upload:
     """Joins the parts to a file, which the server reads in the background. A retry returns the same result."""
     async with await services.idempotency.begin(key) as record:
-        await record.check_same_request("complete", upload_id, body.model_dump_json())
+        await record.check_same_request("complete", upload_id, content_of(body))
         if record.answer is not None:
             return Upload.model_validate(record.answer)
         # The upload knows its file, also after a retry without a key.

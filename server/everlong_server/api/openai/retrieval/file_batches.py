@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey, run_once
+from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.openai.retrieval.vector_store_view import view_batch
 from everlong_server.api.openai.retrieval.vector_stores import attach_all
@@ -42,7 +42,7 @@ async def create(
         await services.vector_stores.keep_batch(batch)
         return view_batch(batch)
 
-    asked = ("file_batch", vector_store_id, body.model_dump_json())
+    asked = ("file_batch", vector_store_id, content_of(body))
     return await run_once(services, key, asked, schemas.FileBatch, make)
 
 

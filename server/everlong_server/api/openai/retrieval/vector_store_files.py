@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey, run_once
+from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.openai.retrieval.vector_store_view import view_store_file
 from everlong_server.api.openai.retrieval.vector_stores import Newest, NoBefore, attach_all
@@ -37,7 +37,7 @@ async def create(
         (file,) = await attach_all(services, vector_store_id, [document], [body.attributes])
         return view_store_file(file)
 
-    asked = ("vector_store_file", vector_store_id, body.model_dump_json())
+    asked = ("vector_store_file", vector_store_id, content_of(body))
     return await run_once(services, key, asked, schemas.VectorStoreFile, make)
 
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey, run_once
+from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.openai.retrieval.vector_store_view import view_hit, view_store
 from everlong_server.api.schemas import AfterId, PageLimit
@@ -54,7 +54,7 @@ async def create(
             raise
         return view_store(await services.vector_stores.get(store.id))
 
-    return await run_once(services, key, ("vector_store", body.model_dump_json()), schemas.VectorStore, make)
+    return await run_once(services, key, ("vector_store", content_of(body)), schemas.VectorStore, make)
 
 
 @router.get("")
