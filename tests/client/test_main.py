@@ -46,6 +46,12 @@ def test_ingest_shows_the_page_that_is_converted(run: Run, book: Path, monkeypat
     assert "converting scan.pdf: page 1 of 12" in run("ingest", "--no-wait", scan).stderr
 
 
+def test_ingest_with_a_language_of_the_text_in_pictures(run: Run, fake: Fake, book: Path):
+    run("ingest", "--no-wait", "--ocr-language", "latin", book)
+    run("ingest", "--no-wait", book)
+    assert fake.ocr_languages == ["latin", None]
+
+
 def test_ingest_many(run: Run, fake: Fake, book: Path):
     other = book.with_name("other [1].txt")
     other.write_text("x")

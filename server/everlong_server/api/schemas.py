@@ -13,6 +13,10 @@ from everlong_models import SamplingParams
 PageLimit = Annotated[int, Query(ge=1, le=100)]
 AfterId = Annotated[str | None, Query(max_length=128, description="last id of the previous page")]
 
+OCR_LANGUAGE = (
+    "language of the text in scanned pages and pictures, a value of EVERLONG_OCR_LANGUAGE; default: that of the server"
+)
+
 
 class Wire(BaseModel):
     """Base of all objects. Unknown fields are errors."""

@@ -23,6 +23,7 @@ def ingest_files(
     files: Sequence[Path],
     *,
     wait: bool = True,
+    ocr_language: str | None = None,
     on_upload: Callable[[Document, Path], None] | None = None,
 ) -> Iterator[Document | None]:
     """Upload the files (`-` is standard input) and yield their documents in the same order.
@@ -45,7 +46,10 @@ def ingest_files(
                 source = sys.stdin.buffer if file == Path("-") else file
                 try:
                     uploaded = client.documents.upload(
-                        source, progress=progress.upload(name), conversion=progress.conversion(name)
+                        source,
+                        progress=progress.upload(name),
+                        conversion=progress.conversion(name),
+                        ocr_language=ocr_language,
                     )
                     documents.append((name, uploaded))
                     if on_upload is not None:

@@ -14,7 +14,7 @@ from everlong_server.api import schemas
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.schemas import AfterId, PageLimit
+from everlong_server.api.schemas import OCR_LANGUAGE, AfterId, PageLimit
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.views import CallerServices, document_view
 from everlong_server.errors import NotFound, Unavailable
@@ -31,13 +31,14 @@ async def upload(
     request: Request,
     services: CallerServices,
     filename: Annotated[str | None, Query(max_length=255, description="name to show for the document")] = None,
+    ocr_language: Annotated[str | None, Query(max_length=60, description=OCR_LANGUAGE)] = None,
     key: IdempotencyKey = None,
 ) -> schemas.Document:
     """Uploads a text, or a file in one of the formats of `GET /v1/formats`, as the body or as the part `file` of a form. The server
     reads it in the background."""
     async with await services.idempotency.begin(key) as record:
         source = RequestFile(request, limit=services.ingest.max_bytes)
-        document = await services.ingest.add(source, record, "document")
+        document = await services.ingest.add(source, record, "document", ocr_language)
         if record.answer is not None:
             return schemas.Document.model_validate(record.answer)
         view = await document_view(services, document)

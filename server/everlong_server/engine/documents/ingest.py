@@ -21,7 +21,7 @@ from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.errors import NotFound, ServerError, TooLarge, Unavailable
+from everlong_server.errors import InvalidRequest, NotFound, ServerError, TooLarge, Unavailable
 from everlong_server.pools import Pool
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.chats import Chats
@@ -114,7 +114,7 @@ async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, lim
 @dataclass(frozen=True, slots=True)
 class Ingest:
     """Adds and deletes the documents of one tenant. `max_bytes`: largest file, and largest text converted from one. `language`: of
-    the text in pictures."""
+    the text in pictures, where an upload names no other."""
 
     engine: Engine
     redis: Client
@@ -128,13 +128,19 @@ class Ingest:
     language: Language = ANY_LANGUAGE
 
     async def add(
-        self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"] | None
+        self,
+        source: FileSource,
+        record: IdempotencyRecord,
+        endpoint: Literal["document", "file"] | None,
+        ocr_language: str | None = None,
     ) -> Document:
         """Receive and store a document, and queue its reading. Everything is durable on return.
 
         For a retry of a completed request, only compares the content with the first request's. `endpoint`: where the client
-        sent the content; None if the client sent none, and the caller has compared the request.
+        sent the content; None if the client sent none, and the caller has compared the request. `ocr_language`: of the text in
+        pictures; None: the server's. Raises `ServerError`.
         """
+        language = self.language_named(ocr_language)
         self.require_running()
         await self.redis.ping()  # fail before the upload, not after it
         document_id = f"doc_{record.id}"
@@ -145,7 +151,9 @@ class Ingest:
         try:
             received = await receive(source, writer, self.max_bytes)
             if endpoint is not None:
-                await record.check_same_request("upload", endpoint, received.digest, received.filename or "")
+                # Released servers record the first parts only, and a retry may reach one of them.
+                given = () if ocr_language is None else (ocr_language,)
+                await record.check_same_request("upload", endpoint, received.digest, received.filename or "", *given)
             await received.commit(writer)
         except BaseException:
             await writer.abort()
@@ -154,7 +162,7 @@ class Ingest:
             return received.as_document(document_id)
         if exists:
             return await self.documents.get(document_id)
-        document = await self.create(document_id, received, record)
+        document = await self.create(document_id, received, record, language=language)
         assert document is not None, "only a multipart upload can be cancelled or completed by another request"
         return document
 
@@ -167,15 +175,19 @@ class Ingest:
         upload: str | None = None,
         reserved: int = 0,
         reports: IdempotencyRecord | None = None,
+        language: Language | None = None,
     ) -> Document | None:
         """Convert the received blob to text and create its document. Deletes the text if the document is refused.
 
         Returns None if the multipart `upload` was cancelled or completed in the meantime. `upload` and `reserved` are passed to
-        `Documents.create`. `reports`: the record that gets the progress of the conversion; None: `record`.
+        `Documents.create`. `reports`: the record that gets the progress of the conversion; None: `record`. `language`: of the text in
+        pictures; None: the server's.
         """
         creating = False
         try:
-            received = await self._converted(document_id, received, reserved, reports or record)
+            received = await self._converted(
+                document_id, received, reserved, reports or record, language or self.language
+            )
             document, creating = received.as_document(document_id), True
             if await self.documents.create(document, self.engine.model.fingerprint, upload=upload, reserved=reserved):
                 return document
@@ -207,13 +219,27 @@ class Ingest:
         if missing is not None:
             raise missing
 
+    def language_named(self, name: str | None) -> Language:
+        """Return a language of text in pictures; None: the server's. Raises `InvalidRequest`."""
+        if name is None:
+            return self.language
+        try:
+            return Language(name, self.language.models)
+        except ValueError as error:
+            raise InvalidRequest(f"ocr_language: {error}", param="ocr_language") from None
+
     def require_running(self) -> None:
         """Raise `Unavailable` while the server is shutting down."""
         if self.engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
 
     async def _converted(
-        self, name: str, received: ReceivedFile, reserved: int, reports: IdempotencyRecord | None
+        self,
+        name: str,
+        received: ReceivedFile,
+        reserved: int,
+        reports: IdempotencyRecord | None,
+        language: Language,
     ) -> ReceivedFile:
         """Convert the received file to text in the blob `name`, and store its outline. Returns it unchanged if it is text.
 
@@ -235,7 +261,7 @@ class Ingest:
 
         def write_text() -> ReceivedFile:
             with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
-                made = conversion.convert(uploaded, kind, text, limit, self.language, report)
+                made = conversion.convert(uploaded, kind, text, limit, language, report)
                 outline.save(blobs, name, made.outline)
                 with text.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
