@@ -157,6 +157,23 @@ async def upload(request: Request, filename: str = "document.txt", ocr_language:
     return fake.documents[id]
 
 
+@app.post("/v1/documents/archive", status_code=202)
+async def upload_archive(request: Request) -> Any:
+    """Takes a body of `name=text` lines for an archive. Leaves out files whose names end with `.bin`."""
+    fake: Fake = request.app.state.fake
+    made, notes = [], []
+    for line in (await request.body()).decode().splitlines():
+        name, _, text = line.partition("=")
+        if name.endswith(".bin"):
+            notes.append({"text": "it was left out", "page": None, "part": name})
+            continue
+        id = f"doc_{len(fake.documents) + 1}"
+        fake.documents[id] = {"id": id, "object": "document", "filename": name, "status": "queued", "bytes": len(text)}
+        fake.documents[id] |= {"progress": 0.0, "tokens": 0, "error": None}
+        made.append(fake.documents[id])
+    return {"object": "list", "data": made, "has_more": False, "notes": notes}
+
+
 @app.get("/v1/conversion")
 async def conversion(request: Request) -> Any:
     fake: Fake = request.app.state.fake

@@ -719,6 +719,22 @@ export interface components {
             object: "upload.part";
             upload_id: string;
         };
+        /** @description The documents that were made of an archive's files, in its order. */
+        UploadedArchive: {
+            data: components["schemas"]["Document"][];
+            /**
+             * @default false
+             * @constant
+             */
+            has_more: false;
+            /** @description files in the archive that were left out, and why */
+            notes: components["schemas"]["DocumentNote"][];
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
+        };
         /** @description Token counts. `reused_tokens` of the prompt's tokens were in memory and not prefilled again. */
         Usage: {
             completion_tokens: number;

@@ -20,7 +20,7 @@ from everlong_client.transport.retrying import RETRIES, new_key
 from everlong_client.transport.upload import AnySource, Upload, UploadProgress
 from everlong_client.transport.waiting import Waiting, document_of
 from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
-from everlong_client.types.document import Document, DocumentText
+from everlong_client.types.document import Document, DocumentText, UploadedArchive
 from everlong_client.types.event import Answer, Event
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
@@ -120,6 +120,24 @@ class AsyncDocuments:
         async with AsyncConversionWatch(self._transport, key, conversion):
             document = await self._transport.call(calls.complete_upload(upload_id, ids, key, ocr_language))
         return await self.get(document)
+
+    async def upload_archive(
+        self,
+        source: AnySource,
+        filename: str | None = None,
+        progress: UploadProgress | None = None,
+        conversion: ConversionProgress | None = None,
+        *,
+        ocr_language: str | None = None,
+    ) -> UploadedArchive:
+        """Upload an archive (zip, tar) whose files become a document each; with `upload`, it becomes one document.
+
+        The parameters are those of `upload`. The archive is sent in one request, however long it is.
+        """
+        upload = Upload(source, filename, progress)
+        key = new_key()
+        async with AsyncConversionWatch(self._transport, key, conversion):
+            return await self._transport.call(calls.upload_archive(upload, key, ocr_language))
 
     async def wait(
         self,

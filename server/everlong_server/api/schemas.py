@@ -336,6 +336,15 @@ class DocumentList(Wire):
     has_more: bool
 
 
+class UploadedArchive(Wire):
+    """The documents that were made of an archive's files, in its order."""
+
+    object: Literal["list"] = "list"
+    data: list[Document]
+    has_more: Literal[False] = False
+    notes: list[DocumentNote] = Field(description="files in the archive that were left out, and why")
+
+
 class SessionList(Wire):
     """A page of sessions, newest first."""
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from everlong_client.errors import UnexpectedAnswerError
 from everlong_client.transport.upload import Upload
-from everlong_client.types.document import Document, DocumentText
+from everlong_client.types.document import Document, DocumentText, UploadedArchive
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
@@ -64,6 +64,17 @@ def upload_document(upload: Upload, key: str, ocr_language: str | None) -> Call[
         headers["Content-Length"] = str(upload.total)
     params = _without_none(filename=upload.filename or None, ocr_language=ocr_language)
     return Call("POST", path("documents"), _parse_one(Document), params=params, headers=headers, body=upload, key=key)
+
+
+def upload_archive(upload: Upload, key: str, ocr_language: str | None) -> Call[UploadedArchive]:
+    """POST /v1/documents/archive. Returns a document for each file in the archive."""
+    headers = {"Content-Type": "application/octet-stream"}
+    if upload.total is not None:
+        headers["Content-Length"] = str(upload.total)
+    params = _without_none(filename=upload.filename or None, ocr_language=ocr_language)
+    return Call(
+        "POST", path("documents", "archive"), _parse_archive, params=params, headers=headers, body=upload, key=key
+    )
 
 
 def begin_upload(upload: Upload) -> Call[str]:
@@ -219,6 +230,11 @@ def _parse_id(data: Any) -> str:
         return str(data["id"])
     except (TypeError, KeyError) as error:
         raise UnexpectedAnswerError("expected an object with an id") from error
+
+
+def _parse_archive(data: Any) -> UploadedArchive:
+    fields = data | {"documents": data.get("data")} if isinstance(data, dict) else data
+    return from_json(UploadedArchive, fields)
 
 
 def _parse_nothing(data: object) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -17,13 +18,17 @@ from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.schemas import OCR_LANGUAGE, AfterId, PageLimit
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.views import CallerServices, document_view
+from everlong_server.engine.documents.archives import add_archive
 from everlong_server.errors import NotFound, Unavailable
+from everlong_server.services import Services
+from everlong_server.store.records import Document
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
 
 _POLL_SECONDS = 0.25
 
 _UPLOAD = request_body({"file": BINARY}, **{"text/plain": {"schema": {"type": "string"}}})
+_ARCHIVE = request_body({"file": BINARY}, **{"application/octet-stream": {"schema": BINARY}})
 
 
 @router.post("", status_code=202, openapi_extra=_UPLOAD)
@@ -46,15 +51,43 @@ async def upload(
         return view
 
 
+@router.post("/archive", status_code=202, openapi_extra=_ARCHIVE)
+async def upload_archive(
+    request: Request,
+    services: CallerServices,
+    filename: Annotated[str | None, Query(max_length=255, description="name of the archive")] = None,
+    ocr_language: Annotated[str | None, Query(max_length=60, description=OCR_LANGUAGE)] = None,
+    key: IdempotencyKey = None,
+) -> schemas.UploadedArchive:
+    """Uploads an archive (zip, tar), as the body or as the part `file` of a form. Each file in it becomes a document of its own. The
+    server stores all of them or, if it answers with an error, none."""
+    async with await services.idempotency.begin(key) as record:
+        source = RequestFile(request, limit=services.ingest.max_bytes)
+        stored = await add_archive(services.ingest, source, record, ocr_language)
+        if stored is None:
+            return schemas.UploadedArchive.model_validate(record.answer)
+        view = schemas.UploadedArchive(
+            data=await _existing(services, stored.documents),
+            notes=[schemas.DocumentNote(**asdict(note)) for note in stored.notes],
+        )
+        await record.finish(view.model_dump(mode="json"))
+        return view
+
+
 @router.get("")
 async def index(services: CallerServices, limit: PageLimit = 20, after: AfterId = None) -> schemas.DocumentList:
     """Lists all documents, newest first."""
     documents, more = await services.documents.newest(limit, after)
-    data = []
+    return schemas.DocumentList(data=await _existing(services, documents), has_more=more)
+
+
+async def _existing(services: Services, documents: Iterable[Document]) -> list[schemas.Document]:
+    """Return the documents that were not deleted since they were loaded."""
+    views = []
     for document in documents:
-        with contextlib.suppress(NotFound):  # deleted since the page was loaded
-            data.append(await document_view(services, document))
-    return schemas.DocumentList(data=data, has_more=more)
+        with contextlib.suppress(NotFound):
+            views.append(await document_view(services, document))
+    return views
 
 
 @router.get("/{document_id}")

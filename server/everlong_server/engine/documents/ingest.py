@@ -9,15 +9,17 @@ import asyncio
 import contextlib
 import hashlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.formats.conversion import Conversion
 from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
@@ -40,6 +42,11 @@ _CONVERTERS = Pool("everlong-convert", 3)
 _CONVERSIONS_PER_TENANT = 2
 """Fewer than there are converters, so that one tenant cannot occupy all of them."""
 _tenant_conversions: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+
+T = TypeVar("T")
+PageReport: TypeAlias = Callable[[int, int], object]
+"""Takes the page that is being read, counted from 1, and the number of pages."""
 
 
 class FileSource(Declaration, Protocol):
@@ -74,6 +81,19 @@ class ReceivedFile:
     async def commit(self, writer: BlobWriter | DiscardingWriter) -> None:
         """Make the written blob durable, under its own name if it is text, else under the name of a file to convert."""
         await writer.commit(self.suffix if self.format else "")
+
+    def converted(self, blobs: Blobs, name: str, text: Path, uploaded: Path, made: Conversion) -> ReceivedFile:
+        """Return the file after its conversion to the local file `text`. Stores what is kept next to the text. Blocks."""
+        outline.save(blobs, name, made.outline)
+        with text.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        original = uploaded.stat().st_size if made.format == "pdf" else 0
+        if original:
+            originals.save(blobs, name, uploaded)
+        return replace(
+            self, bytes=text.stat().st_size, text_offset=0, digest=digest, format=None if made.format == "text" else made.format,
+            notes=tuple(made.notes), original_bytes=original,
+        )  # fmt: skip
 
     def as_document(self, document_id: str) -> Document:
         """Return the document record of this file."""
@@ -194,9 +214,9 @@ class Ingest:
         except BaseException as error:
             # If Redis did not answer, it may still create the document. Then a later sweep deletes the text, if it is unused.
             if not creating or isinstance(error, ServerError | ResponseError):
-                await self._drop_text(document_id, record)
+                await self.drop_text(document_id, record)
             raise
-        await self._drop_text(document_id, record)
+        await self.drop_text(document_id, record)
         return None
 
     async def delete(self, document_id: str) -> None:
@@ -251,33 +271,41 @@ class Ingest:
         if kind is None:
             return received
 
+        def write_text(uploaded: Path, limit: int, report: PageReport) -> ReceivedFile:
+            with blobs.fill(name) as text:
+                made = conversion.convert(uploaded, kind, text, limit, language, report)
+                return received.converted(blobs, name, text, uploaded, made)
+
+        return await self.convert(name, received, write_text, reserved, reports)
+
+    async def convert(
+        self,
+        name: str,
+        received: ReceivedFile,
+        work: Callable[[Path, int, PageReport], T],
+        reserved: int = 0,
+        reports: IdempotencyRecord | None = None,
+    ) -> T:
+        """Run `work`, which converts the received file, in a thread, and then delete the file.
+
+        `work`: gets the local path of the file, the most bytes that it may make of it, and a function that reports the page. `name`,
+        `reserved`, `reports` and what is raised: as for `create`.
+        """
         room = await self.quota.bytes_left()
         limit = self.max_bytes if room is None else min(self.max_bytes, room + reserved)
-        loop = asyncio.get_running_loop()
+        loop, blobs = asyncio.get_running_loop(), self.blobs
 
         def report(page: int, pages: int) -> None:
             if reports is not None:
                 asyncio.run_coroutine_threadsafe(reports.report_page(page, pages), loop)
 
-        def write_text() -> ReceivedFile:
-            with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
-                made = conversion.convert(uploaded, kind, text, limit, language, report)
-                outline.save(blobs, name, made.outline)
-                with text.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                size = text.stat().st_size
-                format = None if made.format == "text" else made.format
-                original = uploaded.stat().st_size if made.format == "pdf" else 0
-                if original:
-                    originals.save(blobs, name, uploaded)
-                return replace(
-                    received, bytes=size, text_offset=0, digest=digest, format=format, notes=tuple(made.notes),
-                    original_bytes=original,
-                )  # fmt: skip
+        def run() -> T:
+            with blobs.local(name + received.suffix) as uploaded:
+                return work(uploaded, limit, report)
 
         try:
             async with _tenant_conversions.setdefault(self.quota.tenant, asyncio.Semaphore(_CONVERSIONS_PER_TENANT)):
-                converting = asyncio.create_task(_CONVERTERS.run(write_text))
+                converting = asyncio.create_task(_CONVERTERS.run(run))
                 try:
                     return await asyncio.shield(converting)
                 except BaseException:
@@ -290,7 +318,7 @@ class Ingest:
         finally:
             await blobs.delete(name + received.suffix)
 
-    async def _drop_text(self, document_id: str, record: IdempotencyRecord | None) -> None:
+    async def drop_text(self, document_id: str, record: IdempotencyRecord | None) -> None:
         """Delete the text of a document that was not created. Keeps it if Redis cannot tell, or another server retries."""
         with contextlib.suppress(RedisError):
             if (record is None or await record.is_owner()) and not await self.documents.exists(document_id):
