@@ -132,11 +132,12 @@ class Reranker:
         encoded = self._tokenizer.encode(question, passages)
         found: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(passages)
         order = sorted(range(len(encoded)), key=lambda n: len(encoded[n]))  # rows of one length need no padding
-        with self._lock, torch.inference_mode():
-            for start in range(0, len(order), _ROWS):
-                rows = order[start : start + _ROWS]
-                for n, scores in zip(rows, self._token_scores([encoded[n] for n in rows]), strict=True):
-                    found[n] = _means(encoded[n], scores, sentences[n])
+        for start in range(0, len(order), _ROWS):
+            rows = order[start : start + _ROWS]
+            with self._lock, torch.inference_mode():  # one batch at a time, so that an answer waits for no whole search
+                of_tokens = self._token_scores([encoded[n] for n in rows])
+            for n, scores in zip(rows, of_tokens, strict=True):
+                found[n] = _means(encoded[n], scores, sentences[n])
         return found
 
     def _token_scores(self, rows: Sequence[Any]) -> NDArray[np.float32]:

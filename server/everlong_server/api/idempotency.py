@@ -30,10 +30,10 @@ RequiredKey = Annotated[str, Header(**_FORM, description="the key of the request
 def content_of(body: BaseModel, *excluded: str) -> str:
     """Return what a request asks for, without the fields `excluded`, as JSON that all retries of the request share.
 
-    Fields that the client left out do not count, nor does the order in which the schema declares them. So a server of another version,
-    whose schema has further fields, computes the same.
+    Fields with their default do not count, nor does the order in which the schema declares them. So a server of another version, whose
+    schema has further fields, computes the same.
     """
-    given = body.model_dump_json(exclude_unset=True, exclude=set(excluded))
+    given = body.model_dump_json(exclude_defaults=True, exclude=set(excluded))
     return json.dumps(json.loads(given), sort_keys=True)
 
 

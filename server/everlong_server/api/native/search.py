@@ -54,8 +54,8 @@ class FoundPassage(Evidence):
 
     filename: str | None
     score: float = Field(
-        description="1 for a passage that is first by words, by meaning and for the reranker, less for later places; 0 to 1. By words "
-        "alone, if no document has vectors yet"
+        description="1 for a passage that is first in the order of the search, by words and meaning, and in the reranker's; less for "
+        "later places; 0 to 1"
     )
     similarity: float | None = Field(
         description="cosine of the vectors of passage and query; null: the document has no vectors (yet)"

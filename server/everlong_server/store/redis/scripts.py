@@ -39,13 +39,15 @@ return 1
 """
 
 _COPY_MS = 2000
+_MORE_COPIES_MS = 200
+"""Milliseconds that a script waits for the copies that must exist, and for those of all other replicas."""
 
 
 class Scripts:
     """Runs scripts with one client: `await scripts.run(TEXT, keys, args)`.
 
     A script returns only when as many Redis replicas have its writes as the client demands (see `connect`) and, with Sentinel, when no
-    failover can lose them (see `Sentinels`). Otherwise `run` raises a ConnectionError, although the script may have taken effect.
+    failover is known that could lose them (see `Sentinels`). Otherwise `run` raises a ConnectionError, although the script may have taken effect.
     """
 
     def __init__(self, redis: Client) -> None:
@@ -60,51 +62,49 @@ class Scripts:
         if not self._redis.copies:
             return await script(keys=keys, args=args)
         try:
-            return await self._copied(script, keys, args)
+            return await self._run_and_wait(script, keys, args)
         except NoScriptError:
             await self._redis.script_load(text)
-            return await self._copied(script, keys, args)
+            return await self._run_and_wait(script, keys, args)
 
-    async def _copied(self, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
-        """Run the script, and wait until enough replicas have its writes and no failover can lose them."""
+    async def _run_and_wait(self, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
+        """Run the script, and wait until enough replicas have its writes and no failover is known that could lose them."""
         sentinels: Sentinels | None = self._redis.sentinels
         if sentinels is None:
-            done, copied, _ = await self._written(script, keys, args, self._redis.copies)
-            self._require(copied)
-            return done
+            run = await self._run_once(script, keys, args)
+            self._require(run.copies)
+            return run.result
         try:
-            return await self._kept(sentinels, script, keys, args)
+            return await self._run_beside(sentinels, script, keys, args)
         except RedisConnectionError:
             # Connections to a master that was replaced stay open. New ones go to the master that the Sentinels name.
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise
 
-    async def _kept(self, sentinels: Sentinels, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
-        replicas = await sentinels.replicas()
-        while True:
-            connected = sentinels.connected
-            copies = max(self._redis.copies, replicas if connected is None else min(replicas, connected))
-            done, copied, master = await self._written(script, keys, args, copies, described=connected is not None)
-            self._require(copied)
-            if copied >= replicas:
-                sentinels.connected = None
-                return done
-            sentinels.connected = copied if master is None else master.replicas
-            if master is not None:
-                await sentinels.require_master(master.run_id)
-                return done
-            # Run the script again, which changes nothing, to learn which Redis it runs on.
+    async def _run_beside(self, sentinels: Sentinels, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
+        replicas, expected = await sentinels.replicas(), sentinels.expected
+        wished = replicas if expected is None else expected
+        run = await self._run_once(script, keys, args, wished, ask=expected is not None)
+        if run.copies >= replicas > 0:
+            return run.result
+        sentinels.missed(run.copies)
+        if run.run_id is None:
+            # Again, which changes nothing, to learn which Redis it runs on. Not always: that takes longer than most scripts.
+            run = await self._run_once(script, keys, args, ask=True)
+        self._require(run.copies)
+        await sentinels.require_master(run.run_id or "")
+        return run.result
 
     def _require(self, copied: int) -> None:
         if copied < self._redis.copies:
             raise RedisConnectionError(f"{copied} Redis replicas have the write, {self._redis.copies} are required")
 
-    async def _written(
-        self, script: AsyncScript, keys: list[str], args: list[Any], copies: int, *, described: bool = False
-    ) -> tuple[Any, int, _Master | None]:
-        """Run the script, and wait up to two seconds for copies. Returns its result, and how many replicas have the writes.
+    async def _run_once(
+        self, script: AsyncScript, keys: list[str], args: list[Any], wished: int = 0, *, ask: bool = False
+    ) -> _Run:
+        """Run the script, wait for the copies that the client demands, and a little for as many as are `wished`.
 
-        `described`: also return which Redis it ran on. All on one connection: WAIT counts the copies of that connection's writes.
+        `ask`: whether to ask for the run id. All on one connection: WAIT counts the copies of that connection's writes.
         """
         where = {}
         if isinstance(self._redis, RedisCluster):
@@ -114,23 +114,25 @@ class Scripts:
             pipe.execute_command("EVALSHA", script.sha, len(keys), *keys, *args, **where)
             # A write of its own, so that WAIT also covers the writes of an earlier run whose reply was lost.
             pipe.execute_command("INCRBY", FENCE, 0, **where)
-            pipe.execute_command("WAIT", copies, _COPY_MS, **where)
-            if described:
-                pipe.execute_command("ROLE")
-                pipe.execute_command("INFO", "server")
+            pipe.execute_command("WAIT", self._redis.copies, _COPY_MS, **where)
+            if wished > self._redis.copies:
+                pipe.execute_command("WAIT", wished, _MORE_COPIES_MS, **where)
+            if ask:
+                pipe.execute_command("INFO", "server", **where)
             results = await pipe.execute(raise_on_error=False)
         for result in results:
             if isinstance(result, Exception):
                 raise result
-        done, _, copied, *rest = results
-        return done, copied, _Master(len(rest[0][2]), rest[1]["run_id"]) if rest else None
+        run_id = results.pop()["run_id"] if ask else None
+        return _Run(results[0], results[-1], run_id)
 
 
-class _Master(NamedTuple):
-    """A Redis that took a write. `replicas`: how many were connected to it."""
+class _Run(NamedTuple):
+    """`copies`: how many replicas have the writes. `run_id`: of the Redis that ran the script; None: not asked."""
 
-    replicas: int
-    run_id: str
+    result: Any
+    copies: int
+    run_id: str | None
 
 
 def flat(fields: dict[str, Any]) -> list[Any]:

@@ -19,7 +19,7 @@ class SharedCall(Generic[_T]):
 
     async def call(self) -> _T:
         """Return the result of a call that begins after this one did. Raises what `function` raises."""
-        if self._next is None:
+        if self._next is None or self._next.done():  # done: it was cancelled before it began
             self._next = asyncio.create_task(self._run())
         return await asyncio.shield(self._next)
 

@@ -56,15 +56,17 @@ class Chosen:
         return list(dict.fromkeys(turns))[:limit]
 
 
-def choose(query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0) -> Chosen:
+def choose(
+    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0, best: int = 0
+) -> Chosen:
     """Return at most `limit` passages of each kind for the query; none if the texts have nothing about it.
 
-    `whole`: the query's largest cosine with one of `WHOLE`.
+    `whole`: the query's largest cosine with one of `WHOLE`. `best`: return up to so many of the best passages, if that is more than `limit`.
     """
     if not len(ranking.scores):
         return Chosen()
-    best: Sequence[int] = _best(ranking, limit) if _is_found(query, ranking) else ()
-    return Chosen(best, _covering(parts, ranking, limit)) if _is_about_whole(best, ranking, whole) else Chosen(best)
+    found: Sequence[int] = _best(ranking, max(limit, best)) if _is_found(query, ranking) else ()
+    return Chosen(found, _covering(parts, ranking, limit)) if _is_about_whole(found, ranking, whole) else Chosen(found)
 
 
 def _is_found(query: Query, ranking: Ranking) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from everlong_models.text.reranker import Reranker
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import Pool
 from everlong_server.store.records import Document
@@ -127,7 +128,7 @@ class Passages:
     async def find(self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False) -> Found:
         """Return at most `limit` passages of `documents` for the query. No passage: the documents have nothing about it.
 
-        The reranker orders them, if there is one. `by_sentences`: return the sentences of these passages, each as a passage. If the query is about the whole text: the
+        The reranker orders them, or their sentences. `by_sentences`: return the sentences of these passages, each as a passage. If the query is about the whole text: the
         beginnings of passages that cover the text, and the best ones.
 
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
@@ -148,7 +149,7 @@ class Passages:
     ) -> list[Passage]:
         """Return at most `limit` passages of `documents`, best first, whether or not they are about the query.
 
-        `score` is the passage's relevance: 1 if it is first by words, by meaning and for the reranker. `only`: which passages to
+        `score` is the passage's relevance: 1 if it is first in the order of the search and in the reranker's. `only`: which passages to
         consider. `rerank`: whether the reranker orders the best ones. Treats deleted documents, and missing and damaged indexes and
         vectors, as `search` does.
         """
@@ -233,10 +234,10 @@ class Passages:
             searched, parts = self._parts(documents, stack, damaged)
             ranking = rank(parts, query.words, vector)
             whole = 0.0 if vector is None or self._vectors is None else self._vectors.nearest(vector, WHOLE)
-            reranker = None if self._vectors is None else self._vectors.reranker
-            answering = None if reranker is None else partial(reranker.scores, query.text)
-            candidates = limit if answering is None or by_sentences else max(limit, CANDIDATES)
-            chosen = choose(query, parts, ranking, candidates, whole)
+            reranker = self._reranker(parts)
+            score_sentences = None if reranker is None else partial(reranker.scores, query.text)
+            candidates = limit if score_sentences is None or by_sentences else max(limit, CANDIDATES)
+            chosen = choose(query, parts, ranking, limit, whole, candidates)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
                 passages = (self._passage(n, searched, parts, ranking) for n in numbers)
@@ -256,11 +257,16 @@ class Passages:
             if found and by_sentences:
                 where = next(n for n, document in enumerate(searched) if document.id == found[0].document)
                 beginning = self._read(searched[where], parts[where].index, 0)
-                found = sentences.ordered(found, query.words, similarity, by_document, beginning, answering)
-            elif answering is not None:
-                order = reranked(*_shown(found, by_document), answering)
+                found = sentences.ordered(found, query.words, similarity, by_document, beginning, score_sentences)
+            elif score_sentences is not None:
+                order = reranked(*_texts_and_readable(found, by_document), score_sentences)
                 found = _numbered([found[n] for n, _ in order[:limit]])
         return Found(found)
+
+    def _reranker(self, parts: Sequence[Indexed]) -> Reranker | None:
+        """Return the reranker, if it can read any of the documents: it knows the languages that have vectors."""
+        readable = any(part.vectors is not None for part in parts)
+        return self._vectors.reranker if self._vectors is not None and readable else None
 
     def _overview(self, documents: Sequence[Document]) -> Overview:
         def texts() -> Iterator[str]:
@@ -284,7 +290,7 @@ class Passages:
             relevance = ranking.relevance
             if only is not None:
                 relevance = np.where(self._accepted(only, searched, parts), relevance, 0)
-            reranker = None if self._vectors is None or not rerank else self._vectors.reranker
+            reranker = self._reranker(parts) if rerank else None
             found, scores = list[Passage](), list[float]()
             for n in np.argsort(-relevance, kind="stable")[: limit if reranker is None else max(limit, CANDIDATES)]:
                 passage = self._passage(int(n), searched, parts, ranking) if relevance[n] > 0 else None
@@ -294,7 +300,7 @@ class Passages:
             order = list(enumerate(scores))
             if reranker is not None:
                 by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
-                order = reranked(*_shown(found, by_document), partial(reranker.scores, query.text))[:limit]
+                order = reranked(*_texts_and_readable(found, by_document), partial(reranker.scores, query.text))[:limit]
         return [replace(found[n], score=round(score, 4)) for n, score in order]
 
     def _accepted(
@@ -381,7 +387,7 @@ def _numbered(passages: Sequence[Passage]) -> list[Passage]:
     return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(passages, 1)]
 
 
-def _shown(passages: Sequence[Passage], parts: Mapping[str, Indexed]) -> tuple[list[str], list[bool]]:
+def _texts_and_readable(passages: Sequence[Passage], parts: Mapping[str, Indexed]) -> tuple[list[str], list[bool]]:
     """Return the texts of passages, and whether the reranker can read each: it knows the languages that have vectors."""
     return [p.text for p in passages], [parts[p.document].vectors is not None for p in passages]
 

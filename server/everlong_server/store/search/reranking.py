@@ -10,10 +10,10 @@ from everlong_server.store.search.ranking import RANK_OFFSET
 from everlong_server.store.search.sentences import Answering, cut
 
 CANDIDATES = 32
-"""Passages that the model reads: 0.22 s on two cores. To read 64 found no more (docs/research/lab-notes.md)."""
+"""Passages that the model reads: 0.22 s on two cores."""
 
 
-def reranked(texts: Sequence[str], readable: Sequence[bool], answering: Answering) -> list[tuple[int, float]]:
+def reranked(texts: Sequence[str], readable: Sequence[bool], score_sentences: Answering) -> list[tuple[int, float]]:
     """Return the numbers of the passages, the best first, each with its relevance. Blocks.
 
     Fuses the order of the search with the order of the model's scores (reciprocal rank fusion). The score of a passage is that of its
@@ -26,7 +26,7 @@ def reranked(texts: Sequence[str], readable: Sequence[bool], answering: Answerin
     by_model = np.where(np.arange(len(texts)) < CANDIDATES, by_search, np.float32(0))
     read = [n for n, known in enumerate(readable[:CANDIDATES]) if known]
     if read:
-        scores = answering([texts[n] for n in read], [list(cut(texts[n])) for n in read])
+        scores = score_sentences([texts[n] for n in read], [list(cut(texts[n])) for n in read])
         best = np.array([of_sentences.max(initial=-np.inf) for of_sentences in scores])
         by_model[np.array(read)[np.argsort(-best, kind="stable")]] = by_search[read]
     relevance = (by_search + by_model) * np.float32(RANK_OFFSET / 2)

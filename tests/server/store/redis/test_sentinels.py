@@ -13,8 +13,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.store.redis.sentinels import Sentinels
+from everlong_server.store.redis.shared_call import SharedCall
 
-MASTER = {"runid": "a1", "flags": {"master"}, "num-slaves": 2, "num-other-sentinels": 2}
+MASTER: dict[str, Any] = {"runid": "a1", "flags": "master", "num-other-sentinels": 2, "replicas": ["b", "c"]}
+"""What a Sentinel says, as redis-py returns it, and the addresses of the replicas that it knows."""
 
 
 class Client:
@@ -23,11 +25,14 @@ class Client:
     def __init__(self, state: dict[str, Any] | None) -> None:
         self.state = state
 
-    async def sentinel_master(self, service: str, *, return_responses: bool) -> dict[str, Any]:
-        assert (service, return_responses) == ("main", True)
+    async def execute_command(self, command: str, service: str) -> Any:
+        assert service == "main"
         if self.state is None:
             raise RedisConnectionError("no route to host")
-        return self.state
+        if command == "SENTINEL MASTER":
+            return self.state
+        assert command == "SENTINEL SLAVES"
+        return [{"ip": address, "port": 6379} for address in self.state["replicas"]]
 
 
 def sentinels(*states: dict[str, Any] | None) -> Sentinels:
@@ -44,9 +49,11 @@ async def test_a_majority_that_knows_of_no_change(states: tuple[dict[str, Any] |
     [
         ((MASTER, None, None), "1 of 3 Sentinels answer"),
         ((None, None, None), "0 of 3 Sentinels answer"),
+        ((MASTER | {"num-other-sentinels": 0}, None, None), "1 of 3 Sentinels answer"),
+        ((MASTER | {"num-other-sentinels": 4}, MASTER, None), "2 of 5 Sentinels answer"),
         ((MASTER, MASTER, MASTER | {"runid": "b2"}), "being replaced"),
-        ((MASTER, MASTER, MASTER | {"flags": {"master", "failover_in_progress"}}), "being replaced"),
-        ((MASTER, MASTER | {"flags": {"master", "s_down"}}, None), "being replaced"),
+        ((MASTER, MASTER, MASTER | {"flags": "master,failover_in_progress,force_failover"}), "being replaced"),
+        ((MASTER, MASTER | {"flags": "s_down,master"}, None), "being replaced"),
     ],
 )
 async def test_what_may_lose_a_write(states: tuple[dict[str, Any] | None, ...], why: str) -> None:
@@ -54,8 +61,8 @@ async def test_what_may_lose_a_write(states: tuple[dict[str, Any] | None, ...], 
         await sentinels(*states).require_master("a1")
 
 
-async def test_replicas_that_a_sentinel_learns_of_late_count() -> None:
-    assert await sentinels(MASTER | {"num-slaves": 1}, None, MASTER).replicas() == 2
+async def test_all_replicas_that_any_sentinel_knows_count() -> None:
+    assert await sentinels(MASTER | {"replicas": ["b"]}, None, MASTER | {"replicas": ["c"]}).replicas() == 2
     with pytest.raises(RedisConnectionError, match="no Sentinel of 'main' answers"):
         await sentinels(None).replicas()
 
@@ -67,8 +74,36 @@ async def test_the_number_of_replicas_is_remembered_while_no_sentinel_answers(mo
     assert await asked.replicas() == 2
     client.state = None
     assert await asked.replicas() == 2
-    client.state = MASTER | {"num-slaves": 3}
+    client.state = MASTER | {"replicas": ["b", "c", "d"]}
     assert await asked.replicas() == 3
+
+
+async def test_replicas_that_missed_a_write_are_not_waited_for_until_a_while_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = sentinels(MASTER)
+    assert asked.expected is None
+    asked.missed(1)
+    assert asked.expected == 1
+    monkeypatch.setattr("everlong_server.store.redis.sentinels._FRESH_SECONDS", -1)
+    assert asked.expected is None
+
+
+async def test_a_shared_call_that_was_cancelled_before_it_began_is_replaced() -> None:
+    calls = list[int]()
+
+    async def function() -> int:
+        calls.append(1)
+        return len(calls)
+
+    shared = SharedCall(function)
+    first = asyncio.create_task(shared.call())
+    await asyncio.sleep(0)
+    (begun,) = [task for task in asyncio.all_tasks() if task not in (first, asyncio.current_task())]
+    begun.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert [await call for call in [asyncio.create_task(shared.call()) for _ in range(2)]] == [1, 1]
 
 
 async def test_a_sentinel_that_is_cut_off_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +112,9 @@ async def test_a_sentinel_that_is_cut_off_is_waited_for_once(monkeypatch: pytest
             super().__init__(MASTER)
             self.mended = asyncio.Event()
 
-        async def sentinel_master(self, service: str, *, return_responses: bool) -> dict[str, Any]:
+        async def execute_command(self, command: str, service: str) -> Any:
             await self.mended.wait()
-            return await super().sentinel_master(service, return_responses=return_responses)
+            return await super().execute_command(command, service)
 
     cut_off, waits = CutOff(), list[int]()
     wait = asyncio.wait
