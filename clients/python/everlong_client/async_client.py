@@ -63,12 +63,13 @@ class AsyncEverlong:
         session: str | None = None,
         limit: int | None = None,
         filters: SearchFilters | None = None,
+        rerank: bool | None = None,
     ) -> tuple[FoundPassage, ...]:
         """Return the passages that fit `query` best, without an answer: of the documents with these ids, or of a session's.
 
-        `limit` is the maximum number of passages; None: 10.
+        `limit` is the maximum number of passages; None: 10. `rerank`: False saves a few tenths of a second and finds less.
         """
-        return await self._transport.call(calls.search(query, documents, session, limit, filters))
+        return await self._transport.call(calls.search(query, documents, session, limit, filters, rerank))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -201,11 +201,18 @@ def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
 
 
 def search(
-    query: str, documents: Iterable[str], session: str | None, limit: int | None, filters: SearchFilters | None
+    query: str,
+    documents: Iterable[str],
+    session: str | None,
+    limit: int | None,
+    filters: SearchFilters | None,
+    rerank: bool | None,
 ) -> Call[tuple[FoundPassage, ...]]:
     """POST /v1/search."""
     ids = [documents] if isinstance(documents, str) else list(documents)
-    json = _without_none(query=query, documents=ids or None, session=session, limit=limit, filters=filters)
+    json = _without_none(
+        query=query, documents=ids or None, session=session, limit=limit, filters=filters, rerank=rerank
+    )
 
     def parse(data: Any) -> tuple[FoundPassage, ...]:
         try:
