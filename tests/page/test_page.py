@@ -289,6 +289,20 @@ def conversation(server: Server, messages: list[dict], *documents: str, **fields
     return str(made.json()["id"])
 
 
+RENDERED = """async (words) => {
+  const now = Date.now;
+  let calls = 0;
+  Date.now = () => (calls++, now());
+  const box = document.querySelector("input[type=search]");
+  box.value = words;
+  box.dispatchEvent(new Event("input", {bubbles: true}));
+  for (let frame = 0; frame < 3; frame++) await new Promise(requestAnimationFrame);
+  Date.now = now;
+  return calls;
+}"""
+"""Searches, and returns how often conversations were rendered: each computes its age then."""
+
+
 @pytest.mark.long
 def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Server, talk: str) -> None:
     """More than the first hundred of each: by the keyboard, and by address."""
@@ -304,6 +318,8 @@ def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Serve
         page.keyboard.press("Enter")
         expect(row.nth(100)).to_be_focused()
         expect(button).to_have_count(0)
+    # A search renders no conversation again that stays in the list. The smaller of two: all are rendered once a minute.
+    assert min(page.evaluate(RENDERED, words) for words in ("w", "wh")) < 10
     page = tab.open(oldest)
     expect(page.locator("h1")).to_have_text("Who?")
     about = server.session(documents[0])["id"]
