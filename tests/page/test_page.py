@@ -156,10 +156,10 @@ def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server
     expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible()
     names = {page.locator(".chips li").nth(n).text_content() for n in (0, 1)}
     assert names == {"one.txt", "two.json"}
-    page.get_by_role("link", name="New conversation").click()
     expect(page.locator(".bad")).to_contain_text("NUL")  # the server's message
     page.get_by_role("button", name="Dismiss three.txt").click()
     expect(page.locator(".bad")).to_have_count(0)
+    page.get_by_role("link", name="New conversation").click()
     for name in ("one.txt", "two.json"):
         page.get_by_role("checkbox", name=name).check()
     page.get_by_role("button", name="Talk about 2 documents").click()
