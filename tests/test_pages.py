@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / made).mkdir(parents=True)
     for book in (NOVEL, STORY):
         (books / book.name).write_text(book.read_text()[:40_000])
-    for short in (tmp_path / "tests" / "data" / STORY.name, tmp_path / "book.txt"):
+    for short in (*(tmp_path / "tests" / "data" / each.name for each in (STORY, NOVEL)), tmp_path / "book.txt"):
         short.write_text(STORY.read_text()[:6_000])
     command = tmp_path / ".venv" / "bin" / "everlong"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.small_everlong "$@"\n')

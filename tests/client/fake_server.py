@@ -31,6 +31,8 @@ class Fake:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     uploads: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
+    ocr_languages: list[str | None] = field(default_factory=list)
+    """The language of the text in pictures that each upload asked for."""
     questions: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Any] = field(default_factory=dict)
@@ -136,10 +138,11 @@ async def authenticate(request: Request, call_next: Any) -> Any:
 
 
 @app.post("/v1/documents", status_code=202)
-async def upload(request: Request, filename: str = "document.txt") -> Any:
+async def upload(request: Request, filename: str = "document.txt", ocr_language: str | None = None) -> Any:
     fake: Fake = request.app.state.fake
     body = b"".join([chunk async for chunk in request.stream()])
     fake.uploads.append((body, dict(request.headers)))
+    fake.ocr_languages.append(ocr_language)
     if filename == "scan.pdf":  # it is converted until its progress was asked for three times
         key = request.headers["idempotency-key"]
         while fake.conversions.setdefault(key, 0) < 3:
@@ -152,6 +155,23 @@ async def upload(request: Request, filename: str = "document.txt") -> Any:
     fake.documents[id] = {"id": id, "object": "document", "filename": filename, "status": "queued", "bytes": len(body)}
     fake.documents[id] |= {"progress": 0.0, "tokens": 0, "error": None, "from_the_future": {"a": 1}}
     return fake.documents[id]
+
+
+@app.post("/v1/documents/archive", status_code=202)
+async def upload_archive(request: Request) -> Any:
+    """Takes a body of `name=text` lines for an archive. Leaves out files whose names end with `.bin`."""
+    fake: Fake = request.app.state.fake
+    made, notes = [], []
+    for line in (await request.body()).decode().splitlines():
+        name, _, text = line.partition("=")
+        if name.endswith(".bin"):
+            notes.append({"text": "it was left out", "page": None, "part": name})
+            continue
+        id = f"doc_{len(fake.documents) + 1}"
+        fake.documents[id] = {"id": id, "object": "document", "filename": name, "status": "queued", "bytes": len(text)}
+        fake.documents[id] |= {"progress": 0.0, "tokens": 0, "error": None}
+        made.append(fake.documents[id])
+    return {"object": "list", "data": made, "has_more": False, "notes": notes}
 
 
 @app.get("/v1/conversion")

@@ -46,6 +46,22 @@ def test_ingest_shows_the_page_that_is_converted(run: Run, book: Path, monkeypat
     assert "converting scan.pdf: page 1 of 12" in run("ingest", "--no-wait", scan).stderr
 
 
+def test_ingest_with_a_language_of_the_text_in_pictures(run: Run, fake: Fake, book: Path):
+    run("ingest", "--no-wait", "--ocr-language", "latin", book)
+    run("ingest", "--no-wait", book)
+    assert fake.ocr_languages == ["latin", None]
+
+
+def test_ingest_the_files_of_an_archive(run: Run, book: Path):
+    archive = book.with_name("all.zip")
+    archive.write_text("one.txt=One.\nb.bin=x\nbroken=x\ntwo.txt=Two.")
+    result = run("ingest", "--unpack", archive)
+    assert (result.exit_code, result.stdout) == (1, "doc_1\ndoc_3\n")
+    assert "all.zip: b.bin: it was left out\n" in result.stderr
+    assert "reading two.txt: 100 %" in result.stderr
+    assert "error: broken: doc_2 could not be read" in result.stderr
+
+
 def test_ingest_many(run: Run, fake: Fake, book: Path):
     other = book.with_name("other [1].txt")
     other.write_text("x")

@@ -125,3 +125,30 @@ def test_uploads_are_paused_resumed_and_cancelled(tab: Tab, server: Server) -> N
     page.goto("about:blank")  # stops the page's requests
     server.http.delete(f"/v1/documents/{document}")
     tab.errors = [error for error in tab.errors if "404" not in error]
+
+
+def test_the_page_that_is_converted_is_shown(tab: Tab, server: Server) -> None:
+    """The upload is held back until the card names the page."""
+    page, asked = tab.open(), list[str | None]()
+    held: list[Route] = []
+
+    def progress(route: Route) -> None:
+        asked.append(route.request.headers.get("idempotency-key"))
+        route.fulfill(json={"object": "conversion", "page": 3, "pages": 12})
+
+    page.route("**/v1/conversion", progress)
+    page.route("**/v1/documents?filename=*", lambda route: held.append(route))  # noqa: PLW0108 - Playwright marks the function
+    drop(page, ("scan.txt", "A note."))
+    wait_until(page, lambda: bool(held))
+    card = page.get_by_role("region", name="Uploads").locator(".card").filter(has_text="scan.txt")
+    bar = card.get_by_role("progressbar", name="Converting scan.txt")
+    expect(bar).to_have_attribute("max", "12")
+    expect(bar).to_have_attribute("value", "2")
+    held[0].continue_()
+    expect(page.locator("h1")).to_have_text("scan.txt")
+    expect(card).to_have_count(0)
+    assert set(asked) == {held[0].request.headers["idempotency-key"]}
+    (document,) = server.http.get(f"/v1/sessions/{session_of(page)}").json()["documents"]
+    page.goto("about:blank")  # stops the page's requests
+    server.http.delete(f"/v1/documents/{document}")
+    tab.errors = [error for error in tab.errors if "404" not in error]

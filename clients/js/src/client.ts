@@ -17,14 +17,17 @@ export class Everlong {
     this.sessions = new Sessions(this.#transport);
   }
 
-  /** The passages that fit a query best, without an answer. `limit`: the maximum number; 10 by default. */
+  /**
+   * The passages that fit a query best, without an answer. `limit`: the maximum number; 10 by default. `rerank`: false saves a few tenths
+   * of a second and finds less.
+   */
   async search(
     query: string,
     where: SearchIn,
-    options: CallOptions & { limit?: number; filters?: SearchFilters } = {},
+    options: CallOptions & { limit?: number; filters?: SearchFilters; rerank?: boolean } = {},
   ): Promise<FoundPassage[]> {
-    const { limit, filters, signal } = options;
-    const json = { query, ...where, limit, filters };
+    const { limit, filters, rerank, signal } = options;
+    const json = { query, ...where, limit, filters, rerank };
     return (await this.#transport.json<List<FoundPassage>>({ method: "POST", path: "/v1/search", json, signal })).data;
   }
 

@@ -20,6 +20,8 @@ export interface components {
         CompleteUpload: {
             /** @description MD5 of the whole file, checked if given */
             md5?: string | null;
+            /** @description an extension: language of the text in scanned pages and pictures, a value of EVERLONG_OCR_LANGUAGE; default: that of the server */
+            ocr_language?: string | null;
             /** @description ids of all parts, in the order of the file */
             part_ids: string[];
         };
@@ -298,6 +300,8 @@ export interface components {
         Fetch: {
             /** @description name to show for the document; default: last part of the URL's path */
             filename?: string | null;
+            /** @description language of the text in scanned pages and pictures, a value of EVERLONG_OCR_LANGUAGE; default: that of the server */
+            ocr_language?: string | null;
             /** @description http:// or https:// URL on a host in EVERLONG_FETCH_HOSTS */
             url: string;
         };
@@ -361,7 +365,7 @@ export interface components {
             filename: string | null;
             /** @description page of a PDF on which the passage begins */
             page?: number | null;
-            /** @description 1 for a passage that is first by words and by meaning, less for later places; 0 to 1. By words alone, if no document has vectors yet */
+            /** @description 1 for a passage that is first by words, by meaning and for the reranker, less for later places; 0 to 1. By words alone, if no document has vectors yet */
             score: number;
             /** @description where the passage is: a heading, a sheet, a file of an archive, or a printed page number */
             section?: string | null;
@@ -530,6 +534,11 @@ export interface components {
             limit: number;
             /** @description a question, or words */
             query: string;
+            /**
+             * @description let the reranker order the best 32 passages, for English: better, and takes a few tenths of a second
+             * @default true
+             */
+            rerank: boolean;
             /** @description id of a session */
             session?: string | null;
         };
@@ -714,6 +723,22 @@ export interface components {
              */
             object: "upload.part";
             upload_id: string;
+        };
+        /** @description The documents that were made of an archive's files, in its order. */
+        UploadedArchive: {
+            data: components["schemas"]["Document"][];
+            /**
+             * @default false
+             * @constant
+             */
+            has_more: false;
+            /** @description files in the archive that were left out, and why */
+            notes: components["schemas"]["DocumentNote"][];
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
         };
         /** @description Token counts. `reused_tokens` of the prompt's tokens were in memory and not prefilled again. */
         Usage: {

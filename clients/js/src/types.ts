@@ -79,6 +79,8 @@ export interface UploadOptions extends PostOptions {
   onProgress?: ((sent: number, total: number | null) => void) | undefined;
   /** Called while the server converts the file, such as a scan whose text it recognises: with a page, from 1, and the number of pages. */
   onConversion?: ((page: number, pages: number) => void) | undefined;
+  /** The language of text in scanned pages and pictures, such as "latin": a value of the server's setting EVERLONG_OCR_LANGUAGE. */
+  ocrLanguage?: string | undefined;
   /** Larger sources are sent in parts of this size in bytes, each with its own retries. Default: 8 MiB. */
   partSize?: number | undefined;
   /** An object in which an upload in parts records its progress. Pass it again to resume an interrupted upload. */

@@ -15,7 +15,7 @@ export async function upload(transport: Transport, source: Source, options: Uplo
   const call: Call = {
     method: "POST",
     path: "/v1/documents",
-    query: { filename },
+    query: { filename, ocr_language: options.ocrLanguage },
     headers: { "Content-Type": options.contentType ?? contentTypeOf(source) },
     signal: options.signal,
     idempotencyKey: options.idempotencyKey ?? newIdempotencyKey(),

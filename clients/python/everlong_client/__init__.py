@@ -32,7 +32,7 @@ from everlong_client.errors import (
     UnsupportedMediaTypeError,
 )
 from everlong_client.transport.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
-from everlong_client.types.document import Document, DocumentNote, DocumentText, Failure
+from everlong_client.types.document import Document, DocumentNote, DocumentText, Failure, UploadedArchive
 from everlong_client.types.event import (
     Event,
     OtherEvent,
@@ -56,5 +56,5 @@ __all__ = [
     "OtherEvent", "PayloadTooLargeError", "Quote", "RateLimitError", "ReadingFailedError", "Recall",
     "ResponseCompleted", "ResponseCreated", "ResponseEvidence", "Sampling", "SearchFilters", "ServiceUnavailableError", "Session",
     "SessionBusyError", "StreamError", "TextDelta", "UnexpectedAnswerError", "UnprocessableEntityError",
-    "UnsupportedMediaTypeError", "Usage", "__version__",
+    "UnsupportedMediaTypeError", "UploadedArchive", "Usage", "__version__",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from everlong_client.transport.retrying import RETRIES, new_key
 from everlong_client.transport.upload import AnySource, Upload, UploadProgress
 from everlong_client.transport.waiting import Waiting, document_of
 from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
-from everlong_client.types.document import Document, DocumentText
+from everlong_client.types.document import Document, DocumentText, UploadedArchive
 from everlong_client.types.event import Answer, Event
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
@@ -63,12 +63,13 @@ class AsyncEverlong:
         session: str | None = None,
         limit: int | None = None,
         filters: SearchFilters | None = None,
+        rerank: bool | None = None,
     ) -> tuple[FoundPassage, ...]:
         """Return the passages that fit `query` best, without an answer: of the documents with these ids, or of a session's.
 
-        `limit` is the maximum number of passages; None: 10.
+        `limit` is the maximum number of passages; None: 10. `rerank`: False saves a few tenths of a second and finds less.
         """
-        return await self._transport.call(calls.search(query, documents, session, limit, filters))
+        return await self._transport.call(calls.search(query, documents, session, limit, filters, rerank))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -94,6 +95,8 @@ class AsyncDocuments:
         filename: str | None = None,
         progress: UploadProgress | None = None,
         conversion: ConversionProgress | None = None,
+        *,
+        ocr_language: str | None = None,
     ) -> Document:
         """Upload a document. The server starts to read it as soon as the upload is complete.
 
@@ -102,22 +105,40 @@ class AsyncDocuments:
         the total (None if unknown). `conversion` is called with a page and the number of pages while the server converts
         the file, such as a scan whose text it recognises. A source of known length above 8 MiB is sent in parts: if the connection is lost,
         or the server restarts within a minute, only the current part is sent again. Raises `OSError` if a path cannot
-        be read.
+        be read. `ocr_language` is the language of text in pictures, as in the server's setting EVERLONG_OCR_LANGUAGE.
         `source` may also be an async iterator; every other source is read in a thread.
         """
         upload = Upload(source, filename, progress)
         key = new_key()
         if not upload.in_parts:
             async with AsyncConversionWatch(self._transport, key, conversion):
-                return await self._transport.call(calls.upload_document(upload, key))
+                return await self._transport.call(calls.upload_document(upload, key, ocr_language))
         upload_id = await self._transport.call(calls.begin_upload(upload))
         ids = []
         with closing(upload.parts()) as parts:
             while part := await asyncio.to_thread(next, parts, b""):
                 ids.append(await self._transport.call(calls.add_part(upload_id, part)))
         async with AsyncConversionWatch(self._transport, key, conversion):
-            document = await self._transport.call(calls.complete_upload(upload_id, ids, key))
+            document = await self._transport.call(calls.complete_upload(upload_id, ids, key, ocr_language))
         return await self.get(document)
+
+    async def upload_archive(
+        self,
+        source: AnySource,
+        filename: str | None = None,
+        progress: UploadProgress | None = None,
+        conversion: ConversionProgress | None = None,
+        *,
+        ocr_language: str | None = None,
+    ) -> UploadedArchive:
+        """Upload an archive (zip, tar) whose files become a document each; with `upload`, it becomes one document.
+
+        The parameters are those of `upload`. The archive is sent in one request, however long it is.
+        """
+        upload = Upload(source, filename, progress)
+        key = new_key()
+        async with AsyncConversionWatch(self._transport, key, conversion):
+            return await self._transport.call(calls.upload_archive(upload, key, ocr_language))
 
     async def wait(
         self,

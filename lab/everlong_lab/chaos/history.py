@@ -275,8 +275,10 @@ class _Client:
                 self.history.sessions.remove(session)
 
     async def _fork(self, child: str, call: int, tries: int) -> list[list[str]]:
-        """Return the messages of a new fork, before anybody else knows it. It begins a history of its own."""
+        """Return the messages of a new fork, before anybody else knows it. It begins a history of its own. Raises `RuntimeError`."""
         found, _ = await self._send("GET", f"/v1/sessions/{child}/messages")
+        if found is None:
+            raise RuntimeError(f"the fork {child} was acknowledged, and is lost")
         content = _content(found)
         self._created(child, call, tries, content)
         if len(self.history.sessions) < 2 * _SESSIONS:

@@ -44,9 +44,13 @@ def find_packaged_embedder() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A text as token ids: `rows`, of at most `MAX_TOKENS` each, in its order. A text without words is one row of markup."""
+    """A text as token ids: `rows`, of at most `MAX_TOKENS` each, in its order. A text without words is one row of markup.
+
+    `spans`: start and end of each row's part of the text, in characters.
+    """
 
     rows: list[list[int]]
+    spans: list[tuple[int, int]]
 
     @property
     def tokens(self) -> int:
@@ -113,8 +117,11 @@ class Embedder:
 
     def split(self, texts: Sequence[str]) -> list[Pieces]:
         """Return the tokens of each text."""
-        encoded = self._tokenizer.encode_batch(list(texts))
-        return [Pieces([encoding.ids, *(rest.ids for rest in encoding.overflowing)]) for encoding in encoded]
+        found = []
+        for encoding in self._tokenizer.encode_batch(list(texts)):
+            parts = [encoding, *encoding.overflowing]
+            found.append(Pieces([part.ids for part in parts], [_span(part.offsets) for part in parts]))
+        return found
 
     def embed_rows(self, encoded: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return a vector of length 1 for each row of tokens: [rows, dimension]."""
@@ -165,6 +172,12 @@ class Embedder:
         """Whether the vector is the first token's instead of the mean of all."""
         file = self._folder / _POOLING
         return file.is_file() and bool(json.loads(file.read_text()).get("pooling_mode_cls_token"))
+
+
+def _span(offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return start and end of a row's tokens in the text. Those of markup are empty."""
+    words = [(start, end) for start, end in offsets if end > start] or [(0, 0)]
+    return words[0][0], words[-1][1]
 
 
 def _digest(folder: Path) -> str:

@@ -13,6 +13,10 @@ from everlong_models import SamplingParams
 PageLimit = Annotated[int, Query(ge=1, le=100)]
 AfterId = Annotated[str | None, Query(max_length=128, description="last id of the previous page")]
 
+OCR_LANGUAGE = (
+    "language of the text in scanned pages and pictures, a value of EVERLONG_OCR_LANGUAGE; default: that of the server"
+)
+
 
 class Wire(BaseModel):
     """Base of all objects. Unknown fields are errors."""
@@ -330,6 +334,15 @@ class DocumentList(Wire):
     object: Literal["list"] = "list"
     data: list[Document]
     has_more: bool
+
+
+class UploadedArchive(Wire):
+    """The documents that were made of an archive's files, in its order."""
+
+    object: Literal["list"] = "list"
+    data: list[Document]
+    has_more: Literal[False] = False
+    notes: list[DocumentNote] = Field(description="files in the archive that were left out, and why")
 
 
 class SessionList(Wire):

@@ -13,7 +13,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.engine.answering.background import BackgroundResponses
-from everlong_server.engine.answering.prompt import template_of
 from everlong_server.engine.batches.input_file import Limits
 from everlong_server.engine.batches.run import Ask
 from everlong_server.engine.batches.worker import BatchSettings, BatchWorker
@@ -139,12 +138,12 @@ async def _heartbeat(shared: Shared, seconds: float) -> None:
 
 
 async def _warm_up(shared: Shared) -> None:
-    """Load the embedder before the first question needs it, and the reranker if the model is shown sentences."""
+    """Load the embedder and its reranker before the first question needs them."""
     embedder = shared.embedder
     if embedder is None:
         return
     await asyncio.to_thread(embedder.embed, [""])
-    if embedder.reranker is not None and template_of(shared.model).gap is not None:
+    if embedder.reranker is not None:
         await asyncio.to_thread(embedder.reranker.scores, "", [""], [[]])
 
 

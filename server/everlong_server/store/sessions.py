@@ -90,12 +90,16 @@ if #ARGV > 1 + n then redis.call('HSET', KEYS[1], unpack(ARGV, 2 + n)) end
 return 1
 """
 
-# KEYS: session, messages, lease, running turn, sessions, deleted. ARGV: session id
+# KEYS: session, messages, lease, running turn, sessions, deleted, deletion. ARGV: session id, nonce
+# Returns 1, or 0 if another request has deleted the session
 _DELETE = (
     REMOVE_FROM_INDEX
     + """
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
+if redis.call('DEL', KEYS[1]) == 0 then return redis.call('GET', KEYS[7]) == ARGV[2] and 1 or 0 end
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 take_out(KEYS[5], ARGV[1], KEYS[6])
+redis.call('SET', KEYS[7], ARGV[2], 'EX', 60)
+return 1
 """
 )
 
@@ -310,18 +314,16 @@ class Sessions:
     async def delete(self, session_id: str) -> None:
         """Delete the session. Raises `NotFound`. An answer that is being generated finds it gone and writes nothing."""
         await self._stored(session_id, False)
-        await self._scripts.run(
-            _DELETE,
-            [
-                keys.session(session_id),
-                keys.session_messages(session_id),
-                keys.session_lease(session_id),
-                keys.session_turn(session_id),
-                keys.sessions(self._tenant),
-                keys.deleted(keys.sessions(self._tenant), session_id),
-            ],
-            [session_id],
-        )
+        own = (keys.session, keys.session_messages, keys.session_lease, keys.session_turn)
+        index = keys.sessions(self._tenant)
+        names = [
+            *(key(session_id) for key in own),
+            index,
+            keys.deleted(index, session_id),
+            keys.session_deletion(session_id),
+        ]
+        if not await self._scripts.run(_DELETE, names, [session_id, uuid.uuid4().hex]):
+            raise _no_session(session_id)
 
     # One writer at a time
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -12,11 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from redis.exceptions import RedisError
 
 from everlong_lab.chaos.history import HistoryPlan, run
 from everlong_lab.chaos.processes import until
 from everlong_lab.chaos.sentinels import SentinelCluster, start_sentinel_cluster
 from everlong_lab.harness.retries import send_until_final
+from everlong_server.store.redis.connection import connect
+from everlong_server.store.redis.scripts import STORE, Scripts
 
 pytestmark = [
     pytest.mark.chaos,
@@ -34,9 +39,9 @@ async def send(method: str, url: str, **body: object) -> httpx.Response:
     return answer
 
 
-def with_cluster(model: Path, act: Callable[[SentinelCluster], Awaitable[None]]) -> None:
+def with_cluster(model: Path, act: Callable[[SentinelCluster], Awaitable[None]], servers: int = 2) -> None:
     async def main() -> None:
-        async with start_sentinel_cluster(model, 2) as cluster:
+        async with start_sentinel_cluster(model, servers) as cluster:
             await act(cluster)
 
     asyncio.run(main())
@@ -71,6 +76,48 @@ def test_a_server_with_a_master_that_was_cut_off_serves_nothing_stale(tiny_model
         assert [message["content"] for message in found][::2] == ["One.", "Two."]
 
     with_cluster(tiny_model, act)
+
+
+def test_a_failover_by_command_loses_no_acknowledged_write(tiny_model: Path) -> None:
+    """Until the old master is told of its successor, it still takes writes, and its other replica still acknowledges them."""
+
+    async def act(cluster: SentinelCluster) -> None:
+        hosts = ",".join(f"{node.host.address}:26379" for node in cluster.nodes)
+        client = connect(f"redis+sentinel://{hosts}/everlong")
+        scripts, written, ending = Scripts(client), set[str](), asyncio.Event()
+
+        async def write(number: int) -> None:
+            for count in itertools.count():
+                key = f"{{everlong}}:written:{number}:{count}"
+                while not ending.is_set() and key not in written:
+                    with contextlib.suppress(RedisError):
+                        await scripts.run(STORE, [key], ["", "", "", "count", count])
+                        written.add(key)
+                if ending.is_set():
+                    return
+
+        async def more(than: int) -> bool:
+            return len(written) > than
+
+        writing = [asyncio.create_task(write(number)) for number in range(8)]
+        await until(lambda: more(500), SECONDS, "writes")
+        old = await cluster.master()
+        await cluster.nodes[0].sentinel.execute_command("SENTINEL", "FAILOVER", "everlong")
+
+        async def moved() -> bool:
+            return (await cluster.master()) not in (old, None)
+
+        await until(moved, SECONDS, "another master")
+        before = len(written)
+        await until(lambda: more(before + 500), SECONDS, "writes to the new master")
+        ending.set()
+        await asyncio.gather(*writing)
+        master = await cluster.master()
+        assert master is not None
+        assert await master.client.exists(*written) == len(written)
+        await client.aclose()
+
+    with_cluster(tiny_model, act, servers=0)
 
 
 def test_a_history_is_recorded_and_continued(tiny_model: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from everlong_server.openapi import openapi
 from everlong_server.store.redis import keys
+from tests.files import zipped
 from tests.process import Server, wait_for
 from tests.server.api.native.test_fetch import web
 from tests.server.api.test_idempotency import orphan
@@ -75,6 +76,9 @@ CASES = {
     "document": Case(
         "/v1/documents", {"content": b"words", "headers": {"content-type": "text/plain"}},
         {"content": b"others", "headers": {"content-type": "text/plain"}}, ("document",),
+    ),
+    "archive": Case(
+        "/v1/documents/archive", {"content": zipped({"a.txt": "words"})}, {"content": zipped({"a.txt": "others"})}, ("document",)
     ),
     "fetched": Case(
         "/v1/documents/fetch", {"json": {"url": "WEB/story.txt"}}, {"json": {"url": "WEB/page"}}, ("document",)
@@ -198,13 +202,14 @@ def test_a_retry_makes_nothing_again(requests: Requests, case: Case) -> None:
 def test_killed_between_the_effect_and_the_answer(requests: Requests, case: Case) -> None:
     key = uuid.uuid4().hex
     one = requests.send(case, case.request, key).json()
-    has_id = not case.path.startswith("/api/")  # Ollama's answers have none
-    orphan(requests.server, one["id" if has_id else "created_at"])
+    has_id = "id" in one  # lists and Ollama's answers have none
+    orphan(requests.server, one["id"] if has_id else one["data"][0]["id"] if "data" in one else one["created_at"])
     made = {kind: requests.count(kind) for kind in case.makes}
     two = requests.send(case, case.request, key)
     assert two.is_success, two.text
     same = ("id",) if has_id else ("message", "response", "eval_count")
     assert [two.json().get(name) for name in same] == [one.get(name) for name in same]
+    assert [each["id"] for each in two.json().get("data", [])] == [each["id"] for each in one.get("data", [])]
     assert {kind: requests.count(kind) for kind in case.makes} == made
 
 

@@ -37,7 +37,7 @@ from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.local_copies import LocalCopies
 from everlong_server.store.vault import FIELDS, Vault, VaultError, new_key
-from tests.files import word
+from tests.files import pdf, word, zipped
 from tests.process import START_SECONDS, Server, wait_for
 
 CHUNK = 1 << 16
@@ -270,6 +270,10 @@ def talk(server: Server) -> Callable[[Server], list[Any]]:
     made = word(("Heading 1", f"Of the {MARKER}"), ("Normal", TEXT))
     file = http.post("/v1/files", files={"file": (f"{MARKER}.docx", made)}, data={"purpose": "user_data"}).json()["id"]
     server.wait_read(file)
+    packed = zipped({f"{MARKER}.txt": TEXT, f"{MARKER}.pdf": pdf([TEXT[:40]])})
+    archive = http.post("/v1/documents/archive", content=packed, headers={"Idempotency-Key": "archive"}).json()
+    for unpacked in archive["data"]:
+        server.wait_read(unpacked["id"])
     session = server.session(document, file)["id"]
     wait_for(lambda: server.get_session(session)["status"] == "ready")
     said = {"content": f"Where does the {MARKER} live?", "max_tokens": 5, "temperature": 0, "ignore_eos": True}

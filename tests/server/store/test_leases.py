@@ -53,3 +53,25 @@ async def test_messages_of_a_session_that_is_deleted_meanwhile(redis_url: str) -
     with pytest.raises(NotFound):
         await sessions.messages(session.id)
     await redis.aclose()
+
+
+async def test_one_of_several_deletions_at_once_deletes(redis_url: str) -> None:
+    """The others find no session. A retry whose reply was lost has deleted it."""
+    redis = connect(redis_url)
+    await redis.flushdb()
+    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0)
+    session = await sessions.create("fingerprint", "model", [])
+    ended = await asyncio.gather(*(sessions.delete(session.id) for _ in range(8)), return_exceptions=True)
+    assert sorted(map(str, ended)) == ["None", *[f"no session {session.id!r}"] * 7]
+    again = await sessions.create("fingerprint", "model", [])
+    run = sessions._scripts.run
+
+    async def run_twice(*args: Any) -> Any:
+        await run(*args)
+        return await run(*args)
+
+    sessions._scripts.run = run_twice  # type: ignore[method-assign]
+    await sessions.delete(again.id)
+    with pytest.raises(NotFound):
+        await sessions.get(again.id)
+    await redis.aclose()

@@ -15,7 +15,8 @@ from everlong_client.errors import (
     UnprocessableEntityError,
     UnsupportedMediaTypeError,
 )
-from everlong_client.types.document import Document
+from everlong_client.transport.upload import Source
+from everlong_client.types.document import Document, DocumentNote
 
 
 def ingest_files(
@@ -23,9 +24,12 @@ def ingest_files(
     files: Sequence[Path],
     *,
     wait: bool = True,
+    ocr_language: str | None = None,
+    unpack: bool = False,
     on_upload: Callable[[Document, Path], None] | None = None,
 ) -> Iterator[Document | None]:
-    """Upload the files (`-` is standard input) and yield their documents in the same order.
+    """Upload the files (`-` is standard input) and yield their documents in the same order. `unpack`: the files are archives, of whose
+    files each becomes a document.
 
     With `wait`, yields each document once the server has read it. For a file that the server refuses or cannot read,
     prints an error and yields None. Uploads all files before it waits for the first, so that the server is never idle.
@@ -44,14 +48,11 @@ def ingest_files(
                 name = "standard input" if file == Path("-") else file.name
                 source = sys.stdin.buffer if file == Path("-") else file
                 try:
-                    uploaded = client.documents.upload(
-                        source, progress=progress.upload(name), conversion=progress.conversion(name)
-                    )
-                    documents.append((name, uploaded))
-                    if on_upload is not None:
-                        on_upload(uploaded, file)
-                    for note in uploaded.notes:
-                        print_note(f"{name}: {note}")
+                    for shown, document in _upload(client, source, name, progress, ocr_language, unpack=unpack):
+                        documents.append((shown, document))
+                        if on_upload is not None:
+                            on_upload(document, file)
+                        _print_notes(shown, document.notes)
                 except (PayloadTooLargeError, UnsupportedMediaTypeError, UnprocessableEntityError) as error:
                     print_error(f"{name}: {error}")  # concerns this file only
                     documents.append((name, None))
@@ -60,14 +61,31 @@ def ingest_files(
                 del documents[0]
         except (KeyboardInterrupt, EverlongError, OSError) as error:
             reads = isinstance(error, KeyboardInterrupt)
-            for name, document in documents:  # print the ids that the caller will not get
-                if document is not None and on_upload is None:
+            for name, left in documents:  # print the ids that the caller will not get
+                if left is not None and on_upload is None:
                     print_note(
-                        f"the server continues to read {name} as {document.id}"
+                        f"the server continues to read {name} as {left.id}"
                         if reads
-                        else f"{name} was uploaded as {document.id}"
+                        else f"{name} was uploaded as {left.id}"
                     )
             raise
+
+
+def _upload(
+    client: Everlong, source: Source, name: str, progress: ProgressReport, ocr_language: str | None, *, unpack: bool
+) -> list[tuple[str, Document]]:
+    """Upload the file `name`. Returns its document with that name, or those of the archive's files with theirs."""
+    sent, converted = progress.upload(name), progress.conversion(name)
+    if not unpack:
+        return [(name, client.documents.upload(source, None, sent, converted, ocr_language=ocr_language))]
+    archive = client.documents.upload_archive(source, None, sent, converted, ocr_language=ocr_language)
+    _print_notes(name, archive.notes)
+    return [(document.filename or name, document) for document in archive.documents]
+
+
+def _print_notes(name: str, notes: Sequence[DocumentNote]) -> None:
+    for note in notes:
+        print_note(f"{name}: {note}")
 
 
 def _read(client: Everlong, name: str, document: Document | None, progress: ProgressReport) -> Document | None:

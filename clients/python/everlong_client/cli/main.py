@@ -84,6 +84,13 @@ def ingest(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Whether to wait until the server has read them.")
     ] = True,
+    ocr_language: Annotated[
+        str | None,
+        typer.Option("--ocr-language", help="The language of text in scanned pages and pictures, such as latin."),
+    ] = None,
+    unpack: Annotated[
+        bool, typer.Option("--unpack", help="Make a document of each file in the archives (zip, tar) named.")
+    ] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -91,7 +98,7 @@ def ingest(
     require_stream(sys.stdout, "standard output")  # checked first: without it the ids would be lost
     failed = False
     with _client(url, api_key) as client:
-        for document in ingest_files(client, files, wait=wait):
+        for document in ingest_files(client, files, wait=wait, ocr_language=ocr_language, unpack=unpack):
             failed |= document is None
             if document is not None:
                 write(f"{document.id}\n")

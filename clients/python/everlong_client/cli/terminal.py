@@ -102,8 +102,8 @@ class ProgressBars(Progress):
         return show
 
     def reading(self, name: str) -> Callable[[Document], object]:
-        """Return the callback for the reading of the file `name`."""
-        bar = self._bars[name]
+        """Return the callback for the reading of the file `name`. A file of an archive gets a bar of its own."""
+        bar = self._bars[name] if name in self._bars else self.add_task("", detail="")
         self.reset(bar, description=f"reading {escape(name)}", total=None, detail="")
 
         def show(document: Document) -> None:

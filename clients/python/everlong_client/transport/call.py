@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from everlong_client.errors import UnexpectedAnswerError
 from everlong_client.transport.upload import Upload
-from everlong_client.types.document import Document, DocumentText
+from everlong_client.types.document import Document, DocumentText, UploadedArchive
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
@@ -57,13 +57,24 @@ def path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
 
 
-def upload_document(upload: Upload, key: str) -> Call[Document]:
+def upload_document(upload: Upload, key: str, ocr_language: str | None) -> Call[Document]:
     """POST /v1/documents. Returns the document, which is not read yet."""
     headers = {"Content-Type": "text/plain"}
     if upload.total is not None:
         headers["Content-Length"] = str(upload.total)
-    params = {"filename": upload.filename} if upload.filename else {}
+    params = _without_none(filename=upload.filename or None, ocr_language=ocr_language)
     return Call("POST", path("documents"), _parse_one(Document), params=params, headers=headers, body=upload, key=key)
+
+
+def upload_archive(upload: Upload, key: str, ocr_language: str | None) -> Call[UploadedArchive]:
+    """POST /v1/documents/archive. Returns a document for each file in the archive."""
+    headers = {"Content-Type": "application/octet-stream"}
+    if upload.total is not None:
+        headers["Content-Length"] = str(upload.total)
+    params = _without_none(filename=upload.filename or None, ocr_language=ocr_language)
+    return Call(
+        "POST", path("documents", "archive"), _parse_archive, params=params, headers=headers, body=upload, key=key
+    )
 
 
 def begin_upload(upload: Upload) -> Call[str]:
@@ -79,16 +90,14 @@ def add_part(upload: str, part: bytes) -> Call[str]:
     return Call("POST", path("uploads", upload, "parts"), _parse_id, part=part, waits_for_restart=True)
 
 
-def complete_upload(upload: str, parts: Iterable[str], key: str) -> Call[str]:
+def complete_upload(upload: str, parts: Iterable[str], key: str, ocr_language: str | None) -> Call[str]:
     """POST /v1/uploads/{id}/complete. Returns the document's id."""
 
     def parse(data: Any) -> str:
         return _parse_id(data["file"] if isinstance(data, dict) else data)
 
-    return Call(
-        "POST", path("uploads", upload, "complete"), parse, json={"part_ids": list(parts)}, waits_for_restart=True,
-        key=key,
-    )  # fmt: skip
+    json = _without_none(part_ids=list(parts), ocr_language=ocr_language)
+    return Call("POST", path("uploads", upload, "complete"), parse, json=json, waits_for_restart=True, key=key)
 
 
 def conversion(key: str) -> Call[tuple[int, int] | None]:
@@ -192,11 +201,18 @@ def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
 
 
 def search(
-    query: str, documents: Iterable[str], session: str | None, limit: int | None, filters: SearchFilters | None
+    query: str,
+    documents: Iterable[str],
+    session: str | None,
+    limit: int | None,
+    filters: SearchFilters | None,
+    rerank: bool | None,
 ) -> Call[tuple[FoundPassage, ...]]:
     """POST /v1/search."""
     ids = [documents] if isinstance(documents, str) else list(documents)
-    json = _without_none(query=query, documents=ids or None, session=session, limit=limit, filters=filters)
+    json = _without_none(
+        query=query, documents=ids or None, session=session, limit=limit, filters=filters, rerank=rerank
+    )
 
     def parse(data: Any) -> tuple[FoundPassage, ...]:
         try:
@@ -221,6 +237,11 @@ def _parse_id(data: Any) -> str:
         return str(data["id"])
     except (TypeError, KeyError) as error:
         raise UnexpectedAnswerError("expected an object with an id") from error
+
+
+def _parse_archive(data: Any) -> UploadedArchive:
+    fields = data | {"documents": data.get("data")} if isinstance(data, dict) else data
+    return from_json(UploadedArchive, fields)
 
 
 def _parse_nothing(data: object) -> None:

@@ -54,6 +54,14 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UploadedArchive:
+    """The documents that the server made of an archive's files, and `notes` on the files that it left out."""
+
+    documents: tuple[Document, ...]
+    notes: tuple[DocumentNote, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentText:
     """A part of a document's text, its bytes `start_byte` to `end_byte` in UTF-8. `bytes` is the length of the whole text."""
 

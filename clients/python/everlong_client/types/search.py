@@ -20,7 +20,7 @@ class SearchFilters(TypedDict, total=False):
 class FoundPassage(Evidence):
     """A passage that a search found.
 
-    `score` is 1 for a passage that is first by words and by meaning, and less for later places. `similarity` is the cosine of the
+    `score` is 1 for a passage that is first by words, by meaning and for the reranker, and less for later places. `similarity` is the cosine of the
     vectors of passage and query; None: the document has no vectors (yet). `words` is the share of the query's words that the
     passage has, weighted by their rarity.
     """

@@ -23,6 +23,7 @@ class Fetch(schemas.Wire):
     filename: str | None = Field(
         None, max_length=255, description="name to show for the document; default: last part of the URL's path"
     )
+    ocr_language: str | None = Field(None, max_length=60, description=schemas.OCR_LANGUAGE)
 
 
 @router.post("/fetch", status_code=202)
@@ -43,7 +44,7 @@ async def fetch(body: Fetch, services: CallerServices, key: IdempotencyKey = Non
         else:
             async with open_url(url, body.filename) as page:
                 source = RequestFile(page, limit=services.ingest.max_bytes)
-                document = await services.ingest.add(source, record, None)
+                document = await services.ingest.add(source, record, None, body.ocr_language)
         view = await document_view(services, document)
         await record.finish(view.model_dump(mode="json"))
         return view

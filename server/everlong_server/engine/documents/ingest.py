@@ -9,19 +9,21 @@ import asyncio
 import contextlib
 import hashlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.formats.conversion import Conversion
 from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.errors import NotFound, ServerError, TooLarge, Unavailable
+from everlong_server.errors import InvalidRequest, NotFound, ServerError, TooLarge, Unavailable
 from everlong_server.pools import Pool
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.chats import Chats
@@ -40,6 +42,11 @@ _CONVERTERS = Pool("everlong-convert", 3)
 _CONVERSIONS_PER_TENANT = 2
 """Fewer than there are converters, so that one tenant cannot occupy all of them."""
 _tenant_conversions: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+
+T = TypeVar("T")
+PageReport: TypeAlias = Callable[[int, int], object]
+"""Takes the page that is being read, counted from 1, and the number of pages."""
 
 
 class FileSource(Declaration, Protocol):
@@ -74,6 +81,19 @@ class ReceivedFile:
     async def commit(self, writer: BlobWriter | DiscardingWriter) -> None:
         """Make the written blob durable, under its own name if it is text, else under the name of a file to convert."""
         await writer.commit(self.suffix if self.format else "")
+
+    def converted(self, blobs: Blobs, name: str, text: Path, uploaded: Path, made: Conversion) -> ReceivedFile:
+        """Return the file after its conversion to the local file `text`. Stores what is kept next to the text. Blocks."""
+        outline.save(blobs, name, made.outline)
+        with text.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        original = uploaded.stat().st_size if made.format == "pdf" else 0
+        if original:
+            originals.save(blobs, name, uploaded)
+        return replace(
+            self, bytes=text.stat().st_size, text_offset=0, digest=digest, format=None if made.format == "text" else made.format,
+            notes=tuple(made.notes), original_bytes=original,
+        )  # fmt: skip
 
     def as_document(self, document_id: str) -> Document:
         """Return the document record of this file."""
@@ -114,7 +134,7 @@ async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, lim
 @dataclass(frozen=True, slots=True)
 class Ingest:
     """Adds and deletes the documents of one tenant. `max_bytes`: largest file, and largest text converted from one. `language`: of
-    the text in pictures."""
+    the text in pictures, where an upload names no other."""
 
     engine: Engine
     redis: Client
@@ -128,13 +148,19 @@ class Ingest:
     language: Language = ANY_LANGUAGE
 
     async def add(
-        self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"] | None
+        self,
+        source: FileSource,
+        record: IdempotencyRecord,
+        endpoint: Literal["document", "file"] | None,
+        ocr_language: str | None = None,
     ) -> Document:
         """Receive and store a document, and queue its reading. Everything is durable on return.
 
         For a retry of a completed request, only compares the content with the first request's. `endpoint`: where the client
-        sent the content; None if the client sent none, and the caller has compared the request.
+        sent the content; None if the client sent none, and the caller has compared the request. `ocr_language`: of the text in
+        pictures; None: the server's. Raises `ServerError`.
         """
+        language = self.language_named(ocr_language)
         self.require_running()
         await self.redis.ping()  # fail before the upload, not after it
         document_id = f"doc_{record.id}"
@@ -145,7 +171,9 @@ class Ingest:
         try:
             received = await receive(source, writer, self.max_bytes)
             if endpoint is not None:
-                await record.check_same_request("upload", endpoint, received.digest, received.filename or "")
+                # Released servers record the first parts only, and a retry may reach one of them.
+                given = () if ocr_language is None else (ocr_language,)
+                await record.check_same_request("upload", endpoint, received.digest, received.filename or "", *given)
             await received.commit(writer)
         except BaseException:
             await writer.abort()
@@ -154,7 +182,7 @@ class Ingest:
             return received.as_document(document_id)
         if exists:
             return await self.documents.get(document_id)
-        document = await self.create(document_id, received, record)
+        document = await self.create(document_id, received, record, language=language)
         assert document is not None, "only a multipart upload can be cancelled or completed by another request"
         return document
 
@@ -167,24 +195,28 @@ class Ingest:
         upload: str | None = None,
         reserved: int = 0,
         reports: IdempotencyRecord | None = None,
+        language: Language | None = None,
     ) -> Document | None:
         """Convert the received blob to text and create its document. Deletes the text if the document is refused.
 
         Returns None if the multipart `upload` was cancelled or completed in the meantime. `upload` and `reserved` are passed to
-        `Documents.create`. `reports`: the record that gets the progress of the conversion; None: `record`.
+        `Documents.create`. `reports`: the record that gets the progress of the conversion; None: `record`. `language`: of the text in
+        pictures; None: the server's.
         """
         creating = False
         try:
-            received = await self._converted(document_id, received, reserved, reports or record)
+            received = await self._converted(
+                document_id, received, reserved, reports or record, language or self.language
+            )
             document, creating = received.as_document(document_id), True
             if await self.documents.create(document, self.engine.model.fingerprint, upload=upload, reserved=reserved):
                 return document
         except BaseException as error:
             # If Redis did not answer, it may still create the document. Then a later sweep deletes the text, if it is unused.
             if not creating or isinstance(error, ServerError | ResponseError):
-                await self._drop_text(document_id, record)
+                await self.drop_text(document_id, record)
             raise
-        await self._drop_text(document_id, record)
+        await self.drop_text(document_id, record)
         return None
 
     async def delete(self, document_id: str) -> None:
@@ -207,13 +239,27 @@ class Ingest:
         if missing is not None:
             raise missing
 
+    def language_named(self, name: str | None) -> Language:
+        """Return a language of text in pictures; None: the server's. Raises `InvalidRequest`."""
+        if name is None:
+            return self.language
+        try:
+            return Language(name, self.language.models)
+        except ValueError as error:
+            raise InvalidRequest(f"ocr_language: {error}", param="ocr_language") from None
+
     def require_running(self) -> None:
         """Raise `Unavailable` while the server is shutting down."""
         if self.engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
 
     async def _converted(
-        self, name: str, received: ReceivedFile, reserved: int, reports: IdempotencyRecord | None
+        self,
+        name: str,
+        received: ReceivedFile,
+        reserved: int,
+        reports: IdempotencyRecord | None,
+        language: Language,
     ) -> ReceivedFile:
         """Convert the received file to text in the blob `name`, and store its outline. Returns it unchanged if it is text.
 
@@ -225,33 +271,41 @@ class Ingest:
         if kind is None:
             return received
 
+        def write_text(uploaded: Path, limit: int, report: PageReport) -> ReceivedFile:
+            with blobs.fill(name) as text:
+                made = conversion.convert(uploaded, kind, text, limit, language, report)
+                return received.converted(blobs, name, text, uploaded, made)
+
+        return await self.convert(name, received, write_text, reserved, reports)
+
+    async def convert(
+        self,
+        name: str,
+        received: ReceivedFile,
+        work: Callable[[Path, int, PageReport], T],
+        reserved: int = 0,
+        reports: IdempotencyRecord | None = None,
+    ) -> T:
+        """Run `work`, which converts the received file, in a thread, and then delete the file.
+
+        `work`: gets the local path of the file, the most bytes that it may make of it, and a function that reports the page. `name`,
+        `reserved`, `reports` and what is raised: as for `create`.
+        """
         room = await self.quota.bytes_left()
         limit = self.max_bytes if room is None else min(self.max_bytes, room + reserved)
-        loop = asyncio.get_running_loop()
+        loop, blobs = asyncio.get_running_loop(), self.blobs
 
         def report(page: int, pages: int) -> None:
             if reports is not None:
                 asyncio.run_coroutine_threadsafe(reports.report_page(page, pages), loop)
 
-        def write_text() -> ReceivedFile:
-            with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
-                made = conversion.convert(uploaded, kind, text, limit, self.language, report)
-                outline.save(blobs, name, made.outline)
-                with text.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                size = text.stat().st_size
-                format = None if made.format == "text" else made.format
-                original = uploaded.stat().st_size if made.format == "pdf" else 0
-                if original:
-                    originals.save(blobs, name, uploaded)
-                return replace(
-                    received, bytes=size, text_offset=0, digest=digest, format=format, notes=tuple(made.notes),
-                    original_bytes=original,
-                )  # fmt: skip
+        def run() -> T:
+            with blobs.local(name + received.suffix) as uploaded:
+                return work(uploaded, limit, report)
 
         try:
             async with _tenant_conversions.setdefault(self.quota.tenant, asyncio.Semaphore(_CONVERSIONS_PER_TENANT)):
-                converting = asyncio.create_task(_CONVERTERS.run(write_text))
+                converting = asyncio.create_task(_CONVERTERS.run(run))
                 try:
                     return await asyncio.shield(converting)
                 except BaseException:
@@ -264,7 +318,7 @@ class Ingest:
         finally:
             await blobs.delete(name + received.suffix)
 
-    async def _drop_text(self, document_id: str, record: IdempotencyRecord | None) -> None:
+    async def drop_text(self, document_id: str, record: IdempotencyRecord | None) -> None:
         """Delete the text of a document that was not created. Keeps it if Redis cannot tell, or another server retries."""
         with contextlib.suppress(RedisError):
             if (record is None or await record.is_owner()) and not await self.documents.exists(document_id):

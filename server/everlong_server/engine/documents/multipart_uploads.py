@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError
 
+from everlong_server.engine.documents.formats.languages import Language
 from everlong_server.engine.documents.ingest import DiscardingWriter, FileSource, Ingest, ReceivedFile
 from everlong_server.engine.documents.text_checker import Declared, TextChecker, clean_filename, too_large
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, TooLarge
@@ -179,17 +180,23 @@ class MultipartUploads:
                 await self.ingest.blobs.delete(part.name)
 
     async def complete(
-        self, upload_id: str, part_ids: Sequence[str], md5: str | None, record: IdempotencyRecord | None = None
+        self,
+        upload_id: str,
+        part_ids: Sequence[str],
+        md5: str | None,
+        record: IdempotencyRecord | None = None,
+        ocr_language: str | None = None,
     ) -> Upload:
         """Join the parts to a document and queue its reading. A retry returns the same result.
 
-        `record`: gets the progress of the conversion.
+        `record`: gets the progress of the conversion. `ocr_language`: of the text in pictures; None: the server's. Raises `ServerError`.
         """
+        language = self.ingest.language_named(ocr_language)
         upload = await self.uploads.get(upload_id)
         if upload.status != "completed":
             refused: ServerError | None = None
             try:
-                await self._create_document(_pending(upload), part_ids, md5, record)
+                await self._create_document(_pending(upload), part_ids, md5, record, language)
             except (Conflict, NotFound) as error:  # for example if another request completed it in the meantime
                 refused = error
             upload = await self.uploads.get(upload_id)
@@ -217,13 +224,20 @@ class MultipartUploads:
         await self.ingest.quota.release(upload.id)
 
     async def _create_document(
-        self, upload: Upload, part_ids: Sequence[str], md5: str | None, record: IdempotencyRecord | None
+        self,
+        upload: Upload,
+        part_ids: Sequence[str],
+        md5: str | None,
+        record: IdempotencyRecord | None,
+        language: Language,
     ) -> None:
         """Create the document of the parts. Does nothing if the upload was cancelled or completed in the meantime."""
         parts = await self._ordered_parts(upload, part_ids)
         document_id = new_id("doc")
         received = await self._join(upload, document_id, parts, md5)
-        await self.ingest.create(document_id, received, None, upload=upload.id, reserved=upload.bytes, reports=record)
+        await self.ingest.create(
+            document_id, received, None, upload=upload.id, reserved=upload.bytes, reports=record, language=language
+        )
 
     async def _ordered_parts(self, upload: Upload, ids: Sequence[str]) -> list[Part]:
         """Return the parts in the order of `ids`. Raises `ServerError` for unknown or repeated ids, and for a wrong total

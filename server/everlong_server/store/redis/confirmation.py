@@ -6,11 +6,10 @@ acknowledged, and with writes that will be lost. But no other Redis follows it a
 
 from __future__ import annotations
 
-import asyncio
-
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.keys import FENCE
 from everlong_server.store.redis.scripts import Scripts
+from everlong_server.store.redis.shared_call import SharedCall
 
 _NOTHING = "return 1"
 
@@ -21,21 +20,12 @@ class Confirmation:
     def __init__(self, redis: Client) -> None:
         self._scripts = Scripts(redis)
         self._needed = bool(redis.copies)
-        self._one_at_a_time = asyncio.Lock()
-        self._next: asyncio.Task[None] | None = None
+        self._write = SharedCall(lambda: self._scripts.run(_NOTHING, [FENCE], []))
 
     async def confirm(self) -> None:
         """Return once everything that was read before this call is confirmed. Raises `RedisError` if it cannot be.
 
         Calls that come while a write is on its way share the next one.
         """
-        if not self._needed:
-            return
-        if self._next is None:
-            self._next = asyncio.create_task(self._write())
-        await asyncio.shield(self._next)
-
-    async def _write(self) -> None:
-        async with self._one_at_a_time:
-            self._next = None
-            await self._scripts.run(_NOTHING, [FENCE], [])
+        if self._needed:
+            await self._write.call()

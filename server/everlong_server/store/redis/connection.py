@@ -20,6 +20,7 @@ from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from everlong_server.store.redis.keys import PREFIX
+from everlong_server.store.redis.sentinels import Sentinels
 
 # redis.asyncio.Redis or RedisCluster. Any, since their annotations are unions over sync, async, bytes and str.
 Client = Any
@@ -117,7 +118,9 @@ def _master(address: Address, options: dict[str, Any]) -> _Single:
     # No retries: if one Sentinel does not answer, redis-py asks the next.
     sentinel_options |= {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     sentinel: Any = Sentinel(list(address.hosts), sentinel_kwargs=sentinel_options, **options)  # type: ignore[no-untyped-call]
-    return sentinel.master_for(address.service, redis_class=_Single)
+    master: _Single = sentinel.master_for(address.service, redis_class=_Single)
+    master.sentinels = Sentinels(sentinel, address.service)
+    return master
 
 
 def _send(send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -152,15 +155,17 @@ AbstractConnection.send_packed_command = _send(AbstractConnection.send_packed_co
 
 
 class _Single(Redis):
-    """A client of one server, or of the current master."""
+    """A client of one server, or of the current master. `sentinels`: those that name the master."""
 
     copies: int
+    sentinels: Sentinels | None = None
 
 
 class _Cluster(RedisCluster):
     """A client of a cluster. All keys of everlong are in one slot (`keys.PREFIX`), so scripts and pipelines work unchanged."""
 
     copies: int
+    sentinels = None
 
     async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
         """Fetch the layout of the cluster."""

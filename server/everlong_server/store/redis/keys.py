@@ -85,6 +85,9 @@ session_lease = Key("{everlong}:session:ID:lease", "string",
 session_turn = Key("{everlong}:session:ID:turn", "hash",
     "a question that is being answered, and its answer so far, if a disconnect of its client does not cancel it",
     "after `lease_seconds`; renewed while the answer is generated", expires=True, sealed=True)
+session_deletion = Key("{everlong}:session:ID:deletion", "string",
+    "a mark of the request that deleted a session, by which its retry succeeds and another deletion does not",
+    "1 minute after the deletion", expires=True)
 chat = Key("{everlong}:chat:TENANT:DIGEST", "hash",
     "a cached chat of a tenant, by the digest of its messages: the state, open segment and position after them",
     "`chat_seconds` after its last use", expires=True, sealed=True)
@@ -114,7 +117,7 @@ reservation_sizes = Key("{everlong}:held:TENANT:sizes", "hash", "the bytes of ea
 tokens = Key("{everlong}:tokens:TENANT:DAY", "string",
     "the tokens read and generated for a tenant on one day, if they are limited", "after 2 days", expires=True)
 attempt = Key("{everlong}:attempt:TENANT:DIGEST", "hash",
-    "a tenant's request with an Idempotency-Key, by the SHA-256 of the key: the id of its result, a fingerprint of the request, and the answer",
+    "a tenant's request with an Idempotency-Key, by the SHA-256 of the key: the id of its result, a digest of the request's content, and the answer",
     "after `idempotency_seconds`", expires=True, sealed=True)
 UPLOADS = Key("{everlong}:uploads", "zset", "the ids of all uploads, scored by the time at which they expire",
     "never").pattern

@@ -6,7 +6,7 @@ it writes: its second run changes nothing and returns the result of the first.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import RedisCluster
 from redis.commands.core import AsyncScript
@@ -15,6 +15,7 @@ from redis.exceptions import NoScriptError
 
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.keys import FENCE
+from everlong_server.store.redis.sentinels import Sentinels
 
 # Defines `claim(hash, fence, claimant)`, which returns {fencing token, attempts}. A retry by the same claimant returns the same
 # token and is not counted. The field `claim` includes the token, so that it is valid only while that token is the current one.
@@ -43,8 +44,8 @@ _COPY_MS = 2000
 class Scripts:
     """Runs scripts with one client: `await scripts.run(TEXT, keys, args)`.
 
-    A script returns only when as many Redis replicas have its writes as the client demands (see `connect`). Otherwise `run`
-    raises a ConnectionError, although the script may have taken effect.
+    A script returns only when as many Redis replicas have its writes as the client demands (see `connect`) and, with Sentinel, when no
+    failover can lose them (see `Sentinels`). Otherwise `run` raises a ConnectionError, although the script may have taken effect.
     """
 
     def __init__(self, redis: Client) -> None:
@@ -65,8 +66,47 @@ class Scripts:
             return await self._copied(script, keys, args)
 
     async def _copied(self, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
-        """Run the script and wait for the copies, on one connection: WAIT counts the copies of that connection's writes."""
-        copies, where = self._redis.copies, {}
+        """Run the script, and wait until enough replicas have its writes and no failover can lose them."""
+        sentinels: Sentinels | None = self._redis.sentinels
+        if sentinels is None:
+            done, copied, _ = await self._written(script, keys, args, self._redis.copies)
+            self._require(copied)
+            return done
+        try:
+            return await self._kept(sentinels, script, keys, args)
+        except RedisConnectionError:
+            # Connections to a master that was replaced stay open. New ones go to the master that the Sentinels name.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise
+
+    async def _kept(self, sentinels: Sentinels, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
+        replicas = await sentinels.replicas()
+        while True:
+            connected = sentinels.connected
+            copies = max(self._redis.copies, replicas if connected is None else min(replicas, connected))
+            done, copied, master = await self._written(script, keys, args, copies, described=connected is not None)
+            self._require(copied)
+            if copied >= replicas:
+                sentinels.connected = None
+                return done
+            sentinels.connected = copied if master is None else master.replicas
+            if master is not None:
+                await sentinels.require_master(master.run_id)
+                return done
+            # Run the script again, which changes nothing, to learn which Redis it runs on.
+
+    def _require(self, copied: int) -> None:
+        if copied < self._redis.copies:
+            raise RedisConnectionError(f"{copied} Redis replicas have the write, {self._redis.copies} are required")
+
+    async def _written(
+        self, script: AsyncScript, keys: list[str], args: list[Any], copies: int, *, described: bool = False
+    ) -> tuple[Any, int, _Master | None]:
+        """Run the script, and wait up to two seconds for copies. Returns its result, and how many replicas have the writes.
+
+        `described`: also return which Redis it ran on. All on one connection: WAIT counts the copies of that connection's writes.
+        """
+        where = {}
         if isinstance(self._redis, RedisCluster):
             await self._redis.initialize()
             where = {"target_nodes": self._redis.get_node_from_key(FENCE)}
@@ -75,13 +115,22 @@ class Scripts:
             # A write of its own, so that WAIT also covers the writes of an earlier run whose reply was lost.
             pipe.execute_command("INCRBY", FENCE, 0, **where)
             pipe.execute_command("WAIT", copies, _COPY_MS, **where)
-            done, *rest = await pipe.execute(raise_on_error=False)
-        for result in (done, *rest):
+            if described:
+                pipe.execute_command("ROLE")
+                pipe.execute_command("INFO", "server")
+            results = await pipe.execute(raise_on_error=False)
+        for result in results:
             if isinstance(result, Exception):
                 raise result
-        if rest[1] < copies:
-            raise RedisConnectionError(f"{rest[1]} Redis replicas have the write, {copies} are required")
-        return done
+        done, _, copied, *rest = results
+        return done, copied, _Master(len(rest[0][2]), rest[1]["run_id"]) if rest else None
+
+
+class _Master(NamedTuple):
+    """A Redis that took a write. `replicas`: how many were connected to it."""
+
+    replicas: int
+    run_id: str
 
 
 def flat(fields: dict[str, Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from everlong_server.store.search.choosing import WHOLE, choose
 from everlong_server.store.search.overview import Overview, overview, samples
 from everlong_server.store.search.query import PassageFilter, Query
 from everlong_server.store.search.ranking import Indexed, Ranking, rank
+from everlong_server.store.search.reranking import CANDIDATES, reranked
 from everlong_server.store.search.vectors import Vectors
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
@@ -126,7 +127,7 @@ class Passages:
     async def find(self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False) -> Found:
         """Return at most `limit` passages of `documents` for the query. No passage: the documents have nothing about it.
 
-        `by_sentences`: return the sentences of these passages, each as a passage. If the query is about the whole text: the
+        The reranker orders them, if there is one. `by_sentences`: return the sentences of these passages, each as a passage. If the query is about the whole text: the
         beginnings of passages that cover the text, and the best ones.
 
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
@@ -137,14 +138,22 @@ class Passages:
         )
 
     async def rank(
-        self, documents: Sequence[str], query: Query, limit: int, only: PassageFilter | None = None
+        self,
+        documents: Sequence[str],
+        query: Query,
+        limit: int,
+        only: PassageFilter | None = None,
+        *,
+        rerank: bool = True,
     ) -> list[Passage]:
         """Return at most `limit` passages of `documents`, best first, whether or not they are about the query.
 
-        `score` is the passage's relevance: 1 if it is first by words and by meaning. `only`: which passages to consider. Treats
-        deleted documents, and missing and damaged indexes and vectors, as `search` does.
+        `score` is the passage's relevance: 1 if it is first by words, by meaning and for the reranker. `only`: which passages to
+        consider. `rerank`: whether the reranker orders the best ones. Treats deleted documents, and missing and damaged indexes and
+        vectors, as `search` does.
         """
-        return await self._searched(documents, query.text, partial(self._rank, query, limit, only), SEARCHERS.run)
+        search = partial(self._rank, query, limit, only, rerank)
+        return await self._searched(documents, query.text, search, SEARCHERS.run)
 
     async def _searched(self, documents: Sequence[str], text: str, search: _Search[_T], threads: _Threads[_T]) -> _T:
         """Return what `search` finds in those of `documents` that exist, with their indexes. `text`: of the query."""
@@ -224,12 +233,14 @@ class Passages:
             searched, parts = self._parts(documents, stack, damaged)
             ranking = rank(parts, query.words, vector)
             whole = 0.0 if vector is None or self._vectors is None else self._vectors.nearest(vector, WHOLE)
-            chosen = choose(query, parts, ranking, limit, whole)
+            reranker = None if self._vectors is None else self._vectors.reranker
+            answering = None if reranker is None else partial(reranker.scores, query.text)
+            candidates = limit if answering is None or by_sentences else max(limit, CANDIDATES)
+            chosen = choose(query, parts, ranking, candidates, whole)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
                 passages = (self._passage(n, searched, parts, ranking) for n in numbers)
-                existing = enumerate((p for p in passages if p is not None), 1)
-                return [replace(passage, score=round(1 / place, 3)) for place, passage in existing]
+                return _numbered([passage for passage in passages if passage is not None])
 
             if chosen.cover:
                 found = read(chosen.in_turns(limit, best=1 if by_sentences else None))
@@ -241,13 +252,14 @@ class Passages:
                     ]
                 return Found(found, self._overview(searched))
             found = read(chosen.best)
+            by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
             if found and by_sentences:
-                by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
                 where = next(n for n, document in enumerate(searched) if document.id == found[0].document)
                 beginning = self._read(searched[where], parts[where].index, 0)
-                reranker = None if self._vectors is None else self._vectors.reranker
-                answering = None if reranker is None else partial(reranker.scores, query.text)
                 found = sentences.ordered(found, query.words, similarity, by_document, beginning, answering)
+            elif answering is not None:
+                order = reranked(*_shown(found, by_document), answering)
+                found = _numbered([found[n] for n, _ in order[:limit]])
         return Found(found)
 
     def _overview(self, documents: Sequence[Document]) -> Overview:
@@ -262,7 +274,7 @@ class Passages:
         return overview((document.filename for document in documents), texts())
 
     def _rank(
-        self, query: Query, limit: int, only: PassageFilter | None, documents: Sequence[Document],
+        self, query: Query, limit: int, only: PassageFilter | None, rerank: bool, documents: Sequence[Document],
         vector: NDArray[np.float32] | None, damaged: list[Document],
     ) -> list[Passage]:  # fmt: skip
         """Rank the passages of the documents. Adds those with damaged vectors to `damaged`. Blocks."""
@@ -272,12 +284,18 @@ class Passages:
             relevance = ranking.relevance
             if only is not None:
                 relevance = np.where(self._accepted(only, searched, parts), relevance, 0)
-            found = []
-            for n in np.argsort(-relevance, kind="stable")[:limit]:
+            reranker = None if self._vectors is None or not rerank else self._vectors.reranker
+            found, scores = list[Passage](), list[float]()
+            for n in np.argsort(-relevance, kind="stable")[: limit if reranker is None else max(limit, CANDIDATES)]:
                 passage = self._passage(int(n), searched, parts, ranking) if relevance[n] > 0 else None
                 if passage is not None:
-                    found.append(replace(passage, score=round(float(relevance[n]), 4)))
-        return found
+                    found.append(passage)
+                    scores.append(float(relevance[n]))
+            order = list(enumerate(scores))
+            if reranker is not None:
+                by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
+                order = reranked(*_shown(found, by_document), partial(reranker.scores, query.text))[:limit]
+        return [replace(found[n], score=round(score, 4)) for n, score in order]
 
     def _accepted(
         self, only: PassageFilter, documents: Sequence[Document], parts: Sequence[Indexed]
@@ -356,6 +374,16 @@ class Passages:
         if not intact:
             log.warning("the index of document %s is damaged and is built again: %s", document.id, error)
         return not intact
+
+
+def _numbered(passages: Sequence[Passage]) -> list[Passage]:
+    """Return the passages, each with 1 ÷ its place as its score."""
+    return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(passages, 1)]
+
+
+def _shown(passages: Sequence[Passage], parts: Mapping[str, Indexed]) -> tuple[list[str], list[bool]]:
+    """Return the texts of passages, and whether the reranker can read each: it knows the languages that have vectors."""
+    return [p.text for p in passages], [parts[p.document].vectors is not None for p in passages]
 
 
 def _name(document_id: str) -> str:

@@ -28,7 +28,7 @@ _HEAVIEST = 6
 """A passage's share of a query's words is measured against this many of them, those with the largest weights."""
 _MAX_TERMS = 64
 """Terms of a query that are looked up: the first and last ones. A word of a language without spaces may have any number."""
-_RANK_OFFSET = 3
+RANK_OFFSET = 3
 """The constant of reciprocal rank fusion. Small, so that a passage that only one ranking has at its top stays near the top."""
 
 
@@ -62,7 +62,7 @@ class Ranking:
     def relevance(self) -> Floats:
         """Return `scores` scaled to 0 to 1: 1 for a passage that is first by words and by meaning (or words, if there are no vectors)."""
         rankings = 2 if self.compared.any() else 1
-        scaled: Floats = self.scores * np.float32(_RANK_OFFSET / rankings)
+        scaled: Floats = self.scores * np.float32(RANK_OFFSET / rankings)
         return scaled
 
 
@@ -141,7 +141,7 @@ def _reciprocal(scores: Floats) -> Floats:
     """Return 1 / (constant + rank) for each score above 0, else 0. Equal scores keep the order of the text."""
     order = np.argsort(-scores, kind="stable")
     found = np.zeros(len(scores), np.float32)
-    found[order] = 1 / (_RANK_OFFSET + np.arange(len(scores), dtype=np.float32))
+    found[order] = 1 / (RANK_OFFSET + np.arange(len(scores), dtype=np.float32))
     return np.where(scores > 0, found, 0).astype(np.float32)
 
 

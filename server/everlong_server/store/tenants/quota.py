@@ -255,13 +255,13 @@ class Quota:
         if limit is not None and int(await self._redis.get(keys.tokens(self.tenant, today())) or 0) >= limit:
             raise exceeded("tokens", limit, "tokens a day", "PER_DAY", seconds=_DAY - now() % _DAY)
 
-    async def require_room(self, bytes: int, model: str) -> None:
-        """Raise `RateLimited` if a document of that size would be refused now. Call it before receiving the document."""
+    async def require_room(self, bytes: int, model: str, documents: int = 1) -> None:
+        """Raise `RateLimited` if so many documents of that size together would be refused now."""
         await self.require_tokens()
         await self.require_bytes(bytes)
         limit = self.limits.queued
-        if limit is not None and await self._redis.scard(keys.queued(self.tenant, model)) >= limit:
-            raise await self.queue_full(model)
+        if limit is not None and await self._redis.scard(keys.queued(self.tenant, model)) + documents > limit:
+            raise await self.queue_full(model, documents)
 
     async def require_bytes(self, bytes: int) -> None:
         """Raise `RateLimited` if that many more bytes would exceed the limit."""
@@ -307,8 +307,12 @@ class Quota:
             seconds=None,
         )
 
-    async def queue_full(self, model: str) -> RateLimited:
-        """Return the error for the limit of queued documents. Its retry time is when the first of them will be read."""
+    async def queue_full(self, model: str, documents: int = 1) -> RateLimited:
+        """Return the error for the limit of queued documents. Its retry time is when the first of them will be read; none if so many
+        `documents` never fit."""
+        if documents > (self.limits.queued or 0):
+            words = f"documents being read or waiting to be read; the archive has {documents}"
+            raise exceeded("queued", self.limits.queued or 0, words, seconds=None)
         left = [reading.left async for reading in self._readings_in_progress(model)]
         return exceeded(
             "queued", self.limits.queued or 0, "documents being read or waiting to be read",

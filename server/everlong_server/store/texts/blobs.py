@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -120,6 +121,12 @@ class Blobs:
                     self._write(partial, self._path(name), file, self._vault.sealer(_owner_id(name)))
         finally:
             path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Yield a new local folder for working files, as private as they must be. It is deleted at the end. Blocks."""
+        with tempfile.TemporaryDirectory(dir=None if self._copies is None else self._copies.folder) as folder:
+            yield Path(folder)
 
     def _write(self, partial: str, final: str, content: IO[bytes], sealer: Sealer) -> None:
         """Write `content` to the file `partial`, make it durable, and move it to `final`."""

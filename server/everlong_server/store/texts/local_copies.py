@@ -40,6 +40,11 @@ class LocalCopies:
         self._readers: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the copies."""
+        return Path(self._folder.name)
+
     def new(self, name: str) -> Path:
         """Return the path for a new file. Its creator removes it."""
         return Path(self._folder.name, f"{uuid.uuid4().hex}.{name}")

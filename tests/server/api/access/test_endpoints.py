@@ -18,6 +18,7 @@ from everlong_server.app import create_app
 from everlong_server.openapi import openapi
 from everlong_server.settings import Settings
 from everlong_server.store.tenants.credentials import SCOPES
+from tests.files import zipped
 from tests.process import Server
 from tests.server.tenants import MODEL, UNKNOWN, Tenant, client
 
@@ -35,6 +36,7 @@ def _about(file: str) -> dict[str, Any]:
 
 BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/documents": lambda ids: {"content": b"words", "headers": {"content-type": "text/plain"}},
+    "POST /v1/documents/archive": lambda ids: {"content": zipped({"a.txt": "words"})},
     "POST /v1/documents/fetch": lambda ids: {"json": {"url": "http://example.org/"}},
     "POST /v1/files": lambda ids: {"files": {"file": b"words"}, "data": {"purpose": "user_data"}},
     "POST /v1/sessions": lambda ids: {"json": {"documents": [ids["document_id"]]}},

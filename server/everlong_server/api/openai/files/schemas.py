@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from everlong_server.api.schemas import Nullable, Wire
+from everlong_server.api.schemas import OCR_LANGUAGE, Nullable, Wire
 from everlong_server.engine.documents.multipart_uploads import MAX_PARTS
 
 
@@ -56,6 +56,7 @@ class CompleteUpload(Nullable, Wire):
         min_length=1, max_length=MAX_PARTS, description="ids of all parts, in the order of the file"
     )
     md5: str | None = Field(None, pattern="^[0-9a-fA-F]{32}$", description="MD5 of the whole file, checked if given")
+    ocr_language: str | None = Field(None, max_length=60, description=f"an extension: {OCR_LANGUAGE}")
 
 
 class Upload(Wire):

@@ -54,7 +54,9 @@ async def complete(
         if record.answer is not None:
             return Upload.model_validate(record.answer)
         # The upload knows its file, also after a retry without a key.
-        upload = await services.multipart_uploads.complete(upload_id, body.part_ids, body.md5, record)
+        upload = await services.multipart_uploads.complete(
+            upload_id, body.part_ids, body.md5, record, body.ocr_language
+        )
         view = await _view(services, upload)
         await record.finish(view.model_dump(mode="json"))
         return view

@@ -71,7 +71,7 @@ RerankDocument = Annotated[
 
 
 class CreateRerank(Nullable, Wire):
-    """Texts to rank by their similarity to a query. Takes the fields of Cohere's and Jina's APIs."""
+    """Texts to rank by their relevance for a query. Takes the fields of Cohere's and Jina's APIs."""
 
     model: str = Field(max_length=256, description="the embedding model of `GET /v1/models`")
     query: str = Field(min_length=1)
@@ -87,7 +87,8 @@ class RerankResult(Wire):
 
     index: int = Field(description="place of the document in the request, from 0")
     relevance_score: float = Field(
-        description="cosine of the vectors of query and document, -1 to 1; of a document of more than 256 tokens, of its nearest part"
+        description="0 to 1: mean of the cosine with the query and the reranker's probability that the document has the answer; without a "
+        "reranker, the cosine. Of a document of more than 256 tokens, of its nearest part"
     )
     document: RerankText | None = Field(None, description="only with `return_documents`")
 
@@ -100,7 +101,7 @@ class RerankUsage(Wire):
 
 
 class Reranking(Wire):
-    """The documents, nearest first."""
+    """The documents, the most relevant first."""
 
     id: str
     object: Literal["list"] = "list"

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and `/v1/rerank`: vectors of texts, and their similarity, by the model that the search uses."""
+"""`/v1/embeddings` and `/v1/rerank`: vectors of texts, and their relevance for a query, by the models that the search uses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _embedding(vector: Floats, encoding: str) -> str | list[float]:
 
 @router.post("/rerank", response_model=Reranking)
 async def rerank(body: CreateRerank, request: Request, services: CallerServices) -> Response:
-    """Orders texts by their similarity with a query, nearest first."""
+    """Orders texts by their relevance for a query, the best first."""
     reranking = await run_unless_disconnected(request, _rerank(services, body))
     if reranking is None:
         return Response(status_code=CLIENT_CLOSED)
@@ -73,10 +73,8 @@ async def rerank(body: CreateRerank, request: Request, services: CallerServices)
 async def _rerank(services: Services, body: CreateRerank) -> Reranking:
     embedder = services.embeddings.require_model(body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    named = [("query", body.query), *((f"documents.{number}", text) for number, text in enumerate(texts))]
-    embedded = await services.embeddings.embed(embedder, named)
-    query = embedded.vector(0)
-    scores = np.array([float((rows @ query).max()) for rows in embedded.rows[1:]])
+    named = [(f"documents.{number}", text) for number, text in enumerate(texts)]
+    scores, tokens = await services.embeddings.relevance(embedder, body.query, named)
     order = np.argsort(-scores, kind="stable")[: body.top_n]
     results = [
         RerankResult(
@@ -86,5 +84,5 @@ async def _rerank(services: Services, body: CreateRerank) -> Reranking:
         )
         for n in order
     ]
-    usage = RerankUsage(prompt_tokens=embedded.tokens, total_tokens=embedded.tokens)
+    usage = RerankUsage(prompt_tokens=tokens, total_tokens=tokens)
     return Reranking(id=new_id("rerank"), model=embedder.name, results=results, usage=usage)

@@ -163,7 +163,8 @@ class RankingOptions(Nullable, Wire):
     """How results are ranked."""
 
     ranker: Literal["auto", "none", "default-2024-11-15", "default_2024_08_21"] = Field(
-        "auto", description="ignored: the server has one ranking, by words and by meaning"
+        "auto",
+        description='"none": by words and by meaning, without the reranker; all others: with the reranker, for English',
     )
     score_threshold: float = Field(0, ge=0, le=1, description="minimum score")
 

@@ -112,8 +112,9 @@ async def _search(services: Services, store_id: str, body: schemas.SearchVectorS
         raise TooLarge(f"query has {length} characters, the limit is {limit}", param="query")
     filter = None if body.filters is None else body.filters.model_dump()
     files = await services.store_search.files([store_id], filter, "vector_store_id")
+    ranking = body.ranking_options
     hits = await services.store_search.search(
-        files, queries, body.max_num_results, body.ranking_options.score_threshold
+        files, queries, body.max_num_results, ranking.score_threshold, rerank=ranking.ranker != "none"
     )
     names = await services.passages.filenames({hit.file.document for hit in hits})
     return schemas.SearchResultPage(search_query=queries, data=[view_hit(hit, names) for hit in hits])

@@ -56,7 +56,7 @@ class StoreSearch:
         return files
 
     async def search(
-        self, files: dict[str, StoredFile], queries: Sequence[str], limit: int, threshold: float
+        self, files: dict[str, StoredFile], queries: Sequence[str], limit: int, threshold: float, *, rerank: bool = True
     ) -> list[Hit]:
         """Return at most `limit` passages of the files, best first, with a score of at least `threshold`.
 
@@ -64,7 +64,7 @@ class StoreSearch:
         """
         best: dict[tuple[str, int], Passage] = {}
         for query in queries if files else ():
-            for passage in await self._search.search(list(files), query, limit):
+            for passage in await self._search.search(list(files), query, limit, rerank=rerank):
                 place = (passage.document, passage.start)
                 if place not in best or best[place].score < passage.score:
                     best[place] = passage

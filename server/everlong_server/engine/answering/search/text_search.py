@@ -25,7 +25,13 @@ class TextSearch:
         self._quota = quota
 
     async def search(
-        self, documents: Sequence[str], text: str, limit: int, only: PassageFilter | None = None
+        self,
+        documents: Sequence[str],
+        text: str,
+        limit: int,
+        only: PassageFilter | None = None,
+        *,
+        rerank: bool = True,
     ) -> list[Passage]:
         """Return at most `limit` passages of the documents, best first, with their token offsets, pages and sections.
 
@@ -34,5 +40,5 @@ class TextSearch:
         with self._engine.admit():
             async with self._quota.stream(self._engine.typical_seconds):
                 query = await SEARCHERS.run(passage_query, text)
-                found = await self._passages.rank(documents, query, limit, only)
+                found = await self._passages.rank(documents, query, limit, only, rerank=rerank)
                 return await self._passages.located(await self._token_offsets.with_tokens(found))

@@ -33,6 +33,11 @@ class Block:
     joined: bool = False
 
 
+def printable(name: str) -> str:
+    """Return a name with a space in place of each run of white space and other characters that cannot be shown."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
+
+
 class Unreadable(Exception):
     """The file has no readable text; the message says why."""
 
@@ -97,10 +102,7 @@ class Notes:
 
         `kind`: what the file is, such as "Attachment"; then it begins a section.
         """
-        name = (
-            " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
-            or "a file without a name"
-        )
+        name = printable(name) or "a file without a name"
         if self._depth == _MAX_DEPTH:
             self.add(f"it is a file inside {_MAX_DEPTH} files and was left out", part=name)
             return

@@ -93,6 +93,8 @@ FORMATS = {
         ("application/x-tar", "application/gzip", "application/x-gzip", "application/x-bzip2", "application/x-xz"),
     ),
 }  # fmt: skip
+ARCHIVES = ("zip", "tar")
+"""The formats whose files can become a document each."""
 MEDIA_TYPES = frozenset(media_type for format in FORMATS.values() for media_type in format.media_types)
 """Media types that can be uploaded, in addition to text/*."""
 _TEXT = (

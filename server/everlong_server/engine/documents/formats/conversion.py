@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
-from everlong_server.engine.documents.formats.catalogue import FORMATS
+from everlong_server.engine.documents.formats.catalogue import ARCHIVES, FORMATS
 from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.formats.recognition import is_installed
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
@@ -88,6 +89,17 @@ class Conversion:
     notes: list[Note]
 
 
+@dataclass(frozen=True, slots=True)
+class ConvertedFile:
+    """A file of an archive. `name`: "" for a compressed file, whose name is not stored. `text`: the local file with its text.
+    `original`: that with its content, for a PDF; else None."""
+
+    name: str
+    text: Path
+    original: Path | None
+    made: Conversion
+
+
 def command(file: Path, kind: str, text: Path, limits: Limits) -> list[str]:
     """Return the command line of the process that converts `file`."""
     numbers = limits.text, limits.seconds, MEMORY, limits.recognition
@@ -109,6 +121,42 @@ def convert(
     is being read, counted from 1, and the number of pages. Raises `UnsupportedMedia` for a format that this server cannot convert,
     `InvalidRequest` for a file that is damaged, encrypted or has no text, `TooLarge`, and `OSError` if the disk is full.
     """
+    kind, made = _run(file, kind, text, max_text, language, on_page)
+    return _conversion(kind, made)
+
+
+def convert_each(
+    file: Path,
+    kind: str,
+    folder: Path,
+    max_bytes: int,
+    language: Language = ANY_LANGUAGE,
+    on_page: Callable[[int, int], object] = lambda page, pages: None,
+) -> tuple[list[ConvertedFile], list[Note]]:
+    """Convert each file of an archive to a text of its own in `folder`. Returns the files, and notes on what was left out. Blocks.
+
+    `max_bytes`: of the texts, and the PDF files that are kept, together. The other parameters, the limits of the process, and what
+    is raised: as for `convert`. Files that cannot be read become notes; if that is all of them, raises `InvalidRequest`.
+    """
+    _, made = _run(file, kind, folder, max_bytes, language, on_page)
+    files = []
+    for each in made["files"]:
+        text, original = folder / f"{each['number']}.text", folder / f"{each['number']}.original"
+        kept = original if each["format"] == "pdf" else None
+        files.append(ConvertedFile(each["name"], text, kept, _conversion(each["format"], each)))
+    return files, [Note(*note) for note in made["notes"]]
+
+
+def _conversion(format_id: str, made: dict[str, Any]) -> Conversion:
+    return Conversion(
+        format_id, [OutlineEntry(*entry) for entry in made["outline"]], [Note(*note) for note in made["notes"]]
+    )
+
+
+def _run(
+    file: Path, kind: str, text: Path, max_text: int, language: Language, on_page: Callable[[int, int], object]
+) -> tuple[str, dict[str, Any]]:
+    """Run the process that converts `file`, and return the format and the process's result. `text`: see `worker.convert`."""
     limits = Limits.of(file.stat().st_size, max_text)
     with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
         progress = Path(folder, "progress")
@@ -132,16 +180,15 @@ def convert(
             f"pip install 'everlong[{FORMATS[kind].extra}]'",
             param="file",
         )
+    if text.is_dir() and kind in FORMATS and kind not in ARCHIVES:
+        raise not_an_archive(_name(kind))
     if process.returncode == ExitCode.DISK_FULL:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode != 0:
         if errors:  # a fault of a reader, or of the library that it uses
             log.warning("a conversion of %s failed: %s", kind, errors.decode(errors="replace")[-2000:])
         raise _error(process.returncode, kind, result, limits)
-    made = json.loads(result)
-    return Conversion(
-        kind, [OutlineEntry(*entry) for entry in made["outline"]], [Note(*note) for note in made["notes"]]
-    )
+    return kind, json.loads(result)
 
 
 def _outputs(
@@ -192,6 +239,11 @@ def _error(code: int, kind: str, reason: str, limits: Limits) -> InvalidRequest 
         case _ if code in (-signal.SIGXCPU, -signal.SIGKILL):
             return _unreadable(f"{_name(kind)} that takes more than {limits.seconds} seconds to read")
     return _unreadable(f"{_name(kind)} that cannot be read: it is damaged, or takes too much memory")
+
+
+def not_an_archive(what: str) -> UnsupportedMedia:
+    """Return the error for a file that is `what`, where an archive is expected."""
+    return UnsupportedMedia(f"the file is {what}, not an archive: upload it to /v1/documents", param="file")
 
 
 def _name(kind: str) -> str:

@@ -14,8 +14,8 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import IO
 
-from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.catalogue import FORMATS, HEAD, binary_kind, detect, format_of
+from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable, printable
+from everlong_server.engine.documents.formats.catalogue import ARCHIVES, FORMATS, HEAD, binary_kind, detect, format_of
 from everlong_server.engine.documents.formats.charset import pieces
 from everlong_server.engine.documents.formats.conversion import ExitCode
 from everlong_server.engine.documents.formats.languages import Language
@@ -54,13 +54,21 @@ def _is_disk_full(error: Exception) -> bool:
 
 def read_nested(file: Path, name: str, notes: Notes) -> Iterator[Block] | None:
     """Yield the blocks of a file inside another; None if its format is not supported."""
+    format_id = _nested_format(file, name)
+    if format_id is None:
+        return None
+    return _text(file, notes, name) if format_id == "text" else read(file, format_id, notes)
+
+
+def _nested_format(file: Path, name: str) -> str | None:
+    """Return the format of a file inside another; None if this server cannot read it."""
     with file.open("rb") as stream:
         head = stream.read(HEAD)
     kind = detect(head, name)
-    if kind is not None:
-        format_id = format_of(file, kind)
-        return read(file, format_id, notes) if format_id in FORMATS and FORMATS[format_id].readable else None
-    return _text(file, notes, name) if binary_kind(head) is None else None
+    if kind is None:
+        return "text" if binary_kind(head) is None else None
+    format_id = format_of(file, kind)
+    return format_id if format_id in FORMATS and FORMATS[format_id].readable else None
 
 
 def _text(file: Path, notes: Notes, name: str) -> Iterator[Block]:
@@ -101,6 +109,55 @@ def _write(blocks: Iterator[Block], notes: Notes, text: IO[str], limit: int) -> 
     return outline
 
 
+def _convert_whole(
+    file: Path, format_id: str, text: Path, limit: int, new_notes: Callable[[], Notes]
+) -> dict[str, object]:
+    """Convert a file to one text. Returns the result for the parent process."""
+    notes = new_notes()
+    with text.open("w", encoding="utf-8", newline="") as stream:
+        outline = _write(read(file, format_id, notes), notes, stream, limit)
+    return _result(outline, notes)
+
+
+def _convert_each(
+    file: Path, format_id: str, folder: Path, limit: int, new_notes: Callable[[], Notes]
+) -> dict[str, object]:
+    """Convert each file of an archive to a text of its own in `folder`: the n-th to `n.text`. Keeps PDF files as `n.original`.
+
+    What cannot be read becomes a note on the archive. Raises `OverflowError` if the texts and PDF files have more than `limit` bytes.
+    """
+    if format_id not in ARCHIVES:
+        raise Unreadable("it is no archive")  # the parent process says what it is
+    archive = importlib.import_module(f"everlong_server.engine.documents.formats.readers.{FORMATS[format_id].reader}")
+    notes, made = new_notes(), list[dict[str, object]]()
+    for number, (given, data) in enumerate(archive.files(file, notes)):
+        name, original, text = printable(given), folder / f"{number}.original", folder / f"{number}.text"
+        original.write_bytes(data)
+        try:
+            kind = _nested_format(original, name)
+            if kind is None:
+                raise Unreadable("its format is not supported")
+            one = _convert_whole(original, kind, text, limit, new_notes)
+        except Unreadable as error:
+            notes.add(f"it was left out: {error}", part=name or None)
+            kind = None
+        else:
+            made.append({"number": number, "name": name, "format": kind, **one})
+            limit -= text.stat().st_size + (len(data) if kind == "pdf" else 0)
+        if kind != "pdf":
+            original.unlink()
+        if limit < 0:
+            raise OverflowError
+    if not made:
+        why = next((f" ({note.part}: {note.text})" if note.part else f" ({note.text})" for note in notes.all()), "")
+        raise Unreadable(f"no file in it can be read{why}")
+    return {"files": made, **_result([], notes)}
+
+
+def _result(outline: list[OutlineEntry], notes: Notes) -> dict[str, object]:
+    return {"outline": [astuple(entry) for entry in outline], "notes": [astuple(note) for note in notes.all()]}
+
+
 def main(
     kind: str,
     file: str,
@@ -116,7 +173,7 @@ def main(
     """Convert a file under limits. Writes the result to the standard output; returns the exit code.
 
     `recognition`: CPU seconds for recognising text; 0: none is recognised. `language`, `models`: see `Language`. `progress`: a
-    file in which this process writes the page that it is at, and the number of pages.
+    file in which this process writes the page that it is at, and the number of pages. The others: see `convert`.
     """
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 2 * int(recognition) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
@@ -140,17 +197,22 @@ def convert(
     recogniser: Recogniser | None = None,
     on_page: Callable[[int, int], object] = lambda page, pages: None,
 ) -> int:
-    """Convert a file. Writes the result to the standard output; returns the exit code. `on_page`: see `Notes`."""
+    """Convert a file. Writes the result to the standard output; returns the exit code. `on_page`: see `Notes`.
+
+    `text`: the path of the text, or an existing folder, in which each file of an archive becomes a text of its own.
+    """
     sys.setrecursionlimit(MAX_CALLS)
-    notes = Notes(read_nested, recogniser, on_page)
+
+    def new_notes() -> Notes:
+        return Notes(read_nested, recogniser, on_page)
+
     try:
         format_id = format_of(file, kind)
         if format_id is None:
             return ExitCode.UNKNOWN_CONTAINER
         sys.stdout.write(format_id)
         sys.stdout.flush()  # the parent learns the format even if this process crashes later
-        with text.open("w", encoding="utf-8", newline="") as stream:
-            outline = _write(read(file, format_id, notes), notes, stream, limit)
+        result = (_convert_each if text.is_dir() else _convert_whole)(file, format_id, text, limit, new_notes)
     except OverflowError:
         return ExitCode.TOO_LARGE
     except MemoryError:
@@ -163,9 +225,7 @@ def convert(
             return ExitCode.DISK_FULL
         raise
     sys.stdout.write("\n")
-    json.dump(
-        {"outline": [astuple(entry) for entry in outline], "notes": [astuple(note) for note in notes.all()]}, sys.stdout
-    )
+    json.dump(result, sys.stdout)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Reads ZIP archives of documents: a section for each file in it."""
+"""Reads ZIP archives of documents: a section for each file in it, or the files themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ def is_of_system(name: str) -> bool:
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
-    """Yield the files of the archive in the order of their names."""
+    """Yield the texts of the files in the archive."""
+    for name, data in files(file, notes):
+        yield from notes.nested(data, name, "File")
+
+
+def files(file: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of each file in the archive, in the order of their names."""
     with open_zip(file, notes) as packed:
         entries = [
             entry
@@ -33,4 +39,4 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
             except DAMAGED_ENTRY as error:
                 notes.add(f"it cannot be unpacked and was left out ({error})", part=name)
                 continue
-            yield from notes.nested(data, name, "File")
+            yield name, data

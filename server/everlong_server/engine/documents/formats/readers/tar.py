@@ -20,7 +20,13 @@ _DAMAGED = (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error, Val
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
-    """Yield the files of the archive in its order, or the one file that is compressed."""
+    """Yield the texts of the files in the archive, or of the one file that is compressed."""
+    for name, data in files(file, notes):
+        yield from notes.nested(data, name or "the compressed file", "File" if name else None)
+
+
+def files(file: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of each file in the archive, in its order, or of the one compressed file, whose name is ""."""
     if not tarfile.is_tarfile(file):
         yield from _single(file, notes)
         return
@@ -36,13 +42,13 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
                 if stream is not None:
                     if entry.size > _MAX_BYTES:
                         notes.add(f"only its first {_MAX_BYTES >> 20} MiB were read", part=entry.name)
-                    yield from notes.nested(stream.read(_MAX_BYTES), entry.name, "File")
+                    yield entry.name, stream.read(_MAX_BYTES)
         except _DAMAGED as error:
             notes.add(f"the archive is damaged; what follows was left out ({error})")
         notes.left_out(f"files after the first {MAX_FILES}", max(0, count - MAX_FILES))
 
 
-def _single(file: Path, notes: Notes) -> Iterator[Block]:
+def _single(file: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
     for opener in (gzip.open, bz2.open, lzma.open):
         data = bytearray()
         try:
@@ -55,6 +61,6 @@ def _single(file: Path, notes: Notes) -> Iterator[Block]:
             if not data:
                 continue
             notes.add("the end of the file is missing or damaged; what was found before it was read")
-        yield from notes.nested(bytes(data), "the compressed file")
+        yield "", bytes(data)
         return
     raise Unreadable("the file cannot be read: it is damaged")
