@@ -307,7 +307,8 @@ class Server:
                 assert match[1] in documents, f"{key} is left of a deleted document"
             if match := re.match(r"\{everlong\}:upload:([^:]+)", key):
                 assert client.zscore(keys.UPLOADS, match[1]) is not None, f"{key} is left of an upload"
-            if match := re.match(r"\{everlong\}:session:([^:]+)", key):
+            match = re.match(r"\{everlong\}:session:([^:]+)", key)
+            if match and not key.endswith(":deletion"):  # which marks a deleted session for a minute
                 assert match[1] in sessions, f"{key} is left of a deleted session"
             if re.fullmatch(r"\{everlong\}:reading:[^:]+", key):
                 ids = client.hget(key, "documents")

@@ -116,6 +116,35 @@ def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Serv
     assert len(server.http.get(f"/v1/sessions/{fork}/messages").json()["data"]) == 2, "the first one changed"
 
 
+LINES = """cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return new Set([...range.getClientRects()].map(({ top }) => top)).size;
+}"""
+
+
+def test_the_form_of_an_edited_question_is_in_view(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    """Also if the question's end alone was, at the upper edge. A table on a narrow screen divides no word."""
+    tab = new_tab(viewport={"width": 390, "height": 500})
+    head = "| Name | Sits on | Says, in the middle of a rather long sentence that has to wrap somewhere |\n|--|--|--|\n"
+    show(tab.page, f"{head}| Humpty Dumpty | a wall | glory |" + "\n\nmore" * 30)
+    page = tab.open(talk)
+    expect(page.locator(".answer .evidence")).to_be_attached()
+    edit = page.get_by_role("button", name="Edit the question")
+    for _ in range(2):  # browsers heed `autofocus` only once
+        page.locator(".messages").evaluate(
+            "(box, edit) => { box.scrollTop += edit.getBoundingClientRect().top - box.getBoundingClientRect().top; }",
+            edit.element_handle(),
+        )
+        edit.click()
+        box = page.get_by_role("textbox", name="Question", exact=True).first
+        expect(box).to_be_focused()
+        expect(box).to_be_in_viewport(ratio=1)
+        page.keyboard.press("Escape")
+    lines = page.locator("td").first.evaluate(LINES)
+    assert lines <= 2
+
+
 def test_a_growing_answer_does_not_move_away_from_its_reader(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:

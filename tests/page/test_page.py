@@ -156,10 +156,10 @@ def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server
     expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible()
     names = {page.locator(".chips li").nth(n).text_content() for n in (0, 1)}
     assert names == {"one.txt", "two.json"}
-    page.get_by_role("link", name="New conversation").click()
     expect(page.locator(".bad")).to_contain_text("NUL")  # the server's message
     page.get_by_role("button", name="Dismiss three.txt").click()
     expect(page.locator(".bad")).to_have_count(0)
+    page.get_by_role("link", name="New conversation").click()
     for name in ("one.txt", "two.json"):
         page.get_by_role("checkbox", name=name).check()
     page.get_by_role("button", name="Talk about 2 documents").click()
@@ -289,6 +289,20 @@ def conversation(server: Server, messages: list[dict], *documents: str, **fields
     return str(made.json()["id"])
 
 
+RENDERED = """async (words) => {
+  const now = Date.now;
+  let calls = 0;
+  Date.now = () => (calls++, now());
+  const box = document.querySelector("input[type=search]");
+  box.value = words;
+  box.dispatchEvent(new Event("input", {bubbles: true}));
+  for (let frame = 0; frame < 3; frame++) await new Promise(requestAnimationFrame);
+  Date.now = now;
+  return calls;
+}"""
+"""Searches, and returns how often conversations were rendered: each computes its age then."""
+
+
 @pytest.mark.long
 def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Server, talk: str) -> None:
     """More than the first hundred of each: by the keyboard, and by address."""
@@ -304,6 +318,8 @@ def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Serve
         page.keyboard.press("Enter")
         expect(row.nth(100)).to_be_focused()
         expect(button).to_have_count(0)
+    # A search renders no conversation again that stays in the list. The smaller of two: all are rendered once a minute.
+    assert min(page.evaluate(RENDERED, words) for words in ("w", "wh")) < 10
     page = tab.open(oldest)
     expect(page.locator("h1")).to_have_text("Who?")
     about = server.session(documents[0])["id"]

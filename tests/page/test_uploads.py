@@ -65,6 +65,32 @@ def test_a_document_is_added_to_a_conversation(tab: Tab, server: Server, tmp_pat
         server.http.delete(f"/v1/documents/{id}")
 
 
+def test_failed_uploads_are_shown_with_the_files_they_came_with(
+    tab: Tab, server: Server, talk: str, tmp_path: Path
+) -> None:
+    good, empty = tmp_path / "good.txt", tmp_path / "empty.txt"
+    good.write_text("A good note.")
+    empty.touch()
+    page = tab.open()
+    tab.choose(empty, good)
+    failed = page.get_by_label("Uploads").get_by_text("the document is empty")
+    expect(page.locator("h1")).to_have_text("good.txt")
+    expect(failed).to_be_visible()
+    session = session_of(page)
+    for place, shown in ((talk, 0), ("", 0), (session, 1)):
+        page.goto(f"{server.url}/#/{place}")
+        expect(page.locator(".light.online")).to_be_attached()
+        expect(page.locator("h1")).not_to_have_text("…")
+        expect(failed).to_have_count(shown)
+    page.get_by_role("button", name="Dismiss empty.txt").click()
+    expect(failed).to_have_count(0)
+    (document,) = server.http.get(f"/v1/sessions/{session}").json()["documents"]
+    page.goto("about:blank")
+    server.http.delete(f"/v1/sessions/{session}")
+    server.http.delete(f"/v1/documents/{document}")
+    tab.errors = [error for error in tab.errors if "400" not in error and "422" not in error]
+
+
 def test_uploads_are_paused_resumed_and_cancelled(tab: Tab, server: Server) -> None:
     """The first file is sent in three parts of up to 8 MiB, and paused during the second."""
     page = tab.open()

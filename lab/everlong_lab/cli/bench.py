@@ -122,7 +122,7 @@ def families(
 
 @bench.command("one-copy")
 def one_copy(
-    file: Annotated[Path, Argument(help="A GGUF file.")],
+    file: Annotated[Path, Argument(help="A GGUF file.", metavar="FILE")],
     text: Annotated[Path, Option(help="Use the beginning of this text.")],
     tokens: Annotated[int, Option(help="Prefill so many tokens.", min=64)] = 1000,
     models_dir: ModelsDir = None,
@@ -236,7 +236,7 @@ def crowd(
 
 @bench.command()
 def formats(
-    files: Annotated[list[Path], Argument(help="Convert these files.", exists=True, dir_okay=False)],
+    files: Annotated[list[Path], Argument(help="Convert these files.", metavar="FILE", exists=True, dir_okay=False)],
     output: Output = None,
 ) -> None:
     """Measure CPU time and memory of converting files to text, compared with the library kreuzberg."""
@@ -274,7 +274,11 @@ def recall(
 @bench.command()
 def soak(
     folder: Annotated[
-        Path, Argument(help="Write samples, plot and the server's data to this folder; continue if it has samples.")
+        Path,
+        Argument(
+            help="Write samples, plot and the server's data to this folder; continue if it has samples.",
+            metavar="FOLDER",
+        ),
     ],
     minutes: Annotated[
         float, Option(help="Put load on the server for so many minutes, over all runs.", min=0.1)
@@ -301,7 +305,10 @@ def soak(
 
 @bench.command()
 def history(
-    file: Annotated[Path, Argument(help="Write the history to this file; continue if it has one.", callback=writable)],
+    file: Annotated[
+        Path,
+        Argument(help="Write the history to this file; continue if it has one.", metavar="FILE", callback=writable),
+    ],
     operations: Annotated[int, Option(help="Record so many operations.", min=1)] = 100_000,
     faults: Annotated[int, Option(help="Inject so many faults.", min=0)] = 50,
     minutes: Annotated[float, Option(help="Stop after so many minutes.", min=0)] = 60.0,

@@ -44,7 +44,9 @@ def _drawable(file: Path | None) -> Path | None:
 
 eval = Typer(add_completion=False, no_args_is_help=True, help="Measure the quality of models and answers.")
 
-ModelNames = Annotated[list[str], Argument(help="Measure these models; models of one recipe count as its seeds.")]
+ModelNames = Annotated[
+    list[str], Argument(help="Measure these models; models of one recipe count as its seeds.", metavar="MODEL")
+]
 eval.command()(remembers)
 
 Plot = Annotated[Path | None, Option(help="Write a plot to this file, as PNG.", callback=_drawable)]
@@ -216,7 +218,9 @@ def grounded(
 
 @eval.command()
 def questions(
-    file: Annotated[Path, Argument(help="Ask the questions of this file of JSON lines: text, question, pattern.")],
+    file: Annotated[
+        Path, Argument(help="Ask the questions of this file of JSON lines: text, question, pattern.", metavar="FILE")
+    ],
     texts: Annotated[list[Path] | None, Option(help="Find texts in this folder; default the file's own.")] = None,
     url: Annotated[str | None, Option(help="Ask this server; default one of its own.")] = None,
     key: Annotated[str | None, Option(help="Use this API key.", envvar="EVERLONG_API_KEY")] = None,

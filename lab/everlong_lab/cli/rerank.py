@@ -16,7 +16,10 @@ train_reranker = Typer(add_completion=False)
 
 @train_reranker.command()
 def _train_reranker(
-    file: Annotated[Path, Argument(help="JSON lines of questions: text, q, a and quote, as in docs/research/data.md.")],
+    file: Annotated[
+        Path,
+        Argument(help="JSON lines of questions: text, q, a and quote, as in docs/research/data.md.", metavar="FILE"),
+    ],
     texts: Annotated[list[Path], Option(help="Find the texts in this folder. Repeat it for more folders.")],
     to: Annotated[Path, Option("--out", callback=writable, help="Write the weights to this file.")],
     data: Annotated[

@@ -15,7 +15,7 @@ sentences = Typer(add_completion=False)
 
 @sentences.command()
 def _sentences(
-    file: Annotated[Path, Argument(help="A file that `everlong prompts` has written.")],
+    file: Annotated[Path, Argument(help="A file that `everlong prompts` has written.", metavar="FILE")],
     to: Annotated[Path, Option("--out", callback=writable, help="Write the prompts with sentences to this file.")],
     model: Annotated[str, Option(help="Let this instruct model write the sentences.")] = "qwen2.5-coder-1.5b-instruct",
     device: Device = "cpu",

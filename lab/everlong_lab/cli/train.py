@@ -15,7 +15,9 @@ train = Typer(add_completion=False)
 
 @train.command()
 def _train(
-    recipe: Annotated[str | None, Argument(help="Train this recipe or YAML file; without it, list recipes.")] = None,
+    recipe: Annotated[
+        str | None, Argument(help="Train this recipe or YAML file; without it, list recipes.", metavar="RECIPE")
+    ] = None,
     folder: Annotated[Path | None, Option("--out", help="Write the run to this folder; default runs/RECIPE.")] = None,
     data: DataDir = Path("data"),
     resume: Annotated[bool, Option("--resume", help="Continue from the folder's checkpoint.")] = False,

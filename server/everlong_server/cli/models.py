@@ -109,7 +109,10 @@ def _size(folder: Path) -> int:
 @models.command()
 def pull(
     name: Annotated[
-        str, typer.Argument(help="A name that `everlong models list` shows, or ORGANISATION/NAME of the hub.")
+        str,
+        typer.Argument(
+            help="A name that `everlong models list` shows, or ORGANISATION/NAME of the hub.", metavar="NAME"
+        ),
     ],
     models_dir: ModelsDir = None,
 ) -> None:
@@ -135,7 +138,7 @@ def pull(
 
 @models.command()
 def path(
-    name: Annotated[str, typer.Argument(help="A model's name, or ORGANISATION/NAME of the hub.")],
+    name: Annotated[str, typer.Argument(help="A model's name, or ORGANISATION/NAME of the hub.", metavar="NAME")],
     models_dir: ModelsDir = None,
 ) -> None:
     """Print the folder of a model or a backbone. Downloads or converts the backbone if necessary."""

@@ -6,10 +6,16 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from everlong_client.cli.main import app
+from everlong_client.cli.plugins import COMMANDS, _command
 from everlong_server.doctor import run_checks
 from everlong_server.process.serving import serve_forever
 from everlong_server.settings import Settings
@@ -168,3 +174,21 @@ def test_serve_refuses_an_unknown_flag_in_one_line() -> None:
     done = everlong("serve", "--nonsense", "3")
     assert done.returncode == 1
     assert done.stderr == "error: unrecognized arguments: --nonsense 3; see `everlong serve --help`\n"
+
+
+def _arguments(command: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield the name of each command with the metavar of each of its arguments."""
+    for each in getattr(command, "commands", {}).values():
+        yield from _arguments(each)
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            yield command.name, parameter.metavar
+
+
+def test_the_help_of_all_commands_writes_arguments_in_capitals() -> None:
+    """As in `[FILE]... QUESTION`: Typer would write the parameter's name."""
+    found = list(_arguments(get_command(app)))
+    for entry in entry_points(group=COMMANDS):
+        found += _arguments(_command(entry.load()))
+    assert len(found) > 15
+    assert [named for named in found if named[1] is None or named[1] != named[1].upper()] == []

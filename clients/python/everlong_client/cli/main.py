@@ -144,7 +144,7 @@ def ask(
 @app.command()
 def chat(
     *,
-    file: Annotated[Path | None, typer.Argument(help="A file to upload and read first.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="A file to upload and read first.", metavar="FILE")] = None,
     documents: DocumentIds = None,
     session: Annotated[str | None, typer.Option(help="The id of a session to continue.", callback=_not_empty)] = None,
     model: ModelName = None,

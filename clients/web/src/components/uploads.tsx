@@ -1,15 +1,17 @@
-/** The running uploads, and those that failed. */
+/** The running uploads, and those that failed for this conversation. */
 import { size } from "../lib/format.js";
+import { route } from "../state/route.js";
 import { type Upload, dismissUpload, pauseUpload, resumeUpload, uploads } from "../state/uploads.js";
 
 const STATES: Partial<Record<Upload["state"], string>> = { queued: ", waiting for others", paused: ", paused" };
 
 export function Uploads() {
-  if (uploads.value.length === 0) return null;
+  const shown = uploads.value.filter(({ state, place }) => state !== "failed" || place === route.value.session);
+  if (shown.length === 0) return null;
   return (
     <section aria-label="Uploads">
       <ul class="cards">
-        {uploads.value.map((upload) => (
+        {shown.map((upload) => (
           <li key={upload.key} class="card">
             <div class="row">
               <span class="title">{upload.name}</span>

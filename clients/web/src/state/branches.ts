@@ -4,7 +4,7 @@ import { addSession, sessions } from "./library.js";
 import { navigate } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { ask, draft, takesQuestions } from "./turns.js";
-import { uploadAll } from "./uploads.js";
+import { moveFailed, uploadAll } from "./uploads.js";
 
 /** Asks `question` in a new branch, which has the messages before the one at `index`, and opens it. */
 export async function askInBranch(session: Session, messages: readonly Message[], index: number, question: string): Promise<void> {
@@ -17,9 +17,10 @@ export async function askInBranch(session: Session, messages: readonly Message[]
 
 /** Uploads files, and continues the conversation in a branch with these documents too. Its memory reads the messages again. */
 export async function addFiles(session: Session, messages: readonly Message[], files: readonly File[]): Promise<void> {
-  const added = (await uploadAll(files)).filter((id) => !session.documents.includes(id));
+  const added = (await uploadAll(files, session.id)).filter((id) => !session.documents.includes(id));
   if (added.length === 0) return;
   const branch = await createBranch(session, [...session.documents, ...added], messages, session.title);
+  moveFailed(session.id, branch.id);
   navigate({ session: branch.id, panel: null });
 }
 

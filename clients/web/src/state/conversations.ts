@@ -13,9 +13,10 @@ export const grouping = signal<"date" | "document">("date");
 export const selection = signal<ReadonlySet<string> | null>(null);
 
 /** Conversations with a question, and those that are open, being read or being answered. */
-export const listed = computed(() =>
-  sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === route.value.session || turns.value.has(each.id)),
-);
+export const listed = computed(() => {
+  const [open, running] = [route.value.session, turns.value]; // read once: with thousands of conversations, each read of a signal counts
+  return sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === open || running.has(each.id));
+});
 
 /** Those of `listed` that match the query, in all their words. */
 export const found = computed(() => {

@@ -228,17 +228,18 @@ export function chosenModel(): Model | null {
   return choice.find(({ id }) => id === answerSettings.value.model) ?? choice[0] ?? null;
 }
 
-/** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. */
-export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<void> {
+/** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. Returns its id if it was opened. */
+export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<string | null> {
   const chosen = chosenModel()?.id ?? null;
   const empty = sessions.value.find(
     (each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join() && (chosen ?? each.model) === each.model,
   );
-  if (empty) return shouldNavigate() ? navigate({ session: empty.id, panel: null }) : undefined;
   const options = { idempotencyKey: newIdempotencyKey(), model: chosen };
-  const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
-  addSession(session);
-  if (shouldNavigate()) navigate({ session: session.id, panel: null });
+  const session = empty ?? (await retryWhileOffline(() => client.sessions.create([...ids], options)));
+  if (!empty) addSession(session);
+  if (!shouldNavigate()) return null;
+  navigate({ session: session.id, panel: null });
+  return session.id;
 }
 
 export async function fork(id: string): Promise<void> {

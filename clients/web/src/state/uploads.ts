@@ -17,6 +17,8 @@ export interface Upload {
   /** queued: it waits for other uploads. */
   state: "queued" | "sending" | "paused" | "failed";
   error: string | null;
+  /** The conversation that shows it after it failed; null for the start view. */
+  place: string | null;
 }
 
 export const uploads = signal<readonly Upload[]>([]);
@@ -72,19 +74,26 @@ async function withUploadSlot<T>(work: () => Promise<T>): Promise<T> {
 /** Uploads files, and creates a conversation about those that the server accepted. */
 export async function uploadFiles(files: readonly File[]): Promise<void> {
   if (files.length) navigate({ session: null, panel: null });
-  const documentIds = await uploadAll(files);
-  if (documentIds.length) await createSession(documentIds, () => route.value.session === null);
+  const documentIds = await uploadAll(files, null);
+  if (documentIds.length === 0) return;
+  const opened = await createSession(documentIds, () => route.value.session === null);
+  if (opened) moveFailed(null, opened);
 }
 
-/** Uploads files, and returns the ids of the documents that the server accepted. */
-export async function uploadAll(files: readonly File[]): Promise<string[]> {
+/** Shows the failed uploads of one conversation in another one, which the files that did not fail have. */
+export function moveFailed(from: string | null, to: string): void {
+  uploads.value = uploads.value.map((upload) => (upload.state === "failed" && upload.place === from ? { ...upload, place: to } : upload));
+}
+
+/** Uploads files, and returns the ids of the documents that the server accepted. The conversation `place` shows those that failed. */
+export async function uploadAll(files: readonly File[], place: string | null): Promise<string[]> {
   const documentIds = await Promise.all(
     files.map(async (file) => {
       const key = ++uploadCount;
       const control = new Pausable();
       controls.set(key, control);
       const others = uploads.value.filter((upload) => upload.error === null || upload.name !== file.name);
-      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, page: null, state: "queued", error: null }];
+      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, page: null, state: "queued", error: null, place }];
       try {
         const document = await documentOf(file, key, control);
         updateDocument(document);

@@ -112,9 +112,16 @@ function Question({ text, edit }: { text: string; edit: ((text: string) => Promi
 
 function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => void; onSend: (text: string) => Promise<void> }) {
   const [changed, setChanged] = useState(text);
+  const form = useRef<HTMLFormElement>(null);
+  // The form is taller than the question: where that was at the upper edge, the browser would keep what follows in view instead.
+  useLayoutEffect(() => {
+    form.current!.querySelector("textarea")!.focus();
+    form.current!.scrollIntoView({ block: "nearest" });
+  }, []);
   const send = () => changed.trim() && void showErrors(() => onSend(changed.trim()));
   return (
     <form
+      ref={form}
       class="question editing"
       aria-label="Edit the question"
       onSubmit={(event) => {
@@ -126,7 +133,6 @@ function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => 
         aria-label="Question"
         rows={Math.min(8, changed.split("\n").length + 1)}
         value={changed}
-        autofocus
         onInput={(event) => setChanged(event.currentTarget.value)}
         onKeyDown={(event) => {
           if (isComposing(event)) return;

@@ -15,11 +15,19 @@ import { connection } from "../state/server.js";
 /** Whether the sidebar is open on a narrow screen, where it covers the page. */
 export const sidebarOpen = signal(false);
 
+/** Changes once a minute, so that the ages of the conversations stay true. */
+const minute = signal(0);
+setInterval(() => minute.value++, 60_000);
+
+// Outside of the components: an entry is rendered again only if its properties change.
+const close = () => {
+  sidebarOpen.value = false;
+};
+
 export function Sidebar() {
   const { session } = route.value;
   const open = sidebarOpen.value;
   const nav = useRef<HTMLElement>(null);
-  const close = () => (sidebarOpen.value = false);
   useLayoutEffect(() => {
     if (!open) return;
     nav.current!.querySelector("a")!.focus();
@@ -47,7 +55,7 @@ export function Sidebar() {
             const entries = (
               <ul>
                 {sessions.map((each) => (
-                  <Entry key={each.id} session={each} here={each.id === session} onOpen={close} />
+                  <Entry key={each.id} session={each} here={each.id === session} />
                 ))}
               </ul>
             );
@@ -139,12 +147,13 @@ function Finder() {
   );
 }
 
-function Entry({ session: each, here, onOpen }: { session: Session; here: boolean; onOpen: () => void }) {
+function Entry({ session: each, here }: { session: Session; here: boolean }) {
   const chosen = selection.value;
+  minute.value;
   return (
     <li class={chosen ? "selecting" : undefined}>
       {chosen && <input type="checkbox" aria-label={`Select ${titleOf(each)}`} checked={chosen.has(each.id)} onChange={() => toggleSelected(each.id)} />}
-      <a href={hrefTo({ session: each.id, panel: null })} onClick={onOpen} aria-current={here ? "page" : undefined} title={titleOf(each)}>
+      <a href={hrefTo({ session: each.id, panel: null })} onClick={close} aria-current={here ? "page" : undefined} title={titleOf(each)}>
         <span class="title">{titleOf(each)}</span>
         <span class="note">
           <span class="title">{each.status === "reading" ? "being read" : each.answering ? "being answered" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
