@@ -365,7 +365,7 @@ export interface components {
             filename: string | null;
             /** @description page of a PDF on which the passage begins */
             page?: number | null;
-            /** @description 1 for a passage that is first by words, by meaning and for the reranker, less for later places; 0 to 1. By words alone, if no document has vectors yet */
+            /** @description 1 for a passage that is first in the order of the search, by words and meaning, and in the reranker's; less for later places; 0 to 1 */
             score: number;
             /** @description where the passage is: a heading, a sheet, a file of an archive, or a printed page number */
             section?: string | null;
