@@ -24,8 +24,8 @@ async def livez() -> str:
 
 @router.get("/readyz", tags=["health"], response_class=PlainTextResponse, responses={503: ERROR_RESPONSES[503]})
 async def readyz(request: Request) -> str:
-    """Returns 200 when the server can answer requests; 503 while it is loading or draining, if Redis cannot be reached, or if
-    the engine failed."""
+    """Returns 200 when the server can answer requests; 503 while it is loading or draining, if Redis cannot be reached or is
+    failing over, or if the engine failed."""
     shared = get_shared(request)
     if shared.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
@@ -33,9 +33,10 @@ async def readyz(request: Request) -> str:
         raise Unavailable("the engine failed: restart the server", code="engine_failed", retry_after=30)
     try:
         async with asyncio.timeout(2.0):
-            await shared.redis.exists(
-                keys.FENCE
-            )  # unlike a ping, reaches the cluster node that holds the server's keys
+            # Unlike a ping, reaches the cluster node that holds the server's keys.
+            await shared.redis.exists(keys.FENCE)
+            # During a failover, Redis answers, but no response that rests on it can be sent yet.
+            await shared.confirmation.confirm()
     except TimeoutError:
         raise Unavailable("the server's store does not answer", code="store_unavailable", retry_after=2) from None
     return "ok"
