@@ -66,8 +66,7 @@ async def add_archive(
             raise not_an_archive(
                 "text" if kind is None else FORMATS[kind].name if kind in FORMATS else "an old Office file"
             )
-        given = () if ocr_language is None else (ocr_language,)
-        await record.check_same_request("archive", received.digest, received.filename or "", *given)
+        await record.check_same_request("archive", received.digest, received.filename or "", ocr_language or "")
         await received.commit(writer)
     except BaseException:
         await writer.abort()

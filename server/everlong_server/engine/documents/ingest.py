@@ -171,9 +171,8 @@ class Ingest:
         try:
             received = await receive(source, writer, self.max_bytes)
             if endpoint is not None:
-                # Released servers record the first parts only, and a retry may reach one of them.
-                given = () if ocr_language is None else (ocr_language,)
-                await record.check_same_request("upload", endpoint, received.digest, received.filename or "", *given)
+                asked = (endpoint, received.digest, received.filename or "", ocr_language or "")
+                await record.check_same_request("upload", *asked)
             await received.commit(writer)
         except BaseException:
             await writer.abort()
