@@ -142,7 +142,7 @@ _BINARY = (
 _PDF = re.compile(rb"%PDF-\d")
 _BINARY_FORMATS = (
     (b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b\x08", "tar"), (b"BZh", "tar"), (b"\xfd7zXZ\0", "tar"),
-    (b"\xd0\xcf\x11\xe0", "ole"), (b"\x78\x9f\x3e\x22", "tnef"), (b"{\\rtf", "rtf"), (b"\x89PNG", "image"),
+    (b"\xd0\xcf\x11\xe0", "ole"), (b"\xdb\xa5\x2d\0", "doc"), (b"\x78\x9f\x3e\x22", "tnef"), (b"{\\rtf", "rtf"), (b"\x89PNG", "image"),
     (b"\xff\xd8\xff", "image"), (b"II*\0", "image"), (b"MM\0*", "image"),
 )  # fmt: skip
 """First bytes of files, and what they are. White space may precede those that begin with "P" or "{"."""
@@ -279,25 +279,32 @@ def _zip_format(file: Path) -> str:
 
 
 def _ole_format(file: Path) -> str | None:
-    """Return the format of a compound file (MS-CFB), by the names of its streams."""
-    data = file.read_bytes()
+    """Return the format of a compound file (MS-CFB), by the names of its streams. Capital letters make no difference in them."""
+    streams = _ole_streams(file)
     for stream, format in (
-        ("EncryptedPackage", ""), ("WordDocument", "doc"), ("PowerPoint Document", "ppt"), ("Workbook", "xls"), ("Book", "xls"),
-        ("__properties_version1.0", "msg"),
+        ("encryptedpackage", ""), ("worddocument", "doc"), ("powerpoint document", "ppt"), ("workbook", "xls"), ("book", "xls"),
+        ("__properties_version1.0", "msg"), ("pp40", "ppt"),
     ):  # fmt: skip
-        if _has_stream(data, stream):
+        if stream in streams:
             if not format:
                 raise Unreadable("it is encrypted: upload it without a password")
             return format
     return None
 
 
-def _has_stream(data: bytes, name: str) -> bool:
-    """Whether a directory entry of a compound file has this name. The words of its text may have it, too.
+def _ole_streams(file: Path) -> set[str]:
+    """Return the lower-case names of the streams of a compound file, but not of those in its storages, such as embedded files.
 
-    An entry begins at a multiple of 128 bytes, with the name in 64 bytes and then the name's size.
+    If its directory is damaged, these are the names that look like a directory entry. An entry begins at a multiple of 128 bytes,
+    with the name in 64 bytes and then the name's size.
     """
-    encoded = (name + "\0").encode("utf-16-le")
-    size = struct.pack("<H", len(encoded))
-    found = (match.start() for match in re.finditer(re.escape(encoded), data))
-    return any(at % 128 == 0 and data[at + 64 : at + 66] == size for at in found)
+    import olefile  # noqa: PLC0415 - optional, and only the conversion process needs it
+
+    try:
+        with olefile.OleFileIO(file) as ole:
+            return {path[0].lower() for path in ole.listdir() if len(path) == 1}
+    except (OSError, ValueError, IndexError, struct.error):
+        data = file.read_bytes()
+    entries = (data[at : at + 66] for at in range(0, len(data) - 65, 128))
+    names = (entry[: max(0, int.from_bytes(entry[64:], "little") - 2)] for entry in entries)
+    return {name.decode("utf-16-le", "ignore").lower() for name in names}

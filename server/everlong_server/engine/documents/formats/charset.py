@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
@@ -25,6 +25,11 @@ _CANDIDATES = [
     "big5", "cp949", "euc_jp",
 ]  # fmt: skip
 """The legacy encodings of the WHATWG's encoding standard that pages still use. Rarer ones make a guess worse."""
+FONT_CHARSETS = {
+    77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
+    163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
+}  # fmt: skip
+"""The encodings of fonts in Office files, by the number of their character set; the others' is Windows-1252."""
 _SAMPLE = 1 << 18
 """Number of bytes that are enough to recognise an encoding."""
 _BEFORE = 64
@@ -215,12 +220,12 @@ def _guess(page: bytes) -> str:
     return best_encoding(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
 
 
-def best_encoding(sample: bytes) -> str | None:
-    """Return the legacy encoding that fits best, Windows-1252 before others that fit as well; None if none fits."""
+def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, preferred: str = "cp1252") -> str | None:
+    """Return the legacy encoding that fits best, the preferred one before others that fit as well; None if none fits."""
     from charset_normalizer import from_bytes  # noqa: PLC0415 - optional, and only the conversion process needs it
 
-    matches = from_bytes(sample, cp_isolation=_CANDIDATES)
+    matches = from_bytes(sample, cp_isolation=list(candidates))
     best = matches.best()
-    if best is None or any(match.encoding == "cp1252" and match.chaos <= best.chaos for match in matches):
-        return "cp1252" if best is not None else None
+    if best is None or any(match.encoding == preferred and match.chaos <= best.chaos for match in matches):
+        return preferred if best is not None else None
     return best.encoding

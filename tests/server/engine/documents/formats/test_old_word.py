@@ -88,3 +88,83 @@ def test_text_boxes_and_embedded_files() -> None:
 def test_an_encrypted_file_is_refused() -> None:
     with pytest.raises(Unreadable, match="encrypted"):
         text_of(old_word("Secret.\r", flags=0x0300))
+
+
+def word_6(
+    text: bytes, *, lengths: Sequence[int] = (), tables: Mapping[int, bytes] = {}, version: int = 101, magic: int = 0xA5DC,
+    flags: int = 0, system: int = 0,
+) -> bytes:  # fmt: skip
+    """Return the main stream of a file of Word 6 or 95. `lengths`: of the parts of the text. `system`: 0x100 for a Mac."""
+    header = bytearray(0x300)
+    struct.pack_into("<HH", header, 0, magic, version)
+    struct.pack_into("<H", header, 10, flags)
+    struct.pack_into("<H2xII", header, 0x14, system, len(header), len(header) + len(text))
+    struct.pack_into("<8I", header, 0x34, *[*(lengths or [len(text)]), *[0] * 8][:8])
+    at = len(header) + len(text)
+    for number, content in tables.items():
+        struct.pack_into("<II", header, 0x58 + 8 * number, at, len(content))
+        at += len(content)
+    return bytes(header) + text + b"".join(tables.values())
+
+
+def fonts(*charsets: int) -> bytes:
+    entries = [bytes([0, 0, 0, charset, 0]) + b"Font\0" for charset in charsets]
+    return b"\0\0" + b"".join(bytes([len(entry)]) + entry for entry in entries)
+
+
+FONTS = 15
+
+
+@pytest.mark.parametrize(
+    ("text", "stream"),
+    [
+        ("Señor, été.", word_6("Señor, été.\r".encode("cp1252"), tables={FONTS: fonts(0, 2)})),
+        ("Скорее всего, мы вас не обнаружим.",
+         word_6("Скорее всего, мы вас не обнаружим.\r".encode("cp1251"), tables={FONTS: fonts(0, 2, 204)})),
+        ("Une réunion à Évry, le café où nous étions.",
+         word_6("Une réunion à Évry, le café où nous étions.\r".encode("cp1252"), tables={FONTS: fonts(0, 128)})),
+        ("Une réunion", word_6("Une réunion\r".encode("mac_roman"), tables={FONTS: fonts(77)}, system=0x100)),
+        ("東京 and 東京", word_6("東京 and 東京\r".encode("utf-16-le"), lengths=[10], version=104, magic=0xA699, flags=0x1000)),
+    ],
+)  # fmt: skip
+def test_text_of_word_6(text: str, stream: bytes) -> None:
+    assert texts(files.compound({"WordDocument": stream})) == [text]
+
+
+def test_parts_of_word_6() -> None:
+    tables = {
+        FOOTNOTE_PLACES: numbers(4, 99) + b"\1\0", FOOTNOTES: numbers(0, 16, 17), HEADERS: numbers(0, 5),
+        COMMENT_PLACES: numbers(14, 99) + bytes(20), COMMENTS: numbers(0, 12, 13),
+    }  # fmt: skip
+    text = b"Rent\x02 is due.\r\x05Next.\r" + b"\x02 Except March.\r" + b"Acme\r" + b"\x05late payer\r"
+    lengths = [21, 16, 5, 0, 12]
+    assert texts(files.compound({"WordDocument": word_6(text, lengths=lengths, tables=tables)})) == [
+        "[Header] Acme", "Rent[1] is due.", "[Footnote 1] Except March.", "Next.", "[Comment] late payer",
+    ]  # fmt: skip
+
+
+def test_pieces_of_word_6() -> None:
+    places = numbers(0, 4, 8) + struct.pack("<HIHHIH", 0, 0x304, 0, 0, 0x300, 0)
+    tables = {PIECES: b"\x01\x02\x00??\x02" + numbers(len(places)) + places}
+    assert texts(files.compound({"WordDocument": word_6(b"d\rX.One ", lengths=[8], tables=tables, flags=4)})) == [
+        "One d",
+        "X.",
+    ]
+
+
+def test_word_2_is_no_compound_file() -> None:
+    data = word_6(b"One.\rTwo.\r", version=45, magic=0xA5DB)
+    assert texts(data) == ["One.", "Two."]
+    assert notes_of(data) == [
+        "footnotes, headers and comments of files of Word 2 are not read; save it as .docx to keep them"
+    ]
+
+
+def test_names_of_streams_in_another_case() -> None:
+    assert texts(files.compound({"WORDDOCUMENT": word_6(b"One.\r")})) == ["One."]
+
+
+def test_an_embedded_word_file_does_not_decide_the_format() -> None:
+    data = files.compound({"ObjectPool/_1/WordDocument": word_6(b"Inner.\r"), "Contents": b"x"})
+    with pytest.raises(AssertionError):  # no format
+        text_of(data)

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
+from everlong_server.engine.documents.formats.charset import FONT_CHARSETS
 from everlong_server.engine.documents.formats.readers.html import render
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
@@ -28,10 +29,6 @@ _CHARACTERS = {
 _SIGNS = {
     b"~": "\N{NO-BREAK SPACE}", b"_": "\N{NON-BREAKING HYPHEN}", b"-": "", b"{": "{", b"}": "}", b"\\": "\\",
     b"\t": "\t", b":": "",
-}  # fmt: skip
-_CHARSETS = {
-    77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
-    163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
 }  # fmt: skip
 _SYSTEMS = {"mac": "mac_roman", "pc": "cp437", "pca": "cp850"}
 _PROPERTIES = {"fonttbl", "stylesheet"}
@@ -238,7 +235,7 @@ class _Reader:
             case "f":
                 self._state = replace(state, font=value)
             case "fcharset" | "cpg" if state.properties == "fonttbl":
-                codec = _CHARSETS.get(value, "") if word == "fcharset" else _codec(value)
+                codec = FONT_CHARSETS.get(value, "") if word == "fcharset" else _codec(value)
                 self._fonts[state.font] = self._fonts.get(state.font, ("", ""))[0], codec
             case "ansicpg":
                 self._codec = _codec(value)

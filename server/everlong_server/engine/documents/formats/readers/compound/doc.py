@@ -1,6 +1,8 @@
-"""Reads Word files of 1997 to 2003, after MS-DOC: the text, footnotes, endnotes, comments, headers and text boxes.
+"""Reads Word files of 1991 to 2003: the text, footnotes, endnotes, comments, headers and text boxes.
 
-Older files and damaged ones are read through the library kreuzberg, which reads the text alone.
+Files since Word 97 are described in MS-DOC. Those of Word 6 and 95 have the same parts in other places, and texts in the
+encodings of their fonts. Of Word 2 files, only the text is read. Damaged files are read through the library kreuzberg, which
+reads the text alone.
 """
 
 from __future__ import annotations
@@ -15,18 +17,40 @@ from pathlib import Path
 import olefile
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, best_encoding
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, file_in
 
-_WORD_97 = 193
-"""The first version of the format (nFib) that has this structure."""
-_ENCRYPTED, _SECOND_TABLE = 0x0100, 0x0200
-_COUNTS = 0x4C
-"""Offset of the number of characters of each part of the text."""
-_TABLES = 0x9A
-"""Offset of the places and sizes of the tables."""
-_FOOTNOTE_PLACES, _FOOTNOTES, _COMMENT_PLACES, _COMMENTS, _HEADERS, _PIECES, _AUTHORS = 2, 3, 4, 5, 11, 33, 36
+_WORD_6, _WORD_97 = 100, 193
+"""The first versions of the format (nFib)."""
+_COMPLEX, _ENCRYPTED, _SECOND_TABLE, _WIDE = 0x0004, 0x0100, 0x0200, 0x1000
+_FOOTNOTE_PLACES, _FOOTNOTES, _COMMENT_PLACES, _COMMENTS, _HEADERS, _FONTS, _PIECES, _AUTHORS = (
+    2,
+    3,
+    4,
+    5,
+    11,
+    15,
+    33,
+    36,
+)
 _ENDNOTE_PLACES, _ENDNOTES = 46, 47
+_MAC = 0x0100
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where a version of the format has its numbers: the number of characters of each part of the text, the places and sizes
+    of the tables, and those after the number of `_ENDNOTE_PLACES`. `comment`: number of bytes that describe a comment."""
+
+    counts: int
+    tables: int
+    later_tables: int
+    comment: int
+
+
+_LAYOUT_97 = _Layout(0x4C, 0x9A, 0x9A + 8 * _ENDNOTE_PLACES, 30)
+_LAYOUT_6 = _Layout(0x34, 0x58, 0x1D2, 20)
 _FIELD = re.compile("\x13[^\x13\x14\x15]*(?:\x14([^\x13\x14\x15]*))?\x15")
 """A field without another one inside: its instructions, and the result that a reader sees."""
 _PARAGRAPH = re.compile("[^\r\x0c]+[\r\x0c]?|[\r\x0c]")
@@ -54,9 +78,12 @@ class _Mark:
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the paragraphs of the file."""
     try:
-        with olefile.OleFileIO(file) as ole:
-            blocks = list(_Document(ole, notes).blocks())
-            objects = list(_objects(ole, notes))
+        if not olefile.isOleFile(file):
+            blocks, objects = list(_Document(file.read_bytes(), None, notes).blocks()), []
+        else:
+            with olefile.OleFileIO(file) as ole:
+                blocks = list(_Document(ole.openstream("WordDocument").read(), ole, notes).blocks())
+                objects = list(_objects(ole, notes))
     except (OSError, ValueError, IndexError, struct.error):
         yield from legacy.read(file, notes, "doc")
         return
@@ -79,18 +106,29 @@ def _objects(ole: olefile.OleFileIO, notes: Notes) -> Iterator[tuple[str, bytes]
 
 
 class _Document:
-    def __init__(self, ole: olefile.OleFileIO, notes: Notes) -> None:
-        """Raises `ValueError`, `IndexError`, `struct.error` or `OSError` for a file that is damaged or too old, and `Unreadable`."""
+    def __init__(self, stream: bytes, ole: olefile.OleFileIO | None, notes: Notes) -> None:
+        """`stream`: the main one of the file. `ole`: the file; None if the stream is all of it.
+
+        Raises `ValueError`, `IndexError`, `struct.error` or `OSError` for a file that is damaged or too old, and `Unreadable`.
+        """
         self._notes = notes
-        self._stream = ole.openstream("WordDocument").read()
-        version, flags = struct.unpack_from("<2xH6xH", self._stream)
-        if version < _WORD_97:
-            raise ValueError("it is older than Word 97")
+        self._stream = stream
+        self._version, flags = struct.unpack_from("<2xH6xH", stream)
         if flags & _ENCRYPTED:
             raise Unreadable("the file cannot be read: it is encrypted; upload it without a password")
-        self._table = ole.openstream("1Table" if flags & _SECOND_TABLE else "0Table").read()
-        counts = struct.unpack_from("<8I", self._stream, _COUNTS)
-        text = self._text(sum(counts) + 1)
+        self._is_old = self._version < _WORD_97
+        self._layout = _LAYOUT_6 if self._is_old else _LAYOUT_97
+        if self._is_old:
+            self._table = stream
+        elif ole is None:
+            raise ValueError("its tables are missing")
+        else:
+            self._table = ole.openstream("1Table" if flags & _SECOND_TABLE else "0Table").read()
+        if self._version < _WORD_6:
+            notes.add("footnotes, headers and comments of files of Word 2 are not read; save it as .docx to keep them")
+        counts = struct.unpack_from("<8I", stream, self._layout.counts)
+        is_in_pieces = flags & _COMPLEX if self._is_old else True
+        text = self._text(sum(counts) + 1, flags) if is_in_pieces else self._text_in_one(sum(counts), flags)
         if len(text) < counts[0]:
             raise ValueError("its text is damaged")
         parts = []
@@ -99,7 +137,14 @@ class _Document:
             text = text[count:]
         self._main, self._footnotes, self._headers, _, self._comments, self._endnotes, self._boxes, _ = parts
 
-    def _text(self, count: int) -> str:
+    def _text_in_one(self, count: int, flags: int) -> str:
+        """Return the characters of all parts of an old file that was saved as a whole."""
+        begin, end = struct.unpack_from("<2I", self._stream, 0x18)
+        is_wide = flags & _WIDE and end - begin >= 2 * count
+        data = self._stream[begin : begin + count * (2 if is_wide else 1)]
+        return _wide(data) if is_wide else self._decoded(data)
+
+    def _text(self, count: int, flags: int) -> str:
         """Return the characters of all parts. They are in pieces of the file, of which each has one encoding."""
         clx = self._entry(_PIECES)
         at = 0
@@ -109,23 +154,43 @@ class _Document:
         pieces = clx[at + 5 : at + 5 + size]
         number = (len(pieces) - 4) // 12
         places = struct.unpack_from(f"<{number + 1}I", pieces)
-        text = []
+        text, narrow = [], []
         for index, (start, end) in enumerate(pairwise(places)):
             length = min(end, count) - start
             if length <= 0:
                 break
             place = struct.unpack_from("<I", pieces, 4 * (number + 1) + 8 * index + 2)[0]
-            if place & 0x40000000:
+            if self._is_old and not flags & _WIDE:
+                narrow.append(self._stream[place : place + length])
+            elif place & 0x40000000:
                 begin = (place & 0x3FFFFFFF) // 2
                 text.append(self._stream[begin : begin + length].decode("cp1252", "replace"))
             else:
-                # Half of a pair of surrogates counts as a character.
-                data = self._stream[place : place + 2 * length]
-                text.append("".join(map(chr, struct.unpack(f"<{len(data) // 2}H", data[: len(data) // 2 * 2]))))
-        return "".join(text)
+                text.append(_wide(self._stream[place : place + 2 * length]))
+        return self._decoded(b"".join(narrow)) if narrow else "".join(text)
+
+    def _decoded(self, data: bytes) -> str:
+        """Return text of an old file, which is in the encodings of its fonts; all of it in the likeliest of these."""
+        if struct.unpack_from("<H", self._stream, 0x14)[0] == _MAC:
+            return data.decode("mac_roman")
+        fonts, at, encodings = self._entry(_FONTS), 2, list[str]()
+        while at + 5 < len(fonts):
+            encodings += filter(None, [FONT_CHARSETS.get(fonts[at + 4])])
+            at += fonts[at] + 1
+        other = re.search(rb"[\x80-\xff]", data)
+        if not encodings or other is None or self._version < _WORD_6:
+            return data.decode("cp1252", "replace")
+        sample = data[max(0, other.start() - 64) :][: 1 << 18]
+        best = best_encoding(sample, ["cp1252", *dict.fromkeys(encodings)], encodings[0]) or "cp1252"
+        return "".join(_padded(data.decode(best, "replace"), best))
 
     def _entry(self, index: int) -> bytes:
-        start, size = struct.unpack_from("<2I", self._stream, _TABLES + 8 * index)
+        if self._version < _WORD_6:
+            return b""
+        start = self._layout.tables + 8 * index
+        if index >= _ENDNOTE_PLACES:
+            start = self._layout.later_tables + 8 * (index - _ENDNOTE_PLACES)
+        start, size = struct.unpack_from("<2I", self._stream, start)
         return self._table[start : start + size]
 
     def _marks(self, places: int, ends: int, text: str, kind: str, size: int) -> Iterator[_Mark]:
@@ -141,6 +206,8 @@ class _Document:
                 yield _Mark(place, "" if kind == "Comment" else f"[{index + 1}]", f"[{label}] {note}")
 
     def _comment_label(self, details: bytes) -> str:
+        if self._is_old:
+            return "Comment"
         owners, names, at = self._entry(_AUTHORS), [], 0
         while at + 2 <= len(owners):
             end = at + 2 + 2 * struct.unpack_from("<H", owners, at)[0]
@@ -157,7 +224,7 @@ class _Document:
             [
                 *self._marks(_FOOTNOTE_PLACES, _FOOTNOTES, self._footnotes, "Footnote", 2),
                 *self._marks(_ENDNOTE_PLACES, _ENDNOTES, self._endnotes, "Endnote", 2),
-                *self._marks(_COMMENT_PLACES, _COMMENTS, self._comments, "Comment", 30),
+                *self._marks(_COMMENT_PLACES, _COMMENTS, self._comments, "Comment", self._layout.comment),
             ],
             key=lambda mark: mark.place,
         )
@@ -179,14 +246,30 @@ class _Document:
         yield from (Block(f"[Footer] {text}") for text in footers)
 
     def _furniture(self) -> tuple[list[str], list[str]]:
-        """Return the headers and footers, each once. Each section has six, after six separators of notes."""
+        """Return the headers and footers, each once. Each section has six, after six separators of notes.
+
+        In old files, a section has only those that it uses, so all are returned as headers.
+        """
         table = self._entry(_HEADERS)
         bounds = struct.unpack(f"<{len(table) // 4}I", table[: len(table) // 4 * 4])
         found: tuple[dict[str, None], dict[str, None]] = {}, {}
-        for index, (start, end) in enumerate(pairwise(bounds[6:])):
+        for index, (start, end) in enumerate(pairwise(bounds if self._is_old else bounds[6:])):
             if text := _clean(self._headers[start:end]).strip():
-                found[index % 6 in (2, 3, 5)][text] = None
+                found[index % 6 in (2, 3, 5) and not self._is_old][text] = None
         return list(found[0]), list(found[1])
+
+
+def _wide(data: bytes) -> str:
+    """Return text in two bytes for each character. Half of a pair of surrogates counts as a character."""
+    return "".join(map(chr, struct.unpack(f"<{len(data) // 2}H", data[: len(data) // 2 * 2])))
+
+
+def _padded(text: str, encoding: str) -> Iterator[str]:
+    """Yield the characters, and for those of two bytes a NUL, so that places in the text are those of its bytes."""
+    for character in text:
+        yield character
+        if not character.isascii() and len(character.encode(encoding, "replace")) == 2:
+            yield "\0"
 
 
 def _clean(text: str) -> str:
