@@ -63,7 +63,7 @@ FORMATS = {
         (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12",
          f"{_MACRO}-excel.sheet.binary.macroenabled.12"),
     ),
-    "xls": Format("an Excel file of 1997 to 2003", "legacy", "kreuzberg", (".xls",), (f"{_MACRO}-excel",)),
+    "xls": Format("an Excel file of 1990 to 2003", "compound.xls", "xlrd", (".xls", ".xlt"), (f"{_MACRO}-excel",)),
     "odt": Format("an OpenDocument text", "opendocument.odf", "lxml", (".odt", ".ott", ".fodt"), (f"{_OASIS}.text", f"{_OASIS}.text-template")),
     "odp": Format(
         "an OpenDocument presentation", "opendocument.odf", "lxml", (".odp", ".otp", ".fodp"),
@@ -142,7 +142,8 @@ _BINARY = (
 _PDF = re.compile(rb"%PDF-\d")
 _BINARY_FORMATS = (
     (b"PK\x03\x04", "zip"), (b"PK\x05\x06", "zip"), (b"\x1f\x8b\x08", "tar"), (b"BZh", "tar"), (b"\xfd7zXZ\0", "tar"),
-    (b"\xd0\xcf\x11\xe0", "ole"), (b"\xdb\xa5\x2d\0", "doc"), (b"\x78\x9f\x3e\x22", "tnef"), (b"{\\rtf", "rtf"), (b"\x89PNG", "image"),
+    (b"\xd0\xcf\x11\xe0", "ole"), (b"\xdb\xa5\x2d\0", "doc"), (b"\x09\0\x04\0", "xls"),
+    (b"\x09\x02\x06\0", "xls"), (b"\x09\x04\x06\0", "xls"), (b"\x09\x08\x08\0", "xls"), (b"\x09\x08\x10\0", "xls"), (b"\x78\x9f\x3e\x22", "tnef"), (b"{\\rtf", "rtf"), (b"\x89PNG", "image"),
     (b"\xff\xd8\xff", "image"), (b"II*\0", "image"), (b"MM\0*", "image"),
 )  # fmt: skip
 """First bytes of files, and what they are. White space may precede those that begin with "P" or "{"."""

@@ -19,7 +19,7 @@ import olefile
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, best_encoding
 from everlong_server.engine.documents.formats.readers import legacy
-from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, file_in
+from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files
 
 _WORD_6, _WORD_97 = 100, 193
 """The first versions of the format (nFib)."""
@@ -83,26 +83,14 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         else:
             with olefile.OleFileIO(file) as ole:
                 blocks = list(_Document(ole.openstream("WordDocument").read(), ole, notes).blocks())
-                objects = list(_objects(ole, notes))
+                storages = {(path[0], path[1]) for path in ole.listdir() if path[0] == "ObjectPool" and len(path) > 2}
+                objects = list(embedded_files(ole, storages, notes))
     except (OSError, ValueError, IndexError, struct.error):
         yield from legacy.read(file, notes, "doc")
         return
     yield from blocks
     for name, data in objects:
         yield from embedded_blocks(data, name, notes)
-
-
-def _objects(ole: olefile.OleFileIO, notes: Notes) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and content of embedded files."""
-    for storage in sorted({tuple(path[:2]) for path in ole.listdir() if path[0] == "ObjectPool" and len(path) > 2}):
-        try:
-            found = file_in(ole, storage)
-        except (OSError, ValueError):  # it is damaged
-            found = None
-        if found is None:
-            notes.left_out("embedded objects")
-        else:
-            yield found[1] or storage[-1], found[0]
 
 
 class _Document:

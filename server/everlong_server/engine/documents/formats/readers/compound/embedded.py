@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import posixpath
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import olefile
 
@@ -20,6 +20,21 @@ def embedded_blocks(data: bytes, name: str, notes: Notes) -> Iterator[Block]:
     """Yield the text of an embedded file. `name`: of the part that is the file, or an OLE object with it."""
     unwrapped, inner_name = _unwrapped(data)
     yield from notes.nested(unwrapped, inner_name or posixpath.basename(name), "Embedded file")
+
+
+def embedded_files(
+    ole: olefile.OleFileIO, storages: Iterable[tuple[str, ...]], notes: Notes
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of the file in each of these storages."""
+    for storage in sorted(storages):
+        try:
+            found = file_in(ole, storage)
+        except (OSError, ValueError):  # it is damaged
+            found = None
+        if found is None:
+            notes.left_out("embedded objects")
+        else:
+            yield found[1] or storage[-1], found[0]
 
 
 def _unwrapped(data: bytes) -> tuple[bytes, str]:

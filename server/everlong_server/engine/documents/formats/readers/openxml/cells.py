@@ -30,7 +30,8 @@ _BUILT_IN = dict.fromkeys([*range(14, 18), *range(27, 32), 36, *range(50, 59)], 
     **dict.fromkeys([18, 19, 20, 21, 32, 33, 34, 35, 45, 47], Kind.TIME), 22: Kind.DATE_TIME, 46: Kind.DURATION,
     9: Kind.PERCENT, 10: Kind.PERCENT,
 }  # fmt: skip
-_FROM_1904 = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
+FROM_1904 = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
+"""The kinds of dates in a file that counts days from 1904."""
 
 
 class Styles:
@@ -41,7 +42,7 @@ class Styles:
         codes = {} if tree is None else {f.get("numFmtId"): f.get("formatCode", "") for f in tree.iter("{*}numFmt")}
         formats = () if tree is None else (xf.get("numFmtId", "0") for xf in tree.iterfind("{*}cellXfs/{*}xf"))
         kinds = [kind_of(codes[id]) if id in codes else _built_in(id) for id in formats]
-        self._kinds = [_FROM_1904.get(kind, kind) for kind in kinds] if is_1904 else kinds
+        self._kinds = [FROM_1904.get(kind, kind) for kind in kinds] if is_1904 else kinds
 
     def of(self, style: str) -> Kind:
         """Return the kind of a style, by its number in the file."""
@@ -83,7 +84,7 @@ def shown(value: str, kind: Kind) -> str:
             return _plain(number)
     if not 0 <= number < _MAX_DAYS:
         return _plain(number)
-    epoch = _EPOCH_1904 if kind in _FROM_1904.values() else _EPOCH
+    epoch = _EPOCH_1904 if kind in FROM_1904.values() else _EPOCH
     try:
         moment = epoch + timedelta(seconds=round(number * 86400))
     except OverflowError:

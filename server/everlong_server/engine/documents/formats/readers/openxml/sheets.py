@@ -214,6 +214,11 @@ class _Sheet:
                     yield Block(f"[{kind}] {text}")
 
 
+def without_layout(line: str) -> str:
+    """Return the words of a header or a footer of printed pages."""
+    return " ".join(_LAYOUT.sub(lambda code: code[1] or " ", line).split())
+
+
 def _column(letters: str) -> int:
     """Return the number of a column, from 0."""
     number = 0
