@@ -57,7 +57,7 @@ FORMATS = {
         (f"{_OPENXML}.presentationml.presentation", f"{_OPENXML}.presentationml.slideshow",
          f"{_OPENXML}.presentationml.template", f"{_MACRO}-powerpoint.presentation.macroenabled.12"),
     ),
-    "ppt": Format("a PowerPoint file of 1997 to 2003", "legacy", "kreuzberg", (".ppt", ".pps"), (f"{_MACRO}-powerpoint",)),
+    "ppt": Format("a PowerPoint file of 1997 to 2003", "compound.ppt", "olefile", (".ppt", ".pps"), (f"{_MACRO}-powerpoint",)),
     "xlsx": Format(
         "an Excel file", "openxml.sheets", "lxml", (".xlsx", ".xlsm", ".xltx", ".xltm", ".xlsb"),
         (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12",

@@ -1,4 +1,4 @@
-"""Reads formats through the library kreuzberg: PowerPoint and Excel files of 1997 to 2003, and Word files that are older."""
+"""Reads files through the library kreuzberg: Excel files in binary form, and damaged Office files of 1997 to 2003."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LAYERS = {"header": "[Header] ", "footer": "[Footer] ", "footnote": "[Footnote]
 _REPEATED = {"ppt": "footnote"}
 """Parts that the library returns a second time, without their spaces."""
 _MISSING = {
-    "doc": "footnotes, headers and comments of Word files before Word 97 are not read; save it as .docx to keep them",
-    "ppt": "the slides of old PowerPoint files are not told apart; save it as .pptx to keep their numbers",
+    "doc": "it is damaged: its footnotes, headers and comments were not read",
+    "ppt": "it is damaged: its slides are not told apart, and texts of its masters are among theirs",
 }
 
 

@@ -127,7 +127,7 @@ def _in_one_line(text: str) -> str:
 def _comments(sheet: Any) -> Iterator[Block]:
     for (row, column), note in sorted(sheet.cell_note_map.items()):
         if text := note.text.strip():
-            author = f" by {note.author}" if note.author else ""
+            author = f" by {note.author.strip()}" if note.author.strip() else ""
             yield Block(f"[Comment{author} on {xlrd.cellname(row, column)}] {text}")
 
 
