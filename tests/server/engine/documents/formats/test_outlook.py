@@ -97,6 +97,21 @@ def test_texts_in_a_code_page() -> None:
     assert text_of(files.outlook("", "Pay.", streams)).startswith("Subject: Аренда")
 
 
+@pytest.mark.parametrize(
+    ("pages", "encoding"),
+    [
+        ({0x3FFD: 65001}, "cp1252"),  # Outlook writes it where it knows no better
+        ({0x3FFD: 1200, 0x3FDE: 1252}, "cp1252"),
+        ({0x3FDE: 28605}, "iso8859_15"),
+        ({0x3FFD: 65001}, "utf-8"),
+    ],
+)
+def test_a_code_page_that_is_wrong_or_unknown(pages: dict[int, int], encoding: str) -> None:
+    properties = fixed(*((id, 3, struct.pack("<I", number)) for id, number in pages.items()))
+    streams = {"__substg1.0_0037001E": "Größe, ärger".encode(encoding), "__properties_version1.0": properties}
+    assert text_of(files.outlook("", "Pay.", streams)).startswith("Subject: Größe, ärger")
+
+
 def test_compressed_rtf() -> None:
     assert unpacked(COMPRESSED) == b"{\\rtf1\\ansi\\ansicpg1252\\pard hello world}\r\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import lzma
 from email.message import EmailMessage
 from pathlib import Path
@@ -136,6 +137,12 @@ def test_an_email_with_attachments() -> None:
         "From: Ada Quill <ada@x.org>\nTo: bo@y.org\nSubject: Rent für May\n\ncafé at noon\n\n[Attachment] a.csv\n\nx,y"
     )
     assert notes_of(MAIL, "a.eml") == ["b.png: it was left out: the picture cannot be read: it is damaged"]
+
+
+def test_an_attached_message_in_base64() -> None:
+    inner = base64.b64encode(b"Subject: Inner\r\n\r\nInner words.").decode()
+    head = "Subject: Outer\r\nMIME-Version: 1.0\r\nContent-Type: message/rfc822\r\nContent-Transfer-Encoding: base64\r\n\r\n"
+    assert text_of((head + inner).encode(), "a.eml").endswith("Subject: Inner\n\nInner words.")
 
 
 def mail(subject: str, text: str) -> EmailMessage:

@@ -59,6 +59,11 @@ TEXTS = {
     "equation": (r"So {\mmath{\*\moMath{\mr\mscr0\msty2 x=1}}} holds.\par", "So x=1 holds."),
     "sections": (r"First.\sect\sectd Second.\page Third.\par", "First.\n\nSecond.\n\nThird."),
     "properties": (r"{\info{\title T}}{\*\generator R;}{\stylesheet{\s0 Normal;}}{\*\xyzzy junk}Body.\par", "Body."),
+    "a character style that is marked as optional": (r"{\f0\i0\*\cs7\cf0 The words.}\par", "The words."),
+    "lists outside of their table": (
+        r"{\list{\listlevel{\leveltext \'02\'00.}{\levelnumbers \'01}}{\listname A;}\listid1}Body.\par",
+        "Body.",
+    ),
     "5,000 groups": ("{" * 5000 + "Deep words" + "}" * 5000 + r"\par", "Deep words"),
     "too many ends": (r"First.}\par Second.\par", "First.\n\nSecond."),
 }

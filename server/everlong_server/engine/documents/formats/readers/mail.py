@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import email
 import email.policy
 import mailbox
 import mimetypes
+import quopri
 import re
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -162,6 +164,14 @@ def _attachment(part: EmailMessage, notes: Notes) -> Iterator[Block]:
 def _bytes(part: EmailMessage) -> bytes:
     if part.get_content_type() == "message/rfc822":
         inner = part.iter_parts()
-        return b"".join(message.as_bytes(policy=_UNFOLDED) for message in inner if isinstance(message, EmailMessage))
+        data = b"".join(message.as_bytes(policy=_UNFOLDED) for message in inner if isinstance(message, EmailMessage))
+        # RFC 2046 forbids it, but some programs encode a whole message.
+        match str(part.get("Content-Transfer-Encoding", "")).strip().lower():
+            case "base64":
+                with suppress(ValueError):
+                    return base64.b64decode(data)
+            case "quoted-printable":
+                return quopri.decodestring(data)
+        return data
     payload = part.get_payload(decode=True)
     return payload if isinstance(payload, bytes) else b""

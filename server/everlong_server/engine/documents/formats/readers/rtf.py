@@ -38,13 +38,14 @@ _FURNITURE = {"header", "headerl", "headerr", "headerf", "footer", "footerl", "f
 _WORDS = {*_NOTES, *_FURNITURE, "shptxt", "dptxbxtext", "atnauthor", "sn", "sv", "htmltag", "objdata", "fldinst"}
 """Destinations whose text is collected."""
 _TRANSPARENT = {
-    "ud", "shppict", "nesttableprops", "moMath", "moMathPara", "mmath", "mr", "shp", "result", "fldrslt", "field", "shpgrp",
+    "cs", "ud", "shppict", "nesttableprops", "moMath", "moMathPara", "mmath", "mr", "shp", "result", "fldrslt", "field", "shpgrp",
 }  # fmt: skip
 _QUIET = {"shpinst", "do", "upr", "pict", "picprop", "sp", "object", "nesttableprops"}
 """Destinations without text of their own; those inside them may have some."""
 _SILENT = {
     "shprslt", "nonshppict", "nonesttables", "colortbl", "info", "listtable", "listoverridetable", "revtbl", "rsidtbl",
     "filetbl", "bkmkstart", "bkmkend", "pn", "tc", "xe", "template", "datafield", "mmathPr", "formfield", "atnid",
+    "leveltext", "levelnumbers", "listname",
 }  # fmt: skip
 _SYMBOL = re.compile(r'SYMBOL\s+(0x[0-9a-fA-F]{1,4}|\d{1,5})(?:.*?\\f\s+"?([^"\\]+?)"?\s*(?:\\|$))?', re.DOTALL)
 """The instruction of a field that shows one character of a font."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
-from everlong_server.engine.documents.formats.charset import decode
+from everlong_server.engine.documents.formats.charset import best_encoding, decode, is_utf8
 from everlong_server.engine.documents.formats.readers import rtf
 from everlong_server.engine.documents.formats.readers.html import render
 from everlong_server.engine.documents.formats.readers.outlook.compressed_rtf import unpacked
@@ -17,6 +18,12 @@ SUBJECT, SENDER, ADDRESS, SMTP_ADDRESS, TO, CC, BCC = 0x0037, 0x0C1A, 0x0C1F, 0x
 SENT, RECEIVED, BODY, RTF, HTML, CODE_PAGE, INTERNET_CODE_PAGE = 0x0039, 0x0E06, 0x1000, 0x1009, 0x1013, 0x3FFD, 0x3FDE
 DATA, FILE_NAME, LONG_FILE_NAME, DISPLAY_NAME, CONTENT_ID = 0x3701, 0x3704, 0x3707, 0x3001, 0x3712
 ANSI, UNICODE, BINARY, OBJECT, TIME, NUMBER = 0x001E, 0x001F, 0x0102, 0x000D, 0x0040, 0x0003
+_CODE_PAGES = {
+    65001: "utf-8", 28591: "cp1252", 20127: "cp1252", 936: "gb18030", 54936: "gb18030", 20866: "koi8_r", 21866: "koi8_u",
+    50220: "iso2022_jp", 50221: "iso2022_jp", 50222: "iso2022_jp", 51932: "euc_jp", 51949: "euc_kr",
+    **{28590 + number: f"iso8859_{number}" for number in range(2, 16)},
+}  # fmt: skip
+"""Encodings by the numbers that Windows gives them, except those of the form "cp1251"."""
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".emf", ".wmf")
 
 
@@ -31,7 +38,7 @@ class Properties:
         """Return the first of these properties that has a text; "" if none has."""
         for id in ids:
             for kind, codec in ((UNICODE, "utf-16-le"), (ANSI, self.code_page)):
-                if text := self.values.get((id, kind), b"").decode(codec, "replace").rstrip("\0").strip():
+                if text := _decoded(self.values.get((id, kind), b""), codec).rstrip("\0").strip():
                     return text
         return ""
 
@@ -41,14 +48,17 @@ class Properties:
 
     def find_code_page(self) -> None:
         """Set the encoding of texts that are not Unicode."""
-        number = self.number(CODE_PAGE, INTERNET_CODE_PAGE)
-        name = {65001: "utf-8", 28591: "cp1252", 20127: "cp1252", 936: "gb18030", 20866: "koi8_r"}.get(
-            number, f"cp{number}"
-        )
-        try:
-            self.code_page = codecs.lookup(name).name
-        except LookupError:
-            self.code_page = "cp1252"
+        for number in (self.number(CODE_PAGE), self.number(INTERNET_CODE_PAGE)):
+            with suppress(LookupError):
+                self.code_page = codecs.lookup(_CODE_PAGES.get(number, f"cp{number}")).name
+                return
+
+
+def _decoded(data: bytes, encoding: str) -> str:
+    """Return a text. Some programs declare UTF-8, and write another encoding."""
+    if encoding == "utf-8" and not is_utf8(data):
+        encoding = best_encoding(data) or "cp1252"
+    return data.decode(encoding, "replace")
 
 
 @dataclass(frozen=True, slots=True)
