@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
+import kreuzberg
 import pytest
 
 from everlong_server.engine.documents.formats.blocks import Unreadable
@@ -155,6 +156,16 @@ def test_what_a_master_draws_once() -> None:
     )
     data = old_slides(page(SLIDE, box("One")), page(SLIDE, box("Two")), masters=[master])
     assert texts(data) == ["One", "Two", "[On each slide] Confidential", "[On each slide] May 2001"]
+
+
+def test_kreuzberg_loses_comments_and_word_art() -> None:
+    """If a later version does not, our reader may be obsolete."""
+    comment = container(0x1388, container(0x138A, record(0x138B, container(0x2EE0, string("Check this", 1)))))
+    data = old_slides(
+        page(SLIDE, box("One"), shape(properties(letters="Growth\0".encode("utf-16-le"))), more=[comment])
+    )
+    theirs = kreuzberg.extract_bytes_sync(data, "application/vnd.ms-powerpoint").content
+    assert [text for text in ("Check this", "Growth") if text in theirs or text not in text_of(data)] == []
 
 
 def test_pictures_and_word_art() -> None:

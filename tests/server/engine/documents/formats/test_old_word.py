@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
+import kreuzberg
 import pytest
 
 from everlong_server.engine.documents.formats.blocks import Unreadable
@@ -129,6 +130,12 @@ FONTS = 15
 )  # fmt: skip
 def test_text_of_word_6(text: str, stream: bytes) -> None:
     assert texts(files.compound({"WordDocument": stream})) == [text]
+
+
+def test_kreuzberg_refuses_word_6() -> None:
+    """If a later version does not, our reader may be obsolete."""
+    with pytest.raises(kreuzberg.KreuzbergError, match="magic number"):
+        kreuzberg.extract_bytes_sync(files.compound({"WordDocument": word_6(b"One.\r")}), "application/msword")
 
 
 def test_parts_of_word_6() -> None:
