@@ -7,6 +7,7 @@ import importlib.util
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -301,11 +302,10 @@ def _ole_streams(file: Path) -> set[str]:
     """
     import olefile  # noqa: PLC0415 - optional, and only the conversion process needs it
 
-    try:
-        with olefile.OleFileIO(file) as ole:
-            return {path[0].lower() for path in ole.listdir() if len(path) == 1}
-    except (OSError, ValueError, IndexError, struct.error):
-        data = file.read_bytes()
+    with suppress(OSError, ValueError, IndexError, struct.error), olefile.OleFileIO(file) as ole:
+        if names := {path[0].lower() for path in ole.listdir() if len(path) == 1}:
+            return names
+    data = file.read_bytes()
     entries = (data[at : at + 66] for at in range(0, len(data) - 65, 128))
-    names = (entry[: max(0, int.from_bytes(entry[64:], "little") - 2)] for entry in entries)
-    return {name.decode("utf-16-le", "ignore").lower() for name in names}
+    damaged = (entry[: max(0, int.from_bytes(entry[64:], "little") - 2)] for entry in entries)
+    return {name.decode("utf-16-le", "ignore").lower() for name in damaged}

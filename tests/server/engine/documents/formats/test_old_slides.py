@@ -206,3 +206,11 @@ def test_a_slide_that_is_missing() -> None:
     data = files.compound({"PowerPoint Document": stream, "Current User": user})
     assert texts(data) == ["One"]
     assert notes_of(data) == ["a slide is not in the file"]
+
+
+def test_a_file_whose_end_is_missing() -> None:
+    stream, _ = slides(page(SLIDE, box("One")))
+    user = record(0x0FF6, struct.pack("<III", 20, 0xE391C05F, 1 << 20))
+    assert notes_of(files.compound({"PowerPoint Document": stream, "Current User": user})) == [
+        "it is damaged: its slides are not told apart, and texts of its masters are among theirs"
+    ]

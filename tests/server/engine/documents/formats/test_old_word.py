@@ -172,6 +172,8 @@ def test_names_of_streams_in_another_case() -> None:
 
 
 def test_an_embedded_word_file_does_not_decide_the_format() -> None:
-    data = files.compound({"ObjectPool/_1/WordDocument": word_6(b"Inner.\r"), "Contents": b"x"})
+    data = files.compound(
+        {"ObjectPool/_1/WordDocument": word_6(b"Inner.\r"), "Contents": b"x"}
+    )  # of an unknown program
     with pytest.raises(AssertionError):  # no format
         text_of(data)

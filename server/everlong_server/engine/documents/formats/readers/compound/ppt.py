@@ -83,7 +83,10 @@ class _Presentation:
         self._texts: dict[int, list[str]] = {}
 
     def _at(self, place: int) -> Record:
-        return next(records(self._stream[place:]))
+        found = next(records(self._stream[place:]), None)
+        if found is None:
+            raise ValueError("a record is missing")
+        return found
 
     def _of(self, id: int) -> Record:
         """Return the record with an id of the directory."""
