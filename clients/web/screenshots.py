@@ -53,7 +53,7 @@ def main(url: str, folder: Path) -> None:
         expect(page.locator("mark")).to_be_in_viewport()
         taken(page, folder / "page-light.png")
         page = opened(browser, f"{talk}/memory", "dark", 1200, 750)
-        expect(page.locator(".gauge").first).to_be_visible()
+        expect(page.locator(".context")).to_be_visible()
         taken(page, folder / "page-dark.png")
         for width, height in SIZES:
             for scheme in ("light", "dark"):

@@ -39,7 +39,7 @@ def session_of(page: Page) -> str:
 def settled(page: Page, place: str) -> None:
     """Wait until the view at the address `place` is complete."""
     if place.endswith("/memory"):
-        expect(page.locator(".gauge").first).to_be_visible()
+        expect(page.locator(".context")).to_be_visible()
     elif "doc_" in place:
         expect(page.locator(".reader .words")).to_be_visible()
         if "-" in place:
@@ -138,6 +138,13 @@ def test_the_memory_of_a_recurrent_model_is_described_in_plain_words(tab: Tab, s
     panel = page.get_by_role("region", name="The memory", exact=True)
     expect(panel).to_contain_text("The model carries the whole text so far")
     expect(panel).to_contain_text("Its layers with attention see")
+    expect(panel.locator(".legend")).to_contain_text("kept word for word")
+    expect(panel.locator(".context .kept")).to_have_count(
+        2
+    )  # the window, and the last tokens, which the memory has not read
+    assert "token" not in panel.inner_text()  # the numbers are folded up
+    panel.get_by_text("The parts of the memory, in numbers").click()
+    assert "token" in panel.inner_text()
     expect(panel).to_contain_text("All tokens so far, mixed into one state; older ones fade")
     expect(panel).to_contain_text("It takes 3.8 MB in all layers. Half of a token has faded after 5 to 10 tokens")
 
@@ -156,7 +163,9 @@ def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server
     expect(page.get_by_placeholder("Ask about it", exact=True)).to_be_visible()
     names = {page.locator(".chips li").nth(n).text_content() for n in (0, 1)}
     assert names == {"one.txt", "two.json"}
-    expect(page.locator(".bad")).to_contain_text("NUL")  # the server's message
+    expect(page.locator(".bad")).to_contain_text("The server cannot read this kind of file. It reads text, PDF, Word,")
+    page.get_by_text("What the server says").click()
+    expect(page.locator(".card details p")).to_contain_text("NUL")
     page.get_by_role("button", name="Dismiss three.txt").click()
     expect(page.locator(".bad")).to_have_count(0)
     page.get_by_role("link", name="New conversation").click()
@@ -509,9 +518,9 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     expect(page.locator(".reader")).to_have_count(0)
     page.wait_for_function("(href) => document.activeElement.href === href", arg=link)
     keys.press("m")
-    expect(page.locator(".gauge").first).to_be_visible()
+    expect(page.locator(".context")).to_be_visible()
     keys.press("m")
-    expect(page.locator(".gauge")).to_have_count(0)
+    expect(page.locator(".context")).to_have_count(0)
     keys.press("j")
     expect(page.locator("h1")).to_have_text(QUESTION)
     expect(page.locator("#question")).to_be_focused()
@@ -525,13 +534,13 @@ def test_an_error_disappears_when_the_text_is_loaded(tab: Tab, server: Server) -
     page = tab.open(document)
     page.route("**/text?*", lambda route: route.fulfill(status=500, json={"error": {"message": "no luck"}}))
     page.get_by_role("button", name="Show later text").click()
-    expect(page.locator(".reader .bad")).to_have_text("no luck")
+    expect(page.locator(".reader .bad")).to_have_text("No luck.")
     page.unroute("**/text?*")
     page.get_by_role("button", name="Show later text").click()
     expect(page.locator(".reader .bad")).to_have_count(0)
     page.route("**/text?*", lambda route: route.fulfill(status=500, json={"error": {"message": "no luck"}}))
     page.get_by_label("Position in the text").fill("9000")
-    expect(page.locator(".reader .bad")).to_have_text("no luck")
+    expect(page.locator(".reader .bad")).to_have_text("No luck.")
     page.unroute("**/text?*")
     page.get_by_label("Position in the text").fill("12000")
     expect(page.locator(".reader .bad")).to_have_count(0)

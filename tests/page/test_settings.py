@@ -20,17 +20,21 @@ def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, 
     page.get_by_role("button", name="Settings").click()
     dialog = page.get_by_role("dialog", name="Settings")
     expect(dialog.get_by_label("Text to read").locator("option")).to_have_text(
-        [f"server default: up to {round(model['recall_tokens'] * 0.75)} words", "none", "up to 75 words"]
+        [f"default: up to {round(model['recall_tokens'] * 0.75)} words", "none", "up to 75 words"]
     )
     assert model["max_recall_tokens"] == 128
     expect(dialog.get_by_label("Model")).to_have_count(0)  # there is one
     dialog.get_by_label("Text to read").select_option(label="up to 75 words")
     dialog.get_by_label("Answers in").fill("German")
+    dialog.get_by_label("Longest answer").fill("30")
     dialog.get_by_role("button", name="Close").click()
     tab.ask(QUESTION)
     page.reload()  # the browser stores them
     page.get_by_role("button", name="Settings").click()
     expect(dialog.get_by_label("Answers in")).to_have_value("German")
+    expect(dialog.get_by_label("Longest answer")).to_have_value("30")
+    assert page.evaluate("JSON.parse(localStorage['everlong.answers']).maxTokens") == 40
+    dialog.get_by_label("Longest answer").fill("")
     dialog.get_by_label("Text to read").select_option(label="none")
     dialog.get_by_label("Answers in").fill("")
     dialog.get_by_role("button", name="Close").click()

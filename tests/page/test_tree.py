@@ -25,12 +25,14 @@ START = """
 - main:
   - heading "Ask a long text" [level=1]
   - button "Choose files"
+  - button "Paste a text"
+  - group: /Text, PDF, Word/
   - region "Documents":
     - heading "Documents" [level=2]
-    - button "Talk about it" [disabled]
     - list:
       - listitem:
         - checkbox "looking-glass.md"
+        - button "Ask about looking-glass.md"
         - link "Read looking-glass.md"
         - button "Delete looking-glass.md"
 """
@@ -90,8 +92,19 @@ def test_the_page_of_a_pdf_is_shown_with_the_passage_marked(tab: Tab, server: Se
     expect(picture).to_be_in_viewport()
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1000
     expect(page.locator("mark")).not_to_be_visible()
-    page.get_by_role("button", name="Page 1").click()
+    after = page.get_by_role("button", name="Page after")
+    after.click()  # there is no third page
+    expect(page.locator(".pages")).to_contain_text("Page 2, the last")
+    expect(after).to_be_disabled()
+    expect(picture).to_be_visible()
+    page.get_by_role("button", name="Enlarge").click()
+    assert picture.evaluate("image => image.clientWidth") > 900
+    page.get_by_role("button", name="Text", exact=True).click()
     expect(page.locator("mark")).to_be_visible()
+    tab.errors = [error for error in tab.errors if "404" not in error]
+    page.goto(f"{server.url}/#/{made['id']}")  # without a passage, its pages are shown from the first one
+    page.get_by_role("button", name="Page 1").click()
+    expect(page.get_by_role("img", name="Page 1 of queen.pdf", exact=True)).to_be_visible()
     page.goto("about:blank")
     server.http.delete(f"/v1/sessions/{session}")
     server.http.delete(f"/v1/documents/{made['id']}")

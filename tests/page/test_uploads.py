@@ -73,7 +73,7 @@ def test_failed_uploads_are_shown_with_the_files_they_came_with(
     empty.touch()
     page = tab.open()
     tab.choose(empty, good)
-    failed = page.get_by_label("Uploads").get_by_text("the document is empty")
+    failed = page.get_by_label("Uploads").get_by_text("There is no text in this file. Choose another one.")
     expect(page.locator("h1")).to_have_text("good.txt")
     expect(failed).to_be_visible()
     session = session_of(page)

@@ -1,6 +1,6 @@
 /** The body of an upload: conversions of its source, and functions that send it and report the progress. */
 import type { Exchange, Transport } from "./transport.js";
-import type { Source, UploadOptions } from "./types.js";
+import type { Source, ArchiveOptions } from "./types.js";
 
 /** Returns a function that sends `body`. It reports the bytes sent only in a browser, where that is possible. */
 export function sender(transport: Transport, body: Blob | FormData, onSent: ((bytes: number) => void) | undefined, signal: AbortSignal | undefined): Exchange {
@@ -22,7 +22,7 @@ export async function collect(source: AsyncIterable<Uint8Array | string>): Promi
   return new Response(countingStream(source, null, {})).blob();
 }
 
-export function bodyOf(blob: Blob | null, source: Source, options: UploadOptions): RequestInit {
+export function bodyOf(blob: Blob | null, source: Source, options: ArchiveOptions): RequestInit {
   if (blob && !options.onProgress) return { body: blob };
   const stream = blob ? blob.stream() : (source as AsyncIterable<Uint8Array | string>);
   const body = countingStream(stream, blob?.size ?? null, options);
@@ -33,7 +33,7 @@ export function bodyOf(blob: Blob | null, source: Source, options: UploadOptions
 function countingStream(
   source: AsyncIterable<Uint8Array | string>,
   total: number | null,
-  { onProgress, signal }: UploadOptions,
+  { onProgress, signal }: ArchiveOptions,
 ): ReadableStream<Uint8Array> {
   const pieces = iterate(source)[Symbol.asyncIterator]();
   const encoder = new TextEncoder();

@@ -1,13 +1,13 @@
 /** Reports the page that the server is at in a file that it converts, while the upload waits for its answer. */
 import { sleep } from "./retry.js";
 import type { Call, Transport } from "./transport.js";
-import type { UploadOptions } from "./types.js";
+import type { ArchiveOptions } from "./types.js";
 
 /** Seconds between two requests for the progress. */
 const INTERVAL = 1;
 
 /** Runs `work`, which sends `call`, and calls `onConversion` each time that the page changes. */
-export async function watchConversion<T>(transport: Transport, call: Call, { onConversion }: UploadOptions, work: () => Promise<T>): Promise<T> {
+export async function watchConversion<T>(transport: Transport, call: Call, { onConversion }: ArchiveOptions, work: () => Promise<T>): Promise<T> {
   const { idempotencyKey: key } = call;
   if (!onConversion || !key) return work();
   const ended = new AbortController();

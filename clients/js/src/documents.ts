@@ -2,8 +2,8 @@
 import { ReadingFailedError } from "./errors.js";
 import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, Document, DocumentText, Formats, List, Source, UploadOptions } from "./types.js";
-import { upload } from "./upload.js";
+import type { ArchiveOptions, CallOptions, Document, DocumentText, Formats, List, Source, UploadOptions, UploadedArchive } from "./types.js";
+import { upload, uploadArchive } from "./upload.js";
 
 export class Documents {
   readonly #transport: Transport;
@@ -15,6 +15,14 @@ export class Documents {
   /** Uploads a document. The server starts to read it as soon as the upload is complete. */
   upload(source: Source, options: UploadOptions = {}): Promise<Document> {
     return upload(this.#transport, source, options);
+  }
+
+  /**
+   * Uploads an archive (zip, tar) of whose files the server makes a document each; with `upload`, it becomes one document. Sent in one
+   * request, however large it is. The server stores all documents or, if there is an error, none.
+   */
+  uploadArchive(source: Source, options: ArchiveOptions = {}): Promise<UploadedArchive> {
+    return uploadArchive(this.#transport, source, options);
   }
 
   /** The file formats that the server accepts, and their maximum size. */

@@ -4,6 +4,9 @@ import type { components } from "./openapi.js";
 type Schemas = components["schemas"];
 
 export type Document = Schemas["Document"];
+/** The documents that were made of an archive's files, in its order, and `notes` on the files that were left out. */
+export type UploadedArchive = Schemas["UploadedArchive"];
+export type DocumentNote = Schemas["DocumentNote"];
 /** The file formats that the server accepts. `max_bytes` limits a file, and also the text in it. */
 export type Formats = Schemas["FormatList"];
 /** An upload in parts, running or complete. */
@@ -67,8 +70,9 @@ export type Source =
   | ReadableStream<Uint8Array | string>
   | AsyncIterable<Uint8Array | string>;
 
-export interface UploadOptions extends PostOptions {
-  /** The document's name. Default: the name of a File. */
+/** Options of uploads that consist of one request. */
+export interface ArchiveOptions extends PostOptions {
+  /** The document's or archive's name. Default: the name of a File. */
   filename?: string | undefined;
   /**
    * Default: text/plain for strings and streams, the type of a Blob, else application/octet-stream, for which the server
@@ -81,6 +85,9 @@ export interface UploadOptions extends PostOptions {
   onConversion?: ((page: number, pages: number) => void) | undefined;
   /** The language of text in scanned pages and pictures, such as "latin": a value of the server's setting EVERLONG_OCR_LANGUAGE. */
   ocrLanguage?: string | undefined;
+}
+
+export interface UploadOptions extends ArchiveOptions {
   /** Larger sources are sent in parts of this size in bytes, each with its own retries. Default: 8 MiB. */
   partSize?: number | undefined;
   /** An object in which an upload in parts records its progress. Pass it again to resume an interrupted upload. */

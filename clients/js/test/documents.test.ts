@@ -99,6 +99,43 @@ test("files that cannot be read are refused", async () => {
   expect(new ReadingFailedError("x", "doc_1", null).name).toBe("ReadingFailedError");
 });
 
+/** Returns a tar archive of files. */
+function tar(files: Record<string, string>): Blob {
+  const parts: Uint8Array<ArrayBuffer>[] = [];
+  for (const [name, text] of Object.entries(files)) {
+    const content = new TextEncoder().encode(text);
+    const header = new Uint8Array(512);
+    const put = (at: number, field: string) => header.set(new TextEncoder().encode(field), at);
+    put(0, name);
+    put(100, "0000644\0");
+    put(124, `${content.length.toString(8).padStart(11, "0")}\0`);
+    put(136, "00000000000\0");
+    put(148, "        "); // the checksum, while it is computed
+    put(156, "0");
+    put(257, "ustar\u000000");
+    put(148, `${header.reduce((sum, byte) => sum + byte, 0).toString(8).padStart(6, "0")}\0 `);
+    parts.push(header, content, new Uint8Array((512 - (content.length % 512)) % 512));
+  }
+  return new Blob([...parts, new Uint8Array(1024)]);
+}
+
+test("each file of an archive becomes a document, in one request however large it is", async () => {
+  const proxy = await Proxy.to(URL);
+  const through = new Everlong({ baseUrl: proxy.url });
+  const seen: number[] = [];
+  const archive = tar({ "notes/one.txt": TEXT, "film.mp4": "\0\0\0\x18ftypmp42", "two.txt": "Two." });
+  // A part size has no effect here.
+  const options = { filename: "all.tar", partSize: 400, onProgress: (sent: number) => void seen.push(sent) };
+  const { data, notes } = await through.documents.uploadArchive(archive, options);
+  expect(data.map(({ filename, bytes }) => [filename, bytes])).toEqual([["one.txt", BYTES.length], ["two.txt", 4]]);
+  expect(notes.map(({ part }) => part)).toEqual(["film.mp4"]);
+  expect([seen[0], seen.at(-1)]).toEqual([0, archive.size]);
+  expect(proxy.requests("POST /v1/documents/archive")).toBe(1);
+  expect(proxy.requests("POST /v1/uploads")).toBe(0);
+  await expect(client.documents.uploadArchive("no archive")).rejects.toThrow(UnsupportedMediaTypeError);
+  await proxy.pull();
+});
+
 test("a large file is sent in parts, and only a lost part is sent again", async () => {
   const proxy = await Proxy.to(URL);
   let port = 0;

@@ -1,7 +1,9 @@
 import { useEffect } from "preact/hooks";
 import { ConfirmDialog, HelpDialog, KeyDialog, NameDialog } from "./components/dialogs.js";
 import { SettingsDialog } from "./components/settings-dialog.js";
+import { ArchiveDialog, PasteDialog } from "./components/upload-dialogs.js";
 import { onKeyDown } from "./lib/shortcuts.js";
+import { dragging } from "./lib/transfer.js";
 import { lastError, sessions, titleOf } from "./state/library.js";
 import { route } from "./state/route.js";
 import { checkServer, connection, restored } from "./state/server.js";
@@ -37,12 +39,15 @@ export function App() {
       <div class="unseen" role="status">
         {announcement.value}
       </div>
+      {session && dragging.value && <div class="drop-hint">Drop the documents to add them to this conversation</div>}
       <ErrorNotice />
       <KeyDialog />
       <HelpDialog />
       <SettingsDialog />
       <ConfirmDialog />
       <NameDialog />
+      <ArchiveDialog />
+      <PasteDialog />
     </>
   );
 }

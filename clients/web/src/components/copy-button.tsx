@@ -1,6 +1,7 @@
 /** A button that copies a text, and says so. */
 import { useEffect, useState } from "preact/hooks";
-import { UserError, showErrors } from "../state/library.js";
+import { UserError } from "../state/errors.js";
+import { showErrors } from "../state/library.js";
 
 const SHOWN = 2000; // ms
 

@@ -24,15 +24,23 @@ export function SettingsDialog() {
           <option value="light">light</option>
           <option value="dark">dark</option>
         </select>
-        <NumberField id="max-tokens" label="Longest answer" value={maxTokens} min={1} max={100_000} step={1} set={(maxTokens) => setAnswers({ maxTokens })}>
-          In tokens, of which a word has one or two. A longer answer is cut, and can be continued.
+        <NumberField
+          id="max-words"
+          label="Longest answer"
+          value={maxTokens === null ? null : wordsOf(maxTokens)}
+          min={1}
+          max={75_000}
+          step={1}
+          set={(words) => setAnswers({ maxTokens: words === null ? null : tokensOf(words) })}
+        >
+          In words. A longer answer is cut, and can be continued.
         </NumberField>
         <NumberField id="temperature" label="Temperature" value={temperature} min={0} max={2} step={0.1} set={(temperature) => setAnswers({ temperature })}>
           0 always takes the likeliest word; with higher values, answers vary and err more.
         </NumberField>
         <label for="words">Text to read</label>
         <select id="words" aria-describedby="words-help" value={String(words ?? "")} disabled={served?.recall_passages === 0} onChange={({ currentTarget: { value } }) => setAnswers({ words: value ? Number(value) : null })}>
-          <option value="">{served?.recall_tokens ? `server default: up to ${count(wordsOf(served.recall_tokens))} words` : "server default"}</option>
+          <option value="">{served?.recall_tokens ? `default: up to ${count(wordsOf(served.recall_tokens))} words` : "default"}</option>
           {AMOUNTS.filter((amount) => tokensOf(amount) <= (served?.max_recall_tokens ?? Infinity)).map((amount) => (
             <option key={amount} value={amount}>
               {amount ? `up to ${count(amount)} words` : "none"}
@@ -48,7 +56,7 @@ export function SettingsDialog() {
         <input
           id="language"
           aria-describedby="language-help"
-          placeholder="the language of the question"
+          placeholder="as the question"
           maxLength={40}
           defaultValue={language ?? ""}
           onInput={({ currentTarget: { value } }) => setAnswers({ language: value.trim() || null })}
@@ -70,7 +78,9 @@ export function SettingsDialog() {
           </>
         )}
       </div>
-      <p class="note">Empty fields are left to the server. {served && models.value.length === 1 && `It serves one model, ${served.id}.`}</p>
+      <p class="note">
+        They apply to your next questions. Empty fields are left to the server. {served && models.value.length === 1 && `It serves one model, ${served.id}.`}
+      </p>
       <div class="buttons">
         <button class="main" onClick={close}>
           Close

@@ -1,41 +1,23 @@
-/** The running uploads, and those that failed for this conversation. */
-import { size } from "../lib/format.js";
+/** The running uploads, and those that have ended for this conversation with something to tell. */
+import { plural, size } from "../lib/format.js";
+import { retryUpload } from "../state/branches.js";
+import type { UploadProblem } from "../state/errors.js";
+import { showErrors } from "../state/library.js";
 import { route } from "../state/route.js";
-import { type Upload, dismissUpload, pauseUpload, resumeUpload, uploads } from "../state/uploads.js";
+import { type Upload, dismissUpload, hasEnded, pauseUpload, resumeUpload, uploads } from "../state/uploads.js";
+import { Notes } from "./notes.js";
 
 const STATES: Partial<Record<Upload["state"], string>> = { queued: ", waiting for others", paused: ", paused" };
 
 export function Uploads() {
-  const shown = uploads.value.filter(({ state, place }) => state !== "failed" || place === route.value.session);
+  const shown = uploads.value.filter((upload) => !hasEnded(upload) || upload.place === route.value.session);
   if (shown.length === 0) return null;
   return (
     <section aria-label="Uploads">
       <ul class="cards">
         {shown.map((upload) => (
           <li key={upload.key} class="card">
-            <div class="row">
-              <span class="title">{upload.name}</span>
-              {upload.error === null && upload.sent < upload.size && <PauseButton upload={upload} />}
-              {(upload.error !== null || upload.sent < upload.size) && (
-                <button class="quiet" aria-label={`${upload.error === null ? "Cancel" : "Dismiss"} ${upload.name}`} onClick={() => dismissUpload(upload.key)}>
-                  ✕
-                </button>
-              )}
-            </div>
-            {upload.error === null ? (
-              <>
-                {upload.page ? (
-                  <progress aria-label={`Converting ${upload.name}`} max={upload.page[1]} value={upload.page[0] - 1} />
-                ) : (
-                  <progress aria-label={`Uploading ${upload.name}`} max={upload.size || 1} value={upload.sent} />
-                )}
-                <p class="note">{progressOf(upload)}</p>
-              </>
-            ) : (
-              <p class="bad" role="alert">
-                {upload.error}
-              </p>
-            )}
+            <UploadCard upload={upload} />
           </li>
         ))}
       </ul>
@@ -43,16 +25,69 @@ export function Uploads() {
   );
 }
 
-function progressOf(upload: Upload): string {
-  if (upload.sent < upload.size) return `${size(upload.sent)} of ${size(upload.size)} uploaded${STATES[upload.state] ?? ""}`;
-  const page = upload.page ? `: page ${upload.page[0]} of ${upload.page[1]}` : "";
-  return `${size(upload.size)} uploaded. The server takes the text out of it${page}.`;
+function UploadCard({ upload }: { upload: Upload }) {
+  const { key, file, state, sent, page, error, notes } = upload;
+  const ended = hasEnded(upload);
+  return (
+    <>
+      <div class="row">
+        <span class="title">{file.name}</span>
+        {!ended && sent < file.size && <PauseButton upload={upload} />}
+        {error?.again && (
+          <button class="small" aria-label={`Try ${file.name} again`} onClick={() => void showErrors(() => retryUpload(upload))}>
+            Try again
+          </button>
+        )}
+        {(ended || sent < file.size) && (
+          <button class="quiet" aria-label={`${ended ? "Dismiss" : "Cancel"} ${file.name}`} onClick={() => dismissUpload(key)}>
+            ✕
+          </button>
+        )}
+      </div>
+      {error && <Problem problem={error} />}
+      {state === "done" && (
+        <Notes open notes={notes} summary={`The other files are documents now. ${plural(notes.length, "note")} on what was left out:`} />
+      )}
+      {!ended && (
+        <>
+          {page ? (
+            <progress aria-label={`Converting ${file.name}`} max={page[1]} value={page[0] - 1} />
+          ) : (
+            <progress aria-label={`Uploading ${file.name}`} max={file.size || 1} value={sent} />
+          )}
+          <p class="note">{progressOf(upload)}</p>
+        </>
+      )}
+    </>
+  );
 }
 
-function PauseButton({ upload: { key, name, state } }: { upload: Upload }) {
+function Problem({ problem: { text, detail } }: { problem: UploadProblem }) {
+  return (
+    <>
+      <p class="bad" role="alert">
+        {text}
+      </p>
+      {detail && (
+        <details class="note">
+          <summary>What the server says</summary>
+          <p>{detail}</p>
+        </details>
+      )}
+    </>
+  );
+}
+
+function progressOf({ file, each, sent, state, page }: Upload): string {
+  if (sent < file.size) return `${size(sent)} of ${size(file.size)} uploaded${STATES[state] ?? ""}`;
+  const place = page ? `: page ${page[0]} of ${page[1]}` : "";
+  return `${size(file.size)} uploaded. The server takes the text out of ${each ? "each file" : "it"}${place}.`;
+}
+
+function PauseButton({ upload: { key, file, state } }: { upload: Upload }) {
   const paused = state === "paused";
   return (
-    <button class="quiet small" aria-label={`${paused ? "Resume" : "Pause"} ${name}`} onClick={() => (paused ? resumeUpload : pauseUpload)(key)}>
+    <button class="quiet small" aria-label={`${paused ? "Resume" : "Pause"} ${file.name}`} onClick={() => (paused ? resumeUpload : pauseUpload)(key)}>
       {paused ? "Resume" : "Pause"}
     </button>
   );

@@ -15,3 +15,23 @@ export function chooseFiles({ accept, multiple = false }: { accept: string; mult
   document.body.append(input);
   input.click();
 }
+
+/** Returns the dropped files, those in dropped folders included. Leaves out hidden ones, which the system made. */
+export async function droppedFiles({ items, files }: DataTransfer): Promise<File[]> {
+  // Both lists are empty after the event.
+  const [flat, entries] = [[...files], [...items].map((item) => item.webkitGetAsEntry())];
+  if (!entries.some((entry) => entry?.isDirectory)) return flat;
+  return (await Promise.all(entries.map((entry) => (entry ? filesIn(entry) : [])))).flat();
+}
+
+async function filesIn(entry: FileSystemEntry): Promise<File[]> {
+  if (entry.name.startsWith(".")) return [];
+  if (entry.isFile) return [await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject))];
+  const reader = (entry as FileSystemDirectoryEntry).createReader();
+  const found: File[] = [];
+  for (;;) {
+    const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject)); // a browser returns 100 at most
+    if (some.length === 0) return found;
+    for (const each of some) found.push(...(await filesIn(each)));
+  }
+}

@@ -45,5 +45,6 @@ export function duration(seconds: number): string {
 
 export function ago(unix: number): string {
   const seconds = Math.max(0, Date.now() / 1000 - unix);
-  return seconds < 20 ? "just now" : `${duration(seconds)} ago`;
+  if (seconds < 45) return "just now";
+  return seconds < 90 ? "a minute ago" : `${duration(seconds)} ago`;
 }

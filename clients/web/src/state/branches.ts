@@ -1,10 +1,10 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { addSession, sessions } from "./library.js";
-import { navigate } from "./route.js";
+import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
-import { ask, draft, takesQuestions } from "./turns.js";
-import { moveFailed, uploadAll } from "./uploads.js";
+import { ask, draft, sessionMessages, takesQuestions } from "./turns.js";
+import { type Upload, moveEnded, openConversation, uploadAgain, uploadAll, uploadFiles } from "./uploads.js";
 
 /** Asks `question` in a new branch, which has the messages before the one at `index`, and opens it. */
 export async function askInBranch(session: Session, messages: readonly Message[], index: number, question: string): Promise<void> {
@@ -17,11 +17,35 @@ export async function askInBranch(session: Session, messages: readonly Message[]
 
 /** Uploads files, and continues the conversation in a branch with these documents too. Its memory reads the messages again. */
 export async function addFiles(session: Session, messages: readonly Message[], files: readonly File[]): Promise<void> {
-  const added = (await uploadAll(files, session.id)).filter((id) => !session.documents.includes(id));
+  await addDocuments(session, messages, await uploadAll(files, session.id));
+}
+
+async function addDocuments(session: Session, messages: readonly Message[], ids: readonly string[]): Promise<void> {
+  const added = ids.filter((id) => !session.documents.includes(id));
   if (added.length === 0) return;
   const branch = await createBranch(session, [...session.documents, ...added], messages, session.title);
-  moveFailed(session.id, branch.id);
+  moveEnded(session.id, branch.id);
   navigate({ session: branch.id, panel: null });
+}
+
+/** The open conversation, once its messages are loaded. */
+function openSession(): [Session, readonly Message[]] | null {
+  const session = sessions.value.find(({ id }) => id === route.value.session);
+  const messages = session && sessionMessages.value.get(session.id);
+  return messages ? [session, messages] : null;
+}
+
+/** Uploads files for the open conversation, or else for a new one. */
+export async function uploadHere(files: readonly File[]): Promise<void> {
+  const open = openSession();
+  return open ? addFiles(...open, files) : uploadFiles(files);
+}
+
+/** Uploads a file that failed once more, for the open conversation or else for a new one. */
+export async function retryUpload(upload: Upload): Promise<void> {
+  const open = openSession();
+  const ids = await uploadAgain(upload);
+  return open ? addDocuments(...open, ids) : openConversation(ids);
 }
 
 async function createBranch(parent: Session, documents: string[], messages: readonly Message[], title: string | null): Promise<Session> {

@@ -2,7 +2,8 @@
 import { computed, effect, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
-import { UserError, addSession, documents, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
+import { UserError } from "./errors.js";
+import { addSession, documents, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
 import { navigate, route } from "./route.js";
 import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";

@@ -1,7 +1,8 @@
 /** The documents, uploads, sessions and model that the page shows. */
 import { batch, computed, signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
-import { EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
+import { NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
+import { errorText } from "./errors.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { answerSettings } from "./settings.js";
@@ -28,15 +29,6 @@ const followedSessions = new Set<string>();
 const ANSWER_DELAY = 2000;
 /** The ids of documents that no longer exist. */
 const deletedDocuments = new Set<string>();
-
-/** What the user can mend, as the message says. */
-export class UserError extends Error {}
-
-export function errorText(error: unknown): string {
-  if (error instanceof EverlongError) return error.message;
-  if (error instanceof UserError) return error.message;
-  return `This page has an error: ${String((error as Error)?.message ?? error)}`;
-}
 
 /** Runs `work`, and shows its error if it fails. */
 export async function showErrors(work: () => Promise<unknown>): Promise<void> {

@@ -2,7 +2,8 @@
 import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message, Session } from "everlong-client";
 import { NotFoundError, StreamError } from "everlong-client";
-import { errorText, model, showErrors, updateSession } from "./library.js";
+import { errorText } from "./errors.js";
+import { model, showErrors, updateSession } from "./library.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
 import { answerSettings, sampling } from "./settings.js";
 import { perTab } from "./storage.js";

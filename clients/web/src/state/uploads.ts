@@ -1,23 +1,30 @@
 /** Uploads of files, several at once. */
 import { signal } from "@preact/signals";
-import { APIConnectionError, type Document, EverlongError, newIdempotencyKey } from "everlong-client";
+import { APIConnectionError, type Document, type DocumentNote, newIdempotencyKey } from "everlong-client";
+import { size } from "../lib/format.js";
+import { formatNames, isArchive } from "../lib/formats.js";
 import { GivenUp, Pausable } from "../lib/pausable.js";
-import { createSession, errorText, fetchDocument, pollPending, updateDocument } from "./library.js";
+import { askEachFile } from "./archives.js";
+import { type UploadProblem, UserError, uploadProblem } from "./errors.js";
+import { createSession, fetchDocument, formats, pollPending, updateDocument } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, markAlive, retryWhileOffline } from "./server.js";
 import { persistent } from "./storage.js";
 
 export interface Upload {
   key: number;
-  name: string;
-  size: number;
+  file: File;
+  /** Whether the file is an archive whose files become a document each. */
+  each: boolean;
   sent: number;
   /** The page that the server takes the text out of, and the number of pages. */
   page: readonly [number, number] | null;
   /** queued: it waits for other uploads. */
-  state: "queued" | "sending" | "paused" | "failed";
-  error: string | null;
-  /** The conversation that shows it after it failed; null for the start view. */
+  state: "queued" | "sending" | "paused" | "failed" | "done";
+  error: UploadProblem | null;
+  /** The files of an archive that were left out, and why. */
+  notes: readonly DocumentNote[];
+  /** The conversation that shows it after it has ended; null for the start view. */
   place: string | null;
 }
 
@@ -74,63 +81,93 @@ async function withUploadSlot<T>(work: () => Promise<T>): Promise<T> {
 /** Uploads files, and creates a conversation about those that the server accepted. */
 export async function uploadFiles(files: readonly File[]): Promise<void> {
   if (files.length) navigate({ session: null, panel: null });
-  const documentIds = await uploadAll(files, null);
+  await openConversation(await uploadAll(files, null));
+}
+
+/** Creates a conversation about documents, and opens it if the start view is still shown. */
+export async function openConversation(documentIds: readonly string[]): Promise<void> {
   if (documentIds.length === 0) return;
   const opened = await createSession(documentIds, () => route.value.session === null);
-  if (opened) moveFailed(null, opened);
+  if (opened) moveEnded(null, opened);
 }
 
-/** Shows the failed uploads of one conversation in another one, which the files that did not fail have. */
-export function moveFailed(from: string | null, to: string): void {
-  uploads.value = uploads.value.map((upload) => (upload.state === "failed" && upload.place === from ? { ...upload, place: to } : upload));
+/** Shows the uploads of one conversation that have ended in another one, which the files that did not fail have. */
+export function moveEnded(from: string | null, to: string): void {
+  uploads.value = uploads.value.map((upload) => (hasEnded(upload) && upload.place === from ? { ...upload, place: to } : upload));
 }
 
-/** Uploads files, and returns the ids of the documents that the server accepted. The conversation `place` shows those that failed. */
+export function hasEnded({ state }: Upload): boolean {
+  return state === "failed" || state === "done";
+}
+
+/**
+ * Uploads files, and returns the ids of the documents that the server accepted. The conversation `place` shows those that failed.
+ * Asks what becomes of archives.
+ */
 export async function uploadAll(files: readonly File[], place: string | null): Promise<string[]> {
-  const documentIds = await Promise.all(
-    files.map(async (file) => {
-      const key = ++uploadCount;
-      const control = new Pausable();
-      controls.set(key, control);
-      const others = uploads.value.filter((upload) => upload.error === null || upload.name !== file.name);
-      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, page: null, state: "queued", error: null, place }];
-      try {
-        const document = await documentOf(file, key, control);
-        updateDocument(document);
-        void pollPending();
-        dismissUpload(key);
-        return document.id;
-      } catch (error) {
-        if (!(error instanceof GivenUp)) update(key, { state: "failed", error: errorText(error) });
-        return null;
-      } finally {
-        controls.delete(key);
-      }
-    }),
-  );
-  return [...new Set(documentIds.filter((id) => id !== null))];
+  const archives = files.filter(({ name }) => isArchive(name)).map(({ name }) => name);
+  const each = archives.length > 0 ? await askEachFile(archives) : false;
+  const chosen = each === null ? files.filter(({ name }) => !isArchive(name)) : files;
+  const documentIds = await Promise.all(chosen.map((file) => uploadOne(file, (each ?? false) && isArchive(file.name), place)));
+  return [...new Set(documentIds.flat())];
 }
 
-/** The documents of files that are being sent, by their digests. */
-const sending = new Map<string, Promise<Document>>();
+/** Uploads a file that failed once more. Returns the ids of its documents. */
+export function uploadAgain({ key, file, each, place }: Upload): Promise<string[]> {
+  dismissUpload(key);
+  return uploadOne(file, each, place);
+}
 
-/** Returns the document of a file. Sends the file, unless this browser has sent the same bytes before. */
-async function documentOf(file: File, key: number, control: Pausable): Promise<Document> {
-  const digest = await digestOf(file);
-  if (digest === null) return send(file, key, control);
-  const found = (await known(digest)) ?? sending.get(digest); // without a pause before the entry is set
-  if (found) return found;
-  const sent = send(file, key, control);
-  sending.set(digest, sent);
+async function uploadOne(file: File, each: boolean, place: string | null): Promise<string[]> {
+  const key = ++uploadCount;
+  const control = new Pausable();
+  controls.set(key, control);
+  const others = uploads.value.filter((upload) => !hasEnded(upload) || upload.file.name !== file.name);
+  uploads.value = [...others, { key, file, each, sent: 0, page: null, state: "queued", error: null, notes: [], place }];
   try {
-    persistent.set(KNOWN + digest, (await sent).id);
-    return await sent;
+    const { data, notes } = await documentsOf(file, each, key, control);
+    data.forEach(updateDocument);
+    void pollPending();
+    if (notes.length) update(key, { state: "done", notes });
+    else dismissUpload(key);
+    return data.map(({ id }) => id);
+  } catch (error) {
+    const accepted = formats.value;
+    const problem = uploadProblem(error, accepted ? formatNames(accepted).replace(/^Text/, "text") : "text", accepted ? size(accepted.max_bytes) : "its limit");
+    if (!(error instanceof GivenUp)) update(key, { state: "failed", error: problem });
+    return [];
   } finally {
-    sending.delete(digest);
+    controls.delete(key);
   }
 }
 
-function send(file: File, key: number, control: Pausable): Promise<Document> {
+/** The documents of one file, and the files that were left out if it is an archive. */
+interface Stored {
+  data: readonly Document[];
+  notes: readonly DocumentNote[];
+}
+
+/** The documents of files that are being sent, by their digests. */
+const sending = new Map<string, Promise<Stored>>();
+
+/** Returns the documents of a file. Sends the file, unless this browser has sent the same bytes before. */
+async function documentsOf(file: File, each: boolean, key: number, control: Pausable): Promise<Stored> {
+  const digest = await digestOf(file);
+  if (digest === null) return send(file, each, key, control);
+  const name = each ? `${digest}.each` : digest;
+  const found = (await known(name)) ?? sending.get(name); // without a pause before the entry is set
+  if (found) return found;
+  const sent = send(file, each, key, control);
+  sending.set(name, sent);
+  try {
+    persistent.set(KNOWN + name, (await sent).data.map(({ id }) => id).join());
+    return await sent;
+  } finally {
+    sending.delete(name);
+  }
+}
+
+function send(file: File, each: boolean, key: number, control: Pausable): Promise<Stored> {
   const options = {
     filename: file.name.slice(-255),
     // Lets the server detect the format: a browser guesses it from the name.
@@ -146,10 +183,14 @@ function send(file: File, key: number, control: Pausable): Promise<Document> {
       update(key, { page: [page, pages] });
     },
   };
+  const post = async (signal: AbortSignal): Promise<Stored> =>
+    each
+      ? client.documents.uploadArchive(file, { ...options, signal })
+      : { data: [await client.documents.upload(file, { ...options, signal })], notes: [] };
   const upload = (signal: AbortSignal) =>
-    client.documents.upload(file, { ...options, signal }).catch(async (error: unknown) => {
+    post(signal).catch(async (error: unknown) => {
       // A browser reports an unreadable file with the same error as an unreachable server.
-      if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("The browser cannot read this file. Choose it again.");
+      if (error instanceof APIConnectionError && !(await readable(file))) throw new UserError("The browser cannot read this file. Choose it again.");
       throw error;
     });
   return control.run((signal) =>
@@ -172,11 +213,16 @@ async function digestOf(file: File): Promise<string | null> {
   }
 }
 
-/** Returns the document that this browser made from the same bytes, if the server still has it and could read it. */
-async function known(digest: string): Promise<Document | null> {
-  const id = persistent.get(KNOWN + digest);
-  const document = id && (await retryWhileOffline(() => fetchDocument(id)));
-  return document && document.status !== "failed" ? document : null;
+/** Returns the documents that this browser made from the same bytes, if the server still has all of them and could read them. */
+async function known(name: string): Promise<Stored | null> {
+  const ids = persistent.get(KNOWN + name)?.split(",").filter(Boolean) ?? [];
+  const data: Document[] = [];
+  for (const id of ids) {
+    const document = await retryWhileOffline(() => fetchDocument(id));
+    if (!document || document.status === "failed") return null;
+    data.push(document);
+  }
+  return data.length ? { data, notes: [] } : null;
 }
 
 async function readable(file: File): Promise<boolean> {

@@ -6,6 +6,7 @@ import { Menu } from "../components/menu.js";
 import { ReadingProgress } from "../components/reading-progress.js";
 import { Uploads } from "../components/uploads.js";
 import { rememberOpener } from "../lib/focus.js";
+import { plural } from "../lib/format.js";
 import { addFiles, branchesOf } from "../state/branches.js";
 import { exportJson, exportMarkdown } from "../state/conversations.js";
 import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
@@ -33,6 +34,7 @@ export function ConversationView({ session: id }: { session: string }) {
       <Messages session={session} messages={messages ?? []} turn={turn}>
         <SessionDocuments session={session} messages={messages ?? []} />
         <Branches session={session} />
+        {!messages && session.messages > 0 && <Loading what="the messages" />}
       </Messages>
       <Composer session={session} turn={turn} messages={messages ?? []} />
     </div>
@@ -46,12 +48,21 @@ function MissingSession({ confirmed }: { confirmed: boolean }) {
         <MenuButton />
         <h1>{confirmed ? "There is no such conversation" : "…"}</h1>
       </header>
+      {!confirmed && <Loading what="the conversation" />}
       {confirmed && (
         <p>
           It was deleted, or belongs to another server. <a href={hrefTo({ session: null, panel: null })}>Start a new conversation.</a>
         </p>
       )}
     </div>
+  );
+}
+
+function Loading({ what }: { what: string }) {
+  return (
+    <p class="note thinking" role="status">
+      <span class="pulse" aria-hidden="true" /> Loading {what}
+    </p>
   );
 }
 
@@ -103,13 +114,17 @@ function Header({ session }: { session: Session }) {
   );
 }
 
+/** How many of a conversation's documents are named at first: an archive can have a thousand. */
+const NAMED = 12;
+
 /** The session's documents, and the progress of those that are being read. */
 function SessionDocuments({ session, messages }: { session: Session; messages: readonly Message[] }) {
+  const [all, setAll] = useState(false);
   const unread = session.documents.filter((id) => documents.value.get(id) && documents.value.get(id)!.status !== "ready");
   return (
     <section class="about" aria-label="Documents">
       <ul class="chips">
-        {session.documents.map((id) => (
+        {session.documents.slice(0, all ? undefined : NAMED).map((id) => (
           <li key={id}>
             {documents.value.has(id) ? (
               <a
@@ -125,16 +140,22 @@ function SessionDocuments({ session, messages }: { session: Session; messages: r
           </li>
         ))}
       </ul>
+      {session.documents.length > NAMED && (
+        <button class="quiet small" aria-expanded={all} onClick={() => setAll(!all)}>
+          {all ? "Fewer documents" : plural(session.documents.length - NAMED, "more document")}
+        </button>
+      )}
       <button class="quiet small" title="Continue in a branch with more documents" onClick={() => chooseDocuments((files) => addFiles(session, messages, files))}>
         + Add a document
       </button>
       <Uploads />
-      {unread.map((id) => (
+      {unread.slice(0, NAMED).map((id) => (
         <div key={id} class="card">
           {session.documents.length > 1 && <span class="title">{nameOf(id)}</span>}
           <ReadingProgress document={documents.value.get(id)!} />
         </div>
       ))}
+      {unread.length > NAMED && <p class="note">{plural(unread.length - NAMED, "more document")} to read</p>}
       {session.status === "reading" && unread.length === 0 && (
         <div class="card">
           <progress aria-label="Reading" />

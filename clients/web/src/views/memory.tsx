@@ -3,7 +3,8 @@ import type { Evidence, MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } f
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
 import { count, pages, percent, plural, size, threeDigits } from "../lib/format.js";
-import { errorText, nameOf, sessions } from "../state/library.js";
+import { errorText } from "../state/errors.js";
+import { nameOf, sessions } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
 import { sessionMessages } from "../state/turns.js";
@@ -47,15 +48,28 @@ function lastEvidence(session: string): readonly Evidence[] {
   return sessionMessages.value.get(session)?.findLast(({ role }) => role === "assistant")?.evidence ?? [];
 }
 
+/** The ranges of tokens that the model sees unchanged: those of some parts of the memory, and the last ones, which it has not read yet. */
+function keptOf(memory: SessionMemory, total: number): [number, number][] {
+  const unchanged = unchangedParts(memory).map(({ start, end }): [number, number] => [start, end]);
+  return memory.open > 0 ? [...unchanged, [total - memory.open, total]] : unchanged;
+}
+
+function unchangedParts({ parts }: SessionMemory): MemoryPart[] {
+  return groups(parts).flatMap(([part]) => (part && (part.name === "sinks" || part.name === "window") && part.end > part.start ? [part] : []));
+}
+
+function keptTokens(memory: SessionMemory, total: number): number {
+  return keptOf(memory, total).reduce((sum, [start, end]) => sum + end - start, 0);
+}
+
 /** What is kept and what has faded, in plain words. */
 function summary(memory: SessionMemory, total: number): string {
-  const kinds = groups(memory.parts).map((parts) => parts[0]!);
-  const unchanged = kinds.filter(({ name }) => name === "sinks" || name === "window");
-  const kept = unchanged.reduce((sum, part) => sum + part.end - part.start, memory.open);
+  const unchanged = unchangedParts(memory);
+  const kept = keptTokens(memory, total);
   if (unchanged.length === 0 && memory.memory !== "native")
     return `The memory is a compressed form of the whole text so far, ${pages(total)}. It loses details: for those, the answer rests on the passages that the search finds.`;
   if (memory.memory === "native") {
-    const carried = `The model carries the whole text so far, ${pages(total)}, in its own recurrent state. The older a token is, the less of it is left: for details, the answer rests on the passages that the search finds.`;
+    const carried = `The model carries the whole text so far, ${pages(total)}, in its own recurrent state. The older a word is, the less of it is left: for details, the answer rests on the passages that the search finds.`;
     return unchanged.length > 0 ? `${carried} Its layers with attention see ${pages(Math.min(kept, total))} word for word.` : carried;
   }
   if (kept >= total) return `The model sees the whole text so far, ${pages(total)}, word for word.`;
@@ -69,13 +83,18 @@ function MemoryOverview({ memory, used }: { memory: SessionMemory; used: readonl
       <section aria-label="Parts of the memory">
         <ContextBar memory={memory} total={total} used={used} />
         <p>{summary(memory, total)}</p>
-        <p class="note">
-          The memory takes {size(memory.bytes)}, however long the text is.
-          {memory.open > 0 && ` The last ${plural(memory.open, "token")} enter it when their segment of ${count(memory.segment_length)} is full.`}
-        </p>
-        {groups(memory.parts).map((parts) => (
-          <MemoryPartView key={parts[0]!.name} parts={parts} total={total} memory={memory.memory} />
-        ))}
+        <p class="note">The memory takes {size(memory.bytes)}, however long the text is.</p>
+        <details class="parts">
+          <summary class="note">The parts of the memory, in numbers</summary>
+          {memory.open > 0 && (
+            <p class="note">
+              The last {plural(memory.open, "token")} enter the memory when their segment of {count(memory.segment_length)} is full.
+            </p>
+          )}
+          {groups(memory.parts).map((parts) => (
+            <MemoryPartView key={parts[0]!.name} parts={parts} total={total} memory={memory.memory} />
+          ))}
+        </details>
       </section>
       {memory.layers.length > 0 && <SignalLayers layers={memory.layers} memory={memory} />}
     </>
@@ -85,17 +104,21 @@ function MemoryOverview({ memory, used }: { memory: SessionMemory; used: readonl
 /** The context: the documents in order, then the messages. */
 function ContextBar({ memory, total, used }: { memory: SessionMemory; total: number; used: readonly Evidence[] }) {
   const end = memory.documents.at(-1)?.end ?? 0;
+  const kept = keptTokens(memory, total);
   const marks = used.flatMap(({ document, start_token }) => {
     const extent = memory.documents.find((each) => each.document === document);
     return extent && start_token != null ? [((extent.start + start_token) / total) * 1000] : [];
   });
   return (
     <div class="lane">
-      <h3>Context</h3>
-      <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={contextLabel(memory, total)}>
+      <h3>The text so far</h3>
+      <svg class="context" viewBox="0 0 1000 28" preserveAspectRatio="none" role="img" aria-label={contextLabel(memory, total)}>
         <rect class="rail" width="1000" height="20" />
         {memory.documents.map((extent, n) => (
           <rect key={extent.document} class={n % 2 ? "document odd" : "document"} x={(extent.start / total) * 1000} width={Math.max(2, ((extent.end - extent.start) / total) * 1000 - 1)} height="20" />
+        ))}
+        {keptOf(memory, total).map(([from, to]) => (
+          <rect key={from} class="kept" x={(from / total) * 1000} width={Math.max(4, ((to - from) / total) * 1000)} y="22" height="6" />
         ))}
         {total > end && <rect class="message-tokens" x={Math.min(996, (end / total) * 1000)} width={Math.max(4, ((total - end) / total) * 1000)} height="20" />}
         {marks.map((x) => (
@@ -103,9 +126,9 @@ function ContextBar({ memory, total, used }: { memory: SessionMemory; total: num
         ))}
       </svg>
       <p class="axis" aria-hidden="true">
-        <span>0</span>
-        <span>tokens</span>
-        <span>{count(total)}</span>
+        <span>beginning</span>
+        <span>{pages(total)}</span>
+        <span>now</span>
       </p>
       <ul class="legend">
         {memory.documents.map((extent, n) => (
@@ -118,6 +141,12 @@ function ContextBar({ memory, total, used }: { memory: SessionMemory; total: num
           <i class="message-tokens" aria-hidden="true" />
           messages <span class="note">{pages(total - end)}</span>
         </li>
+        {kept > 0 && (
+          <li>
+            <i class="kept" aria-hidden="true" />
+            kept word for word <span class="note">{pages(kept)}</span>
+          </li>
+        )}
         {marks.length > 0 && (
           <li>
             <i class="used" aria-hidden="true" />

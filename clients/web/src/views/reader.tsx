@@ -3,7 +3,8 @@ import type { DocumentText } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
 import { percent, size } from "../lib/format.js";
-import { documents, errorText, loadDocument, nameOf } from "../state/library.js";
+import { errorText } from "../state/errors.js";
+import { documents, loadDocument, nameOf } from "../state/library.js";
 import { route } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
 import { sessionMessages } from "../state/turns.js";
@@ -69,7 +70,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     heading.current?.focus({ preventScroll: true });
   }, [id, start, end]);
 
-  const page = documents.value.get(id)?.pages && start !== null && end !== null ? pageOf(id, start) : null;
+  const page = documents.value.get(id)?.pages ? (start === null ? 1 : pageOf(id, start)) : null;
   const [picture, setPicture] = useState(false);
   const first = parts[0];
   const last = parts.at(-1);
@@ -94,8 +95,8 @@ export function Reader({ document: id, start, end }: { document: string; start: 
           {nameOf(id)}
         </h2>
         {page !== null && (
-          <button aria-pressed={picture} onClick={() => setPicture(!picture)}>
-            Page {page}
+          <button onClick={() => setPicture(!picture)} title={picture ? "Show the text" : "Show the page as it looks"}>
+            {picture ? "Text" : `Page ${page}`}
           </button>
         )}
         <button class="quiet" aria-label="Close the text" onClick={closePanel}>
@@ -104,7 +105,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
       </header>
       {picture && page !== null && (
         <div class="text" tabIndex={0} role="region" aria-label="Page">
-          <PagePictures document={id} page={page} start={start!} end={end!} />
+          <PagePictures document={id} page={page} start={start} end={end} />
         </div>
       )}
       {total > PART && !picture && (

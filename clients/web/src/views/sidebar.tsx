@@ -125,6 +125,9 @@ function Finder() {
   const all = sessions.value.filter(({ id }) => chosen.has(id));
   return (
     <div class="finder" role="group" aria-label="Selected conversations">
+      <button class="small" onClick={() => (selection.value = new Set(all.length < found.value.length ? found.value.map(({ id }) => id) : []))}>
+        {all.length < found.value.length ? "All" : "None"}
+      </button>
       <button class="small" disabled={all.length === 0} onClick={() => void showErrors(() => exportJson(all))}>
         Export
       </button>
@@ -150,15 +153,26 @@ function Finder() {
 function Entry({ session: each, here }: { session: Session; here: boolean }) {
   const chosen = selection.value;
   minute.value;
+  const words = (
+    <>
+      <span class="title">{titleOf(each)}</span>
+      <span class="note">
+        <span class="title">{each.status === "reading" ? "being read" : each.answering ? "being answered" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
+      </span>
+    </>
+  );
   return (
-    <li class={chosen ? "selecting" : undefined}>
-      {chosen && <input type="checkbox" aria-label={`Select ${titleOf(each)}`} checked={chosen.has(each.id)} onChange={() => toggleSelected(each.id)} />}
-      <a href={hrefTo({ session: each.id, panel: null })} onClick={close} aria-current={here ? "page" : undefined} title={titleOf(each)}>
-        <span class="title">{titleOf(each)}</span>
-        <span class="note">
-          <span class="title">{each.status === "reading" ? "being read" : each.answering ? "being answered" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
-        </span>
-      </a>
+    <li>
+      {chosen ? (
+        <label class="selecting" title={titleOf(each)}>
+          <input type="checkbox" aria-label={`Select ${titleOf(each)}`} checked={chosen.has(each.id)} onChange={() => toggleSelected(each.id)} />
+          <span class="entry">{words}</span>
+        </label>
+      ) : (
+        <a href={hrefTo({ session: each.id, panel: null })} onClick={close} aria-current={here ? "page" : undefined} title={titleOf(each)}>
+          {words}
+        </a>
+      )}
     </li>
   );
 }
