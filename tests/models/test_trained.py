@@ -21,6 +21,7 @@ def test_they_are_small():
         folder.name: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in TRAINED.iterdir()
     }
     assert 0 < sizes.pop(SHIPPED_MODEL) <= 10_000_000  # a tenth of the backbone's file, which everybody needs with it
+    assert 0 < sizes.pop("qwen2.5-coder-1.5b-reader") <= 12_000_000  # a hundredth
     assert 0 < sum(sizes.values()) <= 5_000_000
 
 

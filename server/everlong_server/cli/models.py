@@ -86,14 +86,17 @@ def _known(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _shipped(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the trained models of the package and of the folder."""
+    """Yield the trained models of the package and of the folder. One is here if its backbone is, too."""
     from everlong_models.catalogue.entry import TRAINED, entries
+    from everlong_models.catalogue.pull import locate
     from everlong_models.weights import MANIFEST, read_manifest
 
     for manifest in sorted([*TRAINED.glob(f"*/{MANIFEST}"), *folder.glob(f"[!.]*/{MANIFEST}")]):
         trained = manifest.parent
         backbone = entries().get(read_manifest(trained).backbone or "")
-        yield _row(trained.name, trained, _size(trained), backbone)
+        here = backbone is None or locate(backbone, folder) is not None
+        size = _size(trained) + (0 if here or backbone is None else backbone.bytes)
+        yield _row(trained.name, trained if here else None, size, backbone)
 
 
 def _stored(folder: Path) -> Iterator[dict[str, Any]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from rich.markup import escape
 
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, Progress
-from everlong_models.catalogue.default import HOW_TO_CHOOSE, defaults, described
-from everlong_models.catalogue.entry import entries
+from everlong_models.catalogue.default import HOW_TO_CHOOSE, defaults, described, rules
+from everlong_models.catalogue.entry import Entry, entries
 from everlong_models.catalogue.machine import Machine, require_memory, this_machine
 from everlong_models.catalogue.pull import locate, pull
 from everlong_models.errors import BackboneError
+from everlong_models.model import find_model
+from everlong_models.weights import MANIFEST, read_manifest
 from everlong_server.settings import Settings
 
 
@@ -25,29 +28,27 @@ def default_models(settings: Settings) -> list[str]:
 def served_model(settings: Settings, progress: Progress) -> str:
     """Return the name of the model to serve. Announces and downloads a default; `progress` takes text with rich's markup.
 
-    A default that cannot be downloaded, or does not fit into the memory that is free, is replaced by the next smaller one. Raises
-    `BackboneError` if there is none.
+    A default that cannot be downloaded, or does not fit into the memory that is free, is replaced by the next smaller one.
     """
     if settings.model is not None or settings.memory:
         return settings.model or DEFAULT_BACKBONE
+    models_dir = settings.models_dir.expanduser()
     first, *smaller = default_models(settings)
     progress(f"model: [bold]{first}[/], the default for {described(_machine(settings))}")
     progress(f"To serve another one: {HOW_TO_CHOOSE}")
-    for name, next_name in zip([first, *smaller], [*smaller, None], strict=True):
+    for name, next_name in pairwise([first, *smaller]):
         try:
-            if (entry := entries().get(name)) is not None:
-                require_memory(name, entry.bytes)
-                pull(entry, settings.models_dir.expanduser(), lambda message: progress(escape(message)))
+            if (file := _file_of(name, models_dir)) is not None:
+                require_memory(name, file.bytes)
+                pull(file, models_dir, lambda message: progress(escape(message)))
         except BackboneError as error:
-            if next_name is None:
-                raise
             progress(
                 f"[bold yellow]warning:[/] {escape(str(error))}.\n"
                 f"Serving [bold]{next_name}[/] instead, which is smaller and answers worse."
             )
         else:
             return name
-    raise AssertionError("the last default is served or raises")
+    return [first, *smaller][-1]  # it comes with the package
 
 
 def _machine(settings: Settings) -> Machine:
@@ -55,4 +56,12 @@ def _machine(settings: Settings) -> Machine:
 
 
 def _here(models_dir: Path) -> set[str]:
-    return {name for name, entry in entries().items() if locate(entry, models_dir) is not None}
+    files = {rule.model: _file_of(rule.model, models_dir) for rule in rules()}
+    return {name for name, file in files.items() if file is not None and locate(file, models_dir) is not None}
+
+
+def _file_of(name: str, models_dir: Path) -> Entry | None:
+    """Return the entry of the model `name`, or of its backbone; None if the catalogue has neither."""
+    folder = find_model(name, models_dir)
+    backbone = read_manifest(folder).backbone if (folder / MANIFEST).is_file() else name
+    return entries().get(backbone or "")

@@ -8,7 +8,7 @@ from everlong_models.catalogue.default import defaults, described
 from everlong_models.catalogue.machine import Machine
 
 GB = 10**9
-LARGE, SMALL, SHIPPED = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct", "smollm2-135m-reader"
+LARGE, SMALL, SHIPPED = "qwen2.5-coder-1.5b-reader", "qwen2.5-coder-0.5b-instruct", "smollm2-135m-reader"
 
 
 def machine(cores: int = 4, memory: float = 16, disk: float = 100, gpu: float = 0) -> Machine:

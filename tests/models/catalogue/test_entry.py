@@ -38,10 +38,10 @@ def test_an_entry_needs_a_hash_for_each_part() -> None:
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-instruct"),
+        ("qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-instruct or qwen2.5-coder-1.5b-reader"),
         ("Smollm2-135M-Reeder", "smollm2-135m-reader"),
         ("?", None),
-        ("Qwen", "qwen2.5-coder-1.5b-instruct or qwen2.5-coder-0.5b-instruct"),
+        ("Qwen", "qwen2.5-coder-1.5b-instruct or qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-reader"),
     ],
 )
 def test_an_unknown_name_lists_the_known_ones(name: str, near: str | None) -> None:

@@ -60,6 +60,9 @@ def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
         "Apache-2.0",
     )
     assert (reader["here"], Path(reader["path"]).name) == (True, "smollm2-135m-reader")
+    adapters = rows["qwen2.5-coder-1.5b-reader"]  # its backbone's file is missing
+    assert (adapters["here"], adapters["path"]) == (False, None)
+    assert large["bytes"] < adapters["bytes"] < 1.02 * large["bytes"]
     done = everlong("models", "pull", "qwen2.5-coder-0.5b", "--models-dir", str(tmp_path))
     assert done.returncode == 1
     assert "Did you mean qwen2.5-coder-0.5b-instruct?" in done.stderr

@@ -15,7 +15,8 @@ from everlong_server.process.served_model import served_model
 from everlong_server.settings import Settings
 
 GB = 10**9
-LARGE, SMALL, SHIPPED = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct", "smollm2-135m-reader"
+BACKBONE = "qwen2.5-coder-1.5b-instruct"
+LARGE, SMALL, SHIPPED = "qwen2.5-coder-1.5b-reader", "qwen2.5-coder-0.5b-instruct", "smollm2-135m-reader"
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_a_named_model_is_taken_without_a_word(tmp_path: Path, pulled: list[str]
 
 def test_the_default_is_pulled_and_explained(tmp_path: Path, pulled: list[str]) -> None:
     name, told = served(tmp_path)
-    assert (name, pulled) == (LARGE, [LARGE])
+    assert (name, pulled) == (LARGE, [BACKBONE])
     assert f"[bold]{LARGE}[/], the default for 4 cores, 16.0 GB of memory and 100.0 GB of free disk" in told
     for way in ("make serve MODEL=", "--model", "EVERLONG_MODEL", "everlong models list"):
         assert way in told
@@ -68,7 +69,7 @@ def test_a_default_that_does_not_fit_into_the_free_memory(
     tmp_path: Path, pulled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(name: str, size: int) -> None:
-        if size == entries()[LARGE].bytes:
+        if size == entries()[BACKBONE].bytes:
             raise BackboneError(f"{name} does not fit into memory")
 
     monkeypatch.setattr(choosing, "require_memory", full)
