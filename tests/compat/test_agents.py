@@ -40,7 +40,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def example(heading: str, language: str, server: Server) -> str:
     code = EXAMPLES[heading, language].code
-    return code.replace("http://127.0.0.1:8080", server.url).replace("qwen2.5-coder-1.5b-instruct", "tiny-tools")
+    return code.replace("http://127.0.0.1:8080", server.url).replace("qwen2.5-coder-1.5b-reader", "tiny-tools")
 
 
 def calls(lines: list[str]) -> int:

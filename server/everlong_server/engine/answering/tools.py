@@ -58,7 +58,7 @@ def require_tool_format(model: Model, name: str) -> ToolFormat:
     if model.tools is None:
         raise InvalidRequest(
             f"{name}: the model {model.name} has no tool format; leave the field out, or serve a model whose chat template has tools, "
-            "such as qwen2.5-coder-1.5b-instruct", param=name, code="tools_not_supported",
+            "such as qwen2.5-coder-1.5b-reader", param=name, code="tools_not_supported",
         )  # fmt: skip
     return model.tools
 
