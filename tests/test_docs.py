@@ -33,6 +33,9 @@ def test_links_resolve(document: str) -> None:
 def test_the_glossary_names_files_and_folders_that_exist() -> None:
     """Every path in backticks in ARCHITECTURE.md is the end of a path in the repository."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
+    for short, folder in {"S": "server/everlong_server", "M": "models/everlong_models"}.items():
+        assert re.search(f"`{short}/`( stands)? for `{folder}/`", text)
+        text = text.replace(f"`{short}/", f"`{folder}/")
     packages = [ROOT / folder for folder in ("server", "models", "lab", "clients/python", "clients/web/src", "tests")]
     inside = [path.relative_to(ROOT) for package in packages for path in [package, *package.rglob("*")]]
     # An environment that other tests have left beside their requirements has files of any name.

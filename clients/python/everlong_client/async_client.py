@@ -200,8 +200,8 @@ class AsyncSessions:
     ) -> Session:
         """Create a session on the documents with these ids, in this order.
 
-        If there is more than one document, call `wait` before you ask. `recall` is the default for messages that do not
-        set it. Raises `DocumentNotReadyError` if a document is not read yet.
+        You may ask before the documents are read: answers then rest on the search alone. `wait` waits until they are read.
+        `recall` is the default for messages that do not set it.
         """
         return await self._transport.call(calls.create_session(documents, model, recall))
 

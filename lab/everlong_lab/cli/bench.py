@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option, Typer
 
+from everlong_client.cli.uploads import exit_on_sigterm
 from everlong_lab.cli.common import Device, Output, command, names_of, progress, reported, writable, write
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail, out
 
@@ -386,8 +387,8 @@ def _numbers(name: str, given: str, least: int) -> list[int]:
 
 
 def _report(measure: Callable[[], Report], output: Path | None) -> Report:
-    """Measure, show and write a report. An `EverlongModelError` becomes an error message."""
-    with reported():
+    """Measure, show and write a report. An `EverlongModelError` becomes an error message. SIGTERM also ends the servers that it started."""
+    with reported(), exit_on_sigterm():
         report = measure()
     report.show(out)
     write(report.document(command=command()), output)

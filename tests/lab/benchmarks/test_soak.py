@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from everlong_lab.benchmarks.soak.measure import Sample, SoakPlan, load, percentiles, run, slopes
@@ -52,6 +57,31 @@ def test_percentiles_are_of_five_minutes() -> None:
     samples = [replace(s, latencies=[s.seconds]) for s in line(0, 0, 0.25)]
     assert list(percentiles(samples, 100)) == [(0, 0.5 / 12), (0, 1.5 / 12), (0, 2.5 / 12)]
     assert list(percentiles(samples, 100).values()) == [290, 590, 890]
+
+
+@pytest.mark.long
+def test_a_soak_that_is_told_to_stop_leaves_no_process(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "everlong_client",
+        "bench",
+        "soak",
+        str(tmp_path),
+        "--clients",
+        "1",
+        "--every",
+        "0.2",
+    ]
+    soak = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not load(tmp_path / "samples.jsonl"):
+        assert soak.poll() is None
+        time.sleep(0.1)
+    started = soak.children(recursive=True)
+    assert started
+    soak.terminate()
+    assert soak.wait(60) == 128 + signal.SIGTERM
+    assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
 @pytest.mark.long

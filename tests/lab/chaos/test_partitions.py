@@ -78,6 +78,30 @@ def test_a_server_with_a_master_that_was_cut_off_serves_nothing_stale(tiny_model
     with_cluster(tiny_model, act)
 
 
+def test_a_server_that_reaches_both_sides_goes_on_with_the_new_master(tiny_model: Path) -> None:
+    """The old master's Sentinel is the first in the list, and has not heard of the new one."""
+
+    async def act(cluster: SentinelCluster) -> None:
+        (server,) = cluster.replicas
+        master = await cluster.master()
+        assert master is cluster.nodes[0]
+        others = [node for node in cluster.nodes if node is not master]
+        cluster.network.part([master.host], [node.host for node in others])
+
+        async def moved() -> bool:
+            return (await cluster.master()) in others
+
+        await until(moved, SECONDS, "another master")
+        assert (await master.client.info("replication"))["role"] == "master", "the old one knows nothing of it"
+        made = await send("POST", f"{server.url}/v1/sessions", json={})
+        assert made.status_code == 201
+        assert (await send("GET", f"{server.url}/v1/sessions/{made.json()['id']}")).status_code == 200
+        cluster.network.mend()
+        await cluster.whole()
+
+    with_cluster(tiny_model, act, servers=1)
+
+
 def test_a_failover_by_command_loses_no_acknowledged_write(tiny_model: Path) -> None:
     """Until the old master is told of its successor, it still takes writes, and its other replica still acknowledges them."""
 

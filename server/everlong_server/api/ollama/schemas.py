@@ -69,7 +69,10 @@ class OllamaOptions(Nullable, Wire):
     embedding_only: bool | None = Field(None, description=_IGNORED)
 
 
-KeepAlive = Annotated[float | str | None, Field(None, description="ignored: the model stays loaded")]
+KeepAlive = Annotated[
+    float | str | None,
+    Field(None, description="ignored: EVERLONG_MODEL_IDLE_SECONDS decides when an unused model is unloaded"),
+]
 
 
 class _Request(Nullable, Wire):

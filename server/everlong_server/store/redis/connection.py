@@ -13,14 +13,13 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from everlong_server.store.redis.keys import PREFIX
-from everlong_server.store.redis.sentinels import Sentinels
+from everlong_server.store.redis.sentinels import Sentinels, SentinelsOfService
 
 # redis.asyncio.Redis or RedisCluster. Any, since their annotations are unions over sync, async, bytes and str.
 Client = Any
@@ -115,11 +114,11 @@ def _master(address: Address, options: dict[str, Any]) -> _Single:
     sentinel_options: dict[str, Any] = {
         name: options[name] for name in ("socket_connect_timeout", "ssl") if name in options
     }
-    # No retries: if one Sentinel does not answer, redis-py asks the next.
+    # No retries: all Sentinels are asked, and one that does not answer must not delay the others.
     sentinel_options |= {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
-    sentinel: Any = Sentinel(list(address.hosts), sentinel_kwargs=sentinel_options, **options)  # type: ignore[no-untyped-call]
+    sentinel: Any = SentinelsOfService(address.hosts, address.service, sentinel_kwargs=sentinel_options, **options)
     master: _Single = sentinel.master_for(address.service, redis_class=_Single)
-    master.sentinels = Sentinels(sentinel, address.service)
+    master.sentinels = sentinel.asked
     return master
 
 

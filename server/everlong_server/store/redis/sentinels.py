@@ -1,4 +1,4 @@
-"""`Sentinels`: whether a failover may lose a write that not every replica of Redis has.
+"""`Sentinels`: which Redis is the master, and whether a failover may lose a write that not every replica has.
 
 Sentinel promotes one of the replicas without asking the others. Until the old master is told, which takes about a second, it still takes
 writes, and its other replicas still acknowledge them: all of that is lost. So a write is safe if all replicas have it, whichever of them is
@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
@@ -23,21 +23,47 @@ from everlong_server.store.redis.shared_call import SharedCall
 
 _FRESH_SECONDS = 5.0
 _ANSWER_SECONDS = 1.0
-_CHANGING = frozenset({"s_down", "o_down", "failover_in_progress"})
-"""Flags of a master that is being replaced, or may be."""
+_DOWN = frozenset({"s_down", "o_down"})
+"""Flags of a master that one Sentinel, or enough of them, cannot reach."""
+
+
+class SentinelsOfService(Sentinel):
+    """redis-py's Sentinels, which find the master that the latest failover chose.
+
+    redis-py takes the master that the first Sentinel names. A client that reaches both sides of a parted network would then stay with the
+    old master, because the Sentinel beside it has not heard of the new one.
+    """
+
+    def __init__(self, hosts: Sequence[tuple[str, int]], service: str, **options: Any) -> None:
+        super().__init__(list(hosts), **options)  # type: ignore[no-untyped-call]
+        self.asked = Sentinels(self.sentinels, service)
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Return address and port of the master. Raises `MasterNotFoundError` if no Sentinel knows one that is up."""
+        return await self.asked.master()
 
 
 class Sentinels:
     """Asks the Sentinels of one service."""
 
-    def __init__(self, sentinel: Sentinel, service: str) -> None:
-        self._clients: list[Any] = sentinel.sentinels
+    def __init__(self, clients: Sequence[Any], service: str) -> None:
+        self._clients = clients
         self._service = service
         self._known: tuple[int, float] | None = None
         self._copied: tuple[int, float] | None = None
         self._silent: dict[Any, asyncio.Task[None]] = {}
         self._masters = SharedCall(lambda: self._ask("SENTINEL MASTER"))
         self._replicas = SharedCall(lambda: self._ask("SENTINEL SLAVES"))
+
+    async def master(self) -> tuple[str, int]:
+        """Return address and port of the master, as the Sentinel says that knows of the latest failover. Asks after this call.
+
+        Raises `MasterNotFoundError` if no Sentinel answers, or none of those sees it up.
+        """
+        for state in _of_latest_failover(await self._masters.call()):
+            if _DOWN.isdisjoint(_flags(state)):
+                return state["ip"], int(state["port"])
+        raise MasterNotFoundError(f"no Sentinel knows a master of {self._service!r} that is up")
 
     async def replicas(self) -> int:
         """Return how many replicas any of the Sentinels knows, also those that are down; at most five seconds old if a Sentinel answers.
@@ -65,19 +91,23 @@ class Sentinels:
             self._copied = (copied, time.monotonic())
 
     async def require_master(self, run_id: str) -> None:
-        """Raise `RedisConnectionError` unless a majority of the Sentinels answers, and all of these name the master with `run_id`, see it
-        up and know of no failover. Asks after this call."""
+        """Raise `RedisConnectionError` unless a majority of the Sentinels knows of the latest failover, all of these name the master with
+        `run_id` and see it up, and no Sentinel that answers is about to promote another. Asks after this call.
+
+        A Sentinel that was cut off from the others during the latest failover still names the master before it.
+        """
         states = await self._masters.call()
         number = max(len(self._clients), *(int(state["num-other-sentinels"]) + 1 for state in states), 1)
-        if 2 * len(states) <= number:
+        current = _of_latest_failover(states)
+        if 2 * len(current) <= number:
             raise RedisConnectionError(
-                f"some Redis replicas lack the write, and {len(states)} of {number} Sentinels answer"
+                f"some Redis replicas lack the write, and {len(current)} of {number} Sentinels answer and know the latest master"
             )
-        for state in states:
-            if state["runid"] != run_id or not _CHANGING.isdisjoint(_flags(state)):
-                raise RedisConnectionError(
-                    "some Redis replicas lack the write, and the master is being replaced, or has just started"
-                )
+        changing = any("failover_in_progress" in _flags(state) for state in states)
+        if changing or any(state["runid"] != run_id or not _DOWN.isdisjoint(_flags(state)) for state in current):
+            raise RedisConnectionError(
+                "some Redis replicas lack the write, and the master is being replaced, or has just started"
+            )
 
     async def _ask(self, command: str) -> list[Any]:
         """Return the answer of each Sentinel that answers within a second."""
@@ -106,6 +136,12 @@ class Sentinels:
             return await client.execute_command(command, self._service)
         except (RedisError, OSError):
             return None
+
+
+def _of_latest_failover(states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the answers of the Sentinels that know of the latest failover: each failover takes a higher number."""
+    latest = max((int(state["config-epoch"]) for state in states), default=0)
+    return [state for state in states if int(state["config-epoch"]) == latest]
 
 
 def _flags(state: dict[str, Any]) -> Sequence[str]:

@@ -6,7 +6,6 @@ A failover of a real Redis under writes is in tests/lab/chaos/test_partitions.py
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from everlong_server.store.redis.sentinels import Sentinels
 from everlong_server.store.redis.shared_call import SharedCall
 
-MASTER: dict[str, Any] = {"runid": "a1", "flags": "master", "num-other-sentinels": 2, "replicas": ["b", "c"]}
+MASTER: dict[str, Any] = {
+    "runid": "a1", "flags": "master", "num-other-sentinels": 2, "replicas": ["b", "c"],
+    "ip": "a", "port": 6379, "config-epoch": 1,
+}  # fmt: skip
 """What a Sentinel says, as redis-py returns it, and the addresses of the replicas that it knows."""
 
 
@@ -36,12 +38,24 @@ class Client:
 
 
 def sentinels(*states: dict[str, Any] | None) -> Sentinels:
-    return Sentinels(SimpleNamespace(sentinels=[Client(state) for state in states]), "main")  # type: ignore[arg-type]
+    return Sentinels([Client(state) for state in states], "main")
 
 
-@pytest.mark.parametrize("states", [(MASTER, MASTER, MASTER), (MASTER, None, MASTER)])
-async def test_a_majority_that_knows_of_no_change(states: tuple[dict[str, Any] | None, ...]) -> None:
-    await sentinels(*states).require_master("a1")
+NEXT = MASTER | {"runid": "b2", "ip": "b", "config-epoch": 2}
+DOWN = {"flags": "s_down,master"}
+
+
+@pytest.mark.parametrize(
+    ("states", "run_id"),
+    [
+        ((MASTER, MASTER, MASTER), "a1"),
+        ((MASTER, None, MASTER), "a1"),
+        ((MASTER, NEXT, NEXT), "b2"),
+        ((MASTER | DOWN, NEXT, NEXT), "b2"),
+    ],
+)
+async def test_a_majority_that_knows_of_no_change(states: tuple[dict[str, Any] | None, ...], run_id: str) -> None:
+    await sentinels(*states).require_master(run_id)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +67,39 @@ async def test_a_majority_that_knows_of_no_change(states: tuple[dict[str, Any] |
         ((MASTER | {"num-other-sentinels": 4}, MASTER, None), "2 of 5 Sentinels answer"),
         ((MASTER, MASTER, MASTER | {"runid": "b2"}), "being replaced"),
         ((MASTER, MASTER, MASTER | {"flags": "master,failover_in_progress,force_failover"}), "being replaced"),
-        ((MASTER, MASTER | {"flags": "s_down,master"}, None), "being replaced"),
+        ((MASTER, MASTER | DOWN, None), "being replaced"),
+        ((MASTER, MASTER, NEXT), "1 of 3 Sentinels answer and know the latest master"),
+        ((MASTER, NEXT, NEXT), "being replaced"),
+        (
+            (NEXT | {"runid": "a1"}, NEXT | {"runid": "a1"}, MASTER | {"flags": "master,failover_in_progress"}),
+            "being replaced",
+        ),
     ],
 )
 async def test_what_may_lose_a_write(states: tuple[dict[str, Any] | None, ...], why: str) -> None:
     with pytest.raises(RedisConnectionError, match=why):
         await sentinels(*states).require_master("a1")
+
+
+@pytest.mark.parametrize(
+    ("states", "address"),
+    [
+        ((MASTER, MASTER, MASTER), "a"),
+        ((MASTER, NEXT, NEXT), "b"),
+        ((MASTER, None, NEXT), "b"),
+        ((MASTER | DOWN, MASTER, None), "a"),
+    ],
+)
+async def test_the_master_is_the_one_of_the_latest_failover(
+    states: tuple[dict[str, Any] | None, ...], address: str
+) -> None:
+    assert await sentinels(*states).master() == (address, 6379)
+
+
+@pytest.mark.parametrize("states", [(None, None), (MASTER | DOWN, None), (MASTER, NEXT | DOWN)])
+async def test_no_master_is_found(states: tuple[dict[str, Any] | None, ...]) -> None:
+    with pytest.raises(RedisConnectionError, match="no Sentinel knows a master of 'main' that is up"):
+        await sentinels(*states).master()
 
 
 async def test_all_replicas_that_any_sentinel_knows_count() -> None:
@@ -70,7 +111,7 @@ async def test_all_replicas_that_any_sentinel_knows_count() -> None:
 async def test_the_number_of_replicas_is_remembered_while_no_sentinel_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong_server.store.redis.sentinels._FRESH_SECONDS", -1)
     client = Client(MASTER)
-    asked = Sentinels(SimpleNamespace(sentinels=[client]), "main")  # type: ignore[arg-type]
+    asked = Sentinels([client], "main")
     assert await asked.replicas() == 2
     client.state = None
     assert await asked.replicas() == 2
@@ -125,7 +166,7 @@ async def test_a_sentinel_that_is_cut_off_is_waited_for_once(monkeypatch: pytest
 
     monkeypatch.setattr("everlong_server.store.redis.sentinels._ANSWER_SECONDS", 0.05)
     monkeypatch.setattr(asyncio, "wait", counted)
-    asked = Sentinels(SimpleNamespace(sentinels=[Client(MASTER), cut_off, Client(MASTER)]), "main")  # type: ignore[arg-type]
+    asked = Sentinels([Client(MASTER), cut_off, Client(MASTER)], "main")
     for _ in range(3):
         await asked.require_master("a1")
     assert waits == [3, 2, 2]
