@@ -55,6 +55,8 @@ export function uploadProblem(error: unknown, formats: string, limit: string): U
 function refusal(error: unknown, formats: string, limit: string): string | null {
   if (!(error instanceof APIStatusError)) return null;
   const { code, message, param } = error;
+  if (code === "queued_limit" && message.includes("the archive has")) return "This archive has more files than this server reads for you at a time. Divide it into smaller archives.";
+  if (code === "unsupported_media_type" && message.includes("not an archive")) return "This file is not an archive. Choose it again, and upload it as one document.";
   if (code === "unsupported_media_type" && message.includes("pip install"))
     return "This server does not recognise text in pictures. Choose a file that contains text, or ask whoever runs the server to install everlong[ocr].";
   if (code === "unsupported_media_type") return `The server cannot read this kind of file. It reads ${formats}: save the text in one of these formats, and choose that file.`;

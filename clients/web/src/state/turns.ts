@@ -134,9 +134,10 @@ export async function follow(session: string): Promise<void> {
       if (!now.answering) {
         await loadMessages(session);
         updateSession(now);
-        const answered = !turn || sessionMessages.value.get(session)?.at(-2)?.content === turn.question;
+        const shown = turns.value.get(session); // perhaps only since the request above
+        const answered = !shown || sessionMessages.value.get(session)?.at(-2)?.content === shown.question;
         if (answered) return setTurn(session, null);
-        return setTurn(session, { ...turn, state: "failed", error: "The server stopped before the answer was complete." });
+        return setTurn(session, { ...shown, state: "failed", error: "The server stopped before the answer was complete." });
       }
       await new Promise((resume) => setTimeout(resume, FOLLOW_DELAY));
     }
