@@ -19,6 +19,15 @@ def _prompts(
     to: Annotated[Path, Option("--out", callback=writable, help="Write JSON lines to this file.")],
     data: DataDir = Path("data"),
     sets: Annotated[str, Option(help="Use these sets of questions.")] = "squad,xquad,fairytaleqa",
+    labelled: Annotated[
+        Path | None,
+        Option(
+            help="Use the questions of this file instead: JSON lines of text, q, a, quote and answer, as in docs/research/data.md."
+        ),
+    ] = None,
+    texts: Annotated[
+        list[Path] | None, Option(help="Find the texts of --labelled in this folder. Repeat it for more folders.")
+    ] = None,
     questions: Annotated[int, Option(min=1, help="Use so many answerable questions per set.")] = 1_000,
     impossible: Annotated[int, Option(min=1, help="Use so many unanswerable questions of SQuAD.")] = 300,
     without: Annotated[float, Option(min=0, max=1, help="Hide the right passages of this share of questions.")] = 0.1,
@@ -41,6 +50,7 @@ def _prompts(
     """Write the prompts that the server would build for questions about training texts, for `everlong train`."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from everlong_lab.eval.grounded.labelled_prompts import LabelledPromptsPlan, write_labelled
     from everlong_lab.eval.grounded.prompts import RECALL_PASSAGES, PromptsPlan, write
     from everlong_lab.eval.grounded.questions import TRAINING_SETS
     from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
@@ -50,10 +60,7 @@ def _prompts(
 
     if template not in (names := get_args(TemplateName)):
         raise fail(f"--template={template}: must be one of {', '.join(names)}")
-    plan = PromptsPlan(
-        names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, sizes(room, "--room"), turns,
-        sizes(lengths, "--lengths"), per_document, passages or RECALL_PASSAGES, template, seed,
-    )  # fmt: skip
+    rooms, found = sizes(room, "--room"), passages or RECALL_PASSAGES
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with reported(ServerError, OSError):
         tokenizer = load_tokenizer(
@@ -63,15 +70,22 @@ def _prompts(
         part = to.with_name(f".{to.name}.part")
         with part.open("w", encoding="utf-8") as file, Progress(*columns, console=err) as bar:
             shown = bar.add_task("preparing the data", total=1.0)
-            written = asyncio.run(
-                write(
-                    plan,
-                    lambda text: len(tokenizer.encode(text)),
-                    data,
-                    file,
-                    lambda what, done: bar.update(shown, description=what, completed=done),
-                    load_embedder(embeddings),
-                )
-            )
+
+            def count(text: str) -> int:
+                return len(tokenizer.encode(text))
+
+            def progress(what: str, done: float) -> None:
+                bar.update(shown, description=what[:60], completed=done)
+
+            embedder = load_embedder(embeddings)
+            if labelled is None:
+                plan = PromptsPlan(
+                    names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, rooms, turns,
+                    sizes(lengths, "--lengths"), per_document, found, template, seed,
+                )  # fmt: skip
+                written = asyncio.run(write(plan, count, data, file, progress, embedder))
+            else:
+                own = LabelledPromptsPlan(labelled, texts or [], rooms, found, template, seed)
+                written = asyncio.run(write_labelled(own, count, file, progress, embedder))
         part.replace(to)
     err.print(f"{written:,} prompts in {to}")

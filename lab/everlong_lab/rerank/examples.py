@@ -1,10 +1,7 @@
 """`Example`: a question, the passages that the search finds for it, and which of their sentences tell the answer.
 
-Questions come from a file in which somebody noted the words that tell each answer, or from data sets that do so:
-
-    {"text": "a book.md", "q": "Who runs the inn?", "a": "quill", "quote": "Mrs. Quill kept the inn by the harbour"}
-
-`a` is a regular expression. Other sentences that match it may tell the answer, too, so they are neither right nor wrong.
+Questions come from a file in which somebody noted the words that tell each answer (`eval/labelled.py`), or from data sets that do so.
+Other sentences that match a question's pattern may tell the answer, too, so they are neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.corpora.sources import Source, read
-from everlong_lab.eval.questions import Progress, find_texts, text_of
+from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
+from everlong_lab.eval.questions import Progress
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.grounding import passage_query
@@ -33,19 +30,6 @@ _DATA_SETS = {"fairytaleqa": 110, "squad": 20}
 """Further data sets, and the number of their training texts that are used."""
 _AROUND = 200
 """Characters before and after an answer. Together they replace its passage if the search did not find it."""
-
-
-class LabelledQuestion(NamedTuple):
-    """A question about the text named `text`.
-
-    `spans`: start and end of each place that tells the answer, in characters of the text. `pattern`: a regular expression; sentences that
-    match it may tell the answer, too.
-    """
-
-    text: str
-    question: str
-    spans: tuple[tuple[int, int], ...]
-    pattern: str | None = None
 
 
 class Candidate(NamedTuple):
@@ -64,19 +48,6 @@ class Example(NamedTuple):
     candidates: tuple[Candidate, ...]
 
 
-def questions(file: Path, texts: dict[str, str]) -> list[LabelledQuestion]:
-    """Return the questions of a file. `texts`: by name. Raises `DataError`, also for a quote that is not in its text."""
-    found = []
-    for where, row in json_lines(file.parent, file.name):
-        with checked(where):
-            text, question, pattern, quote = (str(row[name]) for name in ("text", "q", "a", "quote"))
-            _require_pattern(pattern)
-            if not (spans := _places(quote, texts[text])):
-                raise ValueError(f"the quote {quote!r:.80} is not in {text}")
-        found.append(LabelledQuestion(text, question, spans, pattern))
-    return found
-
-
 def of_sources(sources: Iterable[Source]) -> Iterator[tuple[str, str, list[LabelledQuestion]]]:
     """Yield the name and the text of each source, and those of its questions whose answer is in the text word for word."""
     for source in sources:
@@ -91,7 +62,7 @@ def of_sources(sources: Iterable[Source]) -> Iterator[tuple[str, str, list[Label
                 (starts[n] + start, starts[n] + end)
                 for answer in question.answers[:1]
                 for n in parts
-                for start, end in _places(answer, source.parts[n])
+                for start, end in places(answer, source.parts[n])
             )
             if spans:
                 asked.append(LabelledQuestion(source.name, question.question, spans))
@@ -102,8 +73,7 @@ def make_examples(
     file: Path, folders: Sequence[Path], data: Path | None, embedder: Embedder, progress: Progress
 ) -> list[Example]:
     """Return examples of the questions in `file`, whose texts are in `folders`, and of the data sets in `data`. Raises `DataError`."""
-    names = list(dict.fromkeys(str(row.get("text")) for _, row in json_lines(file.parent, file.name)))
-    texts = {name: text_of(path) for name, path in find_texts(names, folders).items()}
+    texts = texts_of(file, folders)
     asked = questions(file, texts)
     sources = [(name, text, [one for one in asked if one.text == name]) for name, text in texts.items()]
     if data is not None:
@@ -155,24 +125,6 @@ def _candidate(text: str, at: int, question: LabelledQuestion) -> Candidate:
 
 
 def _label(sentence: str, start: int, end: int, question: LabelledQuestion) -> int:
-    for first, last in question.spans:
-        both = min(end, last) - max(start, first)
-        if both > 0 and 2 * both >= min(end - start, last - first):
-            return 1
+    if overlaps(start, end, question):
+        return 1
     return -1 if question.pattern and re.search(question.pattern, sentence, re.IGNORECASE) else 0
-
-
-def _require_pattern(pattern: str) -> None:
-    """Raise `ValueError` if `pattern` is no regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-
-
-def _places(quote: str, text: str) -> tuple[tuple[int, int], ...]:
-    """Return each place where the text has the words of a quote in a row, with any punctuation and white space between them."""
-    words = re.findall(r"[^\W_]+", quote)
-    if not words:
-        return ()
-    return tuple(match.span() for match in re.finditer(r"[\W_]+".join(map(re.escape, words)), text, re.IGNORECASE))

@@ -262,12 +262,20 @@ def _adapt(backbone: Backbone, adapters: Adapters | None) -> None:
     linear = {name.rpartition(".")[2] for name, module in layers if isinstance(module, nn.Linear | Conv1D)}
     if not linear:
         raise ConfigError("learner.adapters", adapters.rank, "the backbone has no linear layers for adapters")
+    count = backbone.model.config.get_text_config().num_hidden_layers
+    if adapters.first_layer >= count:
+        raise ConfigError(
+            "learner.adapters.first_layer",
+            adapters.first_layer,
+            f"must be less than the {count} layers of the backbone",
+        )
     config = LoraConfig(
         r=adapters.rank,
         lora_alpha=adapters.alpha,
         lora_dropout=adapters.dropout,
         target_modules=sorted(linear),
         bias="none",
+        layers_to_transform=list(range(adapters.first_layer, count)) if adapters.first_layer else None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in layers),
     )
     inject_adapter_in_model(config, backbone.model)

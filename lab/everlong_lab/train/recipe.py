@@ -38,11 +38,15 @@ class ScratchBackbone(_Section):
 
 
 class Adapters(_Section):
-    """Low-rank updates of all linear layers of the backbone (Hu et al. 2021): W + (alpha/rank) B A."""
+    """Low-rank updates of all linear layers of the backbone (Hu et al. 2021): W + (alpha/rank) B A.
+
+    `first_layer`: decoder layers before it have none, so training does not go back through them. 0: the first.
+    """
 
     rank: int = Field(16, ge=1)
     alpha: int = Field(32, ge=1)
     dropout: float = Field(0.0, ge=0, lt=1)
+    first_layer: int = Field(0, ge=0)
 
 
 class LearnerRecipe(_Section):

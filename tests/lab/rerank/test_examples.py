@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from everlong_lab.corpora.sources import Source, SourceQuestion
-from everlong_lab.rerank.examples import Example, make_examples, of_sources, questions
+from everlong_lab.eval.labelled import questions
+from everlong_lab.rerank.examples import Example, make_examples, of_sources
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from tests.tinymodel import STORY

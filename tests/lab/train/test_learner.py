@@ -59,6 +59,29 @@ def test_in_bfloat16_frozen_weights_take_half_the_memory_and_those_that_learn_st
         assert {weight.dtype for weight in found.parameters.values()} == {torch.float32}
 
 
+def test_adapters_may_begin_at_a_later_layer(tmp_path):
+    def made(first_layer):
+        adapted = {
+            "memory": "window",
+            "options": {"segment_length": 16, "window": 24, "sinks": 4},
+            "backbone": str(model_folders.backbone("llama")),
+            "adapters": {"rank": 2, "first_layer": first_layer},
+        }
+        found = make_learner(
+            recipe(learner=adapted).learner,
+            made_tokenizer=None,
+            models_dir=tmp_path,
+            device=torch.device("cpu"),
+            seed=0,
+        )
+        return {int(name.partition(".layers.")[2].partition(".")[0]) for name in found.parameters}
+
+    assert made(0) == {0, 1}
+    assert made(1) == {1}
+    with pytest.raises(ConfigError, match=r"first_layer.*must be less than the 2 layers"):
+        made(2)
+
+
 def test_adapters_of_a_backbone_with_transposed_weights(tmp_path):
     learner = {
         "memory": "rmt", "options": {"segment_length": 24, "memory_tokens": 2}, "backbone": str(model_folders.backbone("gpt2")),
