@@ -129,7 +129,8 @@ def search_query(question: str, previous: str | None) -> Query | None:
     asks = _QUESTION_MARKS.search(question) is not None
     refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
     follows = previous is not None and (asks or bool(own)) and (refers_back or len(own) < _FEW_WORDS)
-    if not own and asks and not follows:
+    everyday = not own
+    if everyday and asks and not follows:
         own = list(dict.fromkeys(all_words))
     weights = dict.fromkeys(_first_and_last(own, _MAX_WORDS), 1.0)
     text = question[-_MAX_CHARS:]
@@ -137,7 +138,7 @@ def search_query(question: str, previous: str | None) -> Query | None:
         earlier = [word for word in words(previous) if word.casefold() not in STOP_WORDS and word not in weights]
         weights |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(weights)), _PREVIOUS_WEIGHT)
         text = f"{previous[-_MAX_CHARS:]} {text}"
-    return Query(text, weights, asks) if weights else None
+    return Query(text, weights, asks, everyday) if weights else None
 
 
 def passage_query(text: str) -> Query:

@@ -34,6 +34,10 @@ _PLAIN, _REMARK = 0.6, 0.8
 a remark below `_REMARK` is small talk."""
 _SHORT_TEXT = 24
 """Passages of a text in which the BM25 scores do not tell whether a query is about all of it."""
+_SHOWN_WHOLE = 4
+"""Passages of a text so short that an answer is shown all of them: its few words tell little about a query."""
+_NEAR = 0.18
+"""Cosine of a question of everyday words with a short text from which the text can hold its answer. "How are you?" is below."""
 _OPENING, _ENDING, _STRETCHES, _CLUSTERED = 2, 1, 5, 400
 """Passages that cover the texts: of each beginning, of each end, and one of each of so many stretches of equal length. The passage of
 a stretch is chosen among at most `_CLUSTERED`."""
@@ -65,7 +69,11 @@ def choose(
     """
     if not len(ranking.scores):
         return Chosen()
-    found: Sequence[int] = _best(ranking, max(limit, best)) if _is_found(query, ranking) else ()
+    found: Sequence[int] = ()
+    if len(ranking.scores) <= _SHOWN_WHOLE:
+        found = _in_order(ranking)[:limit] if _is_about_short_text(query, ranking) else ()
+    elif _is_found(query, ranking):
+        found = _best(ranking, max(limit, best))
     return Chosen(found, _covering(parts, ranking, limit)) if _is_about_whole(found, ranking, whole) else Chosen(found)
 
 
@@ -82,6 +90,14 @@ def _is_found(query: Query, ranking: Ranking) -> bool:
     return share >= _MIN_SHARE and cosine >= (_POSSIBLE if query.asks else _POSSIBLE_REMARK)
 
 
+def _is_about_short_text(query: Query, ranking: Ranking) -> bool:
+    """Return whether a query is about a text that an answer can be shown whole. In doubt, it is: the model sees whether it is answered."""
+    share, cosine = float(ranking.shares.max()), float(ranking.similarities.max(initial=0))
+    if query.asks:
+        return not query.everyday or share > 0 or cosine >= _NEAR
+    return share >= _SURE_SHARE or cosine >= _POSSIBLE_REMARK
+
+
 def _specificity(ranking: Ranking, among: Bools | slice = slice(None)) -> float:
     """Return the best BM25 score of the passages `among` all ÷ the score of one word that a single passage has once."""
     return float(ranking.by_words[among].max(initial=0)) / math.log(1 + len(ranking.by_words))
@@ -95,12 +111,16 @@ def _is_about_whole(best: Sequence[int], ranking: Ranking, whole: float) -> bool
 
 
 def _best(ranking: Ranking, limit: int) -> list[int]:
-    order = np.argsort(-ranking.scores, kind="stable")[:limit]
     near = ranking.similarities >= _RELATIVE_COSINE * ranking.similarities.max()
     near &= ranking.similarities > 0
     having = ranking.by_words >= _RELATIVE_WORDS * ranking.by_words.max()
     having &= ranking.by_words > 0
-    return [int(n) for n in order if near[n] or having[n]]
+    return [n for n in _in_order(ranking)[:limit] if near[n] or having[n]]
+
+
+def _in_order(ranking: Ranking) -> list[int]:
+    """Return the numbers of all passages, the best first."""
+    return [int(n) for n in np.argsort(-ranking.scores, kind="stable")]
 
 
 def _covering(parts: Sequence[Indexed], ranking: Ranking, limit: int) -> list[int]:

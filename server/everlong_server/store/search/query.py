@@ -12,12 +12,14 @@ from everlong_server.store.texts.outline import OutlineEntry
 class Query:
     """`text`: the question, whose meaning is compared. `words`: words to search for, each with a weight; empty: none.
 
-    `asks`: it is a question. Where meaning is compared, a remark is searched for more strictly, since it may be small talk.
+    `asks`: it is a question. Where meaning is compared, a remark is searched for more strictly, since it may be small talk. `everyday`: it
+    has no other words, like "How are you?".
     """
 
     text: str
     words: Mapping[str, float]
     asks: bool = True
+    everyday: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,26 @@ def test_a_remark_is_answered_from_the_texts_only_if_they_are_surely_about_it(
     given: dict[str, Any] = {"sizes": (10,), "cosines": {5: cosine}, "words": {5: 5.0}, "shares": {5: share}}
     assert bool(chosen(QUESTION, **given).best) is by_question
     assert bool(chosen(REMARK, **given).best) is by_remark
+
+
+@pytest.mark.parametrize(
+    ("cosine", "share", "by_everyday_words", "by_remark"),
+    [
+        (0.2, 0.0, True, False),
+        (0.1, 0.0, False, False),
+        (0.1, 0.1, True, False),
+        (0.35, 0.0, True, True),
+        (0.1, 0.6, True, True),
+    ],
+)
+def test_for_a_question_a_short_text_is_taken_whole(
+    cosine: float, share: float, by_everyday_words: bool, by_remark: bool
+) -> None:
+    given: dict[str, Any] = {"sizes": (3,), "cosines": {1: cosine}, "shares": {1: share}}
+    assert chosen(QUESTION, **given) == Chosen([1, 0, 2])
+    assert chosen(replace(QUESTION, everyday=True), **given) == Chosen([1, 0, 2] if by_everyday_words else ())
+    assert chosen(REMARK, **given) == Chosen([1, 0, 2] if by_remark else ())
+    assert chosen(QUESTION, sizes=(3,)) == Chosen([0, 1, 2]), "until it has vectors"
 
 
 def test_by_words_alone_a_remark_needs_rare_words() -> None:

@@ -159,6 +159,36 @@ def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
     assert asyncio.run(drawn()) == []
 
 
+_NOTE = (
+    "Team,\nthe release moves to Friday 12 June because the database migration took longer. Anna covers support on Thursday; Ben is "
+    "on holiday until the 20th. Please send expenses to finance@acme.test by Monday.\nCarla"
+)
+_ABOUT_NOTE = (
+    "When is the new version out?", "Why was it postponed?", "Who is away?", "Who does the help desk?", "When does Ben come back?",
+    "Where do I send my bills?", "What slowed us down?", "how long is Ben gone",
+)  # fmt: skip
+
+
+def test_a_question_in_other_words_is_shown_a_short_text_whole(tmp_path: Path) -> None:
+    """Known to be shown it, too: "Hi, how are you today?"."""
+
+    async def shown(texts: Sequence[str]) -> list[str]:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
+        note = await corpus.put(_NOTE, "note.txt")
+        await corpus.passages.ensure(note)
+        await corpus.passages.ensure_vectors(note)
+        found = {}
+        for text in texts:
+            query = search_query(text, None)
+            found[text] = await corpus.passages.search([note.id], query, 16) if query else []
+            assert "".join(passage.text for passage in found[text]) in ("", _NOTE)
+        return [text for text, passages in found.items() if passages]
+
+    assert asyncio.run(shown(_ABOUT_NOTE)) == list(_ABOUT_NOTE)
+    remarks = [remark for remark in _REMARKS if not remark.startswith("Hi, how")]
+    assert asyncio.run(shown([*remarks, "How are you?", "Who are you?", "What can you do?"])) == []
+
+
 def test_by_words_alone_small_talk_draws_passages_only_with_rare_words(tmp_path: Path) -> None:
     requests = (
         "Tell me about Humpty Dumpty",
