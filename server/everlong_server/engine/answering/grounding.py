@@ -54,6 +54,72 @@ _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "y
 _LATIN_END = 0x250
 """First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
 _QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")
+_INTERROGATIVES = frozenset(
+    [
+        "who",
+        "whom",
+        "whose",
+        "what",
+        "when",
+        "where",
+        "why",
+        "which",
+        "how",
+        "does",
+        "did",
+        "wer",
+        "wen",
+        "wem",
+        "wessen",
+        "wann",
+        "wo",
+        "wohin",
+        "woher",
+        "warum",
+        "wieso",
+        "weshalb",
+        "wie",
+        "welche",
+        "welcher",
+        "welches",
+        "qui",
+        "quoi",
+        "quand",
+        "où",
+        "pourquoi",
+        "comment",
+        "combien",
+        "quel",
+        "quelle",
+        "quels",
+        "quelles",
+        "quién",
+        "quiénes",
+        "qué",
+        "cuándo",
+        "dónde",
+        "cómo",
+        "cuál",
+        "cuáles",
+        "cuánto",
+        "cuánta",
+        "cuántos",
+        "cuántas",
+        "chi",
+        "cosa",
+        "quando",
+        "dove",
+        "perché",
+        "quale",
+        "quali",
+        "quanto",
+        "quanti",
+        "quem",
+        "quais",
+        "onde",
+    ]
+)
+"""Words with which a question begins, also without a question mark: English, German, French, Spanish, Italian, Portuguese."""
 _MAX_WORDS = 16
 """Maximum number of search words, with those of the previous question. Longer questions use their first and last words."""
 _MAX_CHARS = 1000
@@ -126,7 +192,8 @@ def search_query(question: str, previous: str | None) -> Query | None:
     """
     all_words = words(question)
     own = [word for word in dict.fromkeys(all_words) if word.casefold() not in STOP_WORDS]
-    asks = _QUESTION_MARKS.search(question) is not None
+    marked = _QUESTION_MARKS.search(question) is not None
+    asks = marked or (bool(all_words) and all_words[0].casefold() in _INTERROGATIVES)
     refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
     follows = previous is not None and (asks or bool(own)) and (refers_back or len(own) < _FEW_WORDS)
     everyday = not own

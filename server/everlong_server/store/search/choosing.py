@@ -22,6 +22,9 @@ WHOLE = ("What is the text about?", "Summarise the text.", "Who are the characte
 # Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3
 """A passage with this cosine is about the query by itself, or together with `_MIN_SHARE` of its words: of a question, of a remark."""
+_SURE_OF_FEW, _FEW = 0.42, 40
+"""The same as `_SURE` for texts of up to so many passages: the largest of few cosines is smaller by chance. Chosen on 135 of the questions
+in `everlong_lab/corpora`, asked about 450 to 1,500 words around their answers, and 405 about other texts (lab notes)."""
 _MIN_SHARE, _SURE_SHARE = 0.25, 0.5
 """Share of the query's words that a passage about it has; by words alone, and to be sure of a question."""
 _RELATIVE_COSINE, _RELATIVE_WORDS = 0.5, 0.3
@@ -85,7 +88,8 @@ def _is_found(query: Query, ranking: Ranking) -> bool:
     if not ranking.compared.any():
         return False
     share, cosine = float(ranking.shares.max()), float(ranking.similarities.max())
-    if cosine >= _SURE or (query.asks and share >= _SURE_SHARE):
+    sure = _SURE if len(ranking.scores) > _FEW else _SURE_OF_FEW
+    if cosine >= sure or (query.asks and share >= _SURE_SHARE):
         return True
     return share >= _MIN_SHARE and cosine >= (_POSSIBLE if query.asks else _POSSIBLE_REMARK)
 

@@ -241,3 +241,16 @@ def test_letters_with_a_thousand_accents_are_composed_in_pieces(monkeypatch: pyt
     assert "caf\u00e9" in query.words
     assert sum(lengths) > 6000
     assert max(lengths) <= 256
+
+
+@pytest.mark.parametrize(
+    ("message", "asks"),
+    [
+        ("Where does she live?", True), ("where does she live", True), ("Wo wohnt Anna", True), ("qui a écrit ce livre", True),
+        ("Anna lives by the sea.", False), ("Read what follows", False), ("Nowhere to go", False),
+    ],
+)  # fmt: skip
+def test_a_question_needs_no_question_mark(message: str, asks: bool) -> None:
+    query = search_query(message, None)
+    assert query is not None
+    assert query.asks is asks

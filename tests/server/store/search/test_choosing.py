@@ -84,6 +84,11 @@ def test_for_a_question_a_short_text_is_taken_whole(
     assert chosen(QUESTION, sizes=(3,)) == Chosen([0, 1, 2]), "until it has vectors"
 
 
+@pytest.mark.parametrize(("passages", "found"), [(40, True), (41, False)])
+def test_of_few_passages_a_smaller_cosine_is_enough(passages: int, found: bool) -> None:
+    assert bool(chosen(sizes=(passages,), cosines={1: 0.43}).best) is found
+
+
 def test_by_words_alone_a_remark_needs_rare_words() -> None:
     one_rare_word = math.log(1 + 100)
     for words, by_question, by_remark in ((0.7, True, False), (0.9, True, True)):
