@@ -25,7 +25,7 @@ from everlong_models.backbone.loading import (
     weight_bytes,
 )
 from everlong_models.backbone.recurrent.model import Recurrent
-from everlong_models.catalogue.entry import TRAINED
+from everlong_models.catalogue.entry import TRAINED, Entry, entries
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout, update_tensors
 from everlong_models.kernels.low_rank import merge
@@ -339,6 +339,15 @@ def model_name(name: str, models_dir: Path) -> str:
     """Return the name of the `Model` that `load_model` makes of `name`."""
     folder = find_model(name, models_dir)
     return _folder_name(folder) if (folder / MANIFEST).is_file() else _display_name(name)
+
+
+def catalogue_entry(name: str, models_dir: Path) -> Entry | None:
+    """Return the catalogue's entry of the model `name`, or of its backbone; None if the catalogue has neither.
+
+    Raises `AdapterError` for a model folder that cannot be read.
+    """
+    folder = find_model(name, models_dir)
+    return entries().get((read_manifest(folder).backbone or "") if (folder / MANIFEST).is_file() else name)
 
 
 def model_bytes(

@@ -22,7 +22,7 @@ def _prompts(
     labelled: Annotated[
         Path | None,
         Option(
-            help="Use the questions of this file instead: JSON lines of text, q, a, quote and answer, as in docs/research/data.md."
+            help="Use the questions of this file instead of sets (their options are then ignored): JSON lines of text, q, a, quote and answer, as in docs/research/data.md."
         ),
     ] = None,
     texts: Annotated[

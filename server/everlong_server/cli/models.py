@@ -121,22 +121,19 @@ def pull(
 ) -> None:
     """Download a model, unless it is here. Run it again after an interruption: it continues where it ended."""
     from everlong_models import EverlongModelError
-    from everlong_models.catalogue.entry import entries
     from everlong_models.catalogue.pull import pull as pull_entry
-    from everlong_models.model import find_model
-    from everlong_models.weights import MANIFEST, read_manifest
+    from everlong_models.model import catalogue_entry, find_model
 
     folder = chosen_models_dir(models_dir)
     try:
-        trained = find_model(name, folder)
-        backbone = read_manifest(trained).backbone if (trained / MANIFEST).is_file() else name
-        if backbone in entries():
-            found = pull_entry(entries()[backbone], folder, _say)
+        if (entry := catalogue_entry(name, folder)) is None:
+            found = _find(name, models_dir)
         else:
-            found = Path(_find(name, models_dir))
+            file = pull_entry(entry, folder, _say)
+            found = file if entry.name == name else find_model(name, folder)
     except EverlongModelError as error:
         raise fail(str(error)) from None
-    out.print(str(found if backbone == name else trained), soft_wrap=True)
+    out.print(str(found), soft_wrap=True)
 
 
 @models.command()

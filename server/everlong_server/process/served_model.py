@@ -9,12 +9,10 @@ from rich.markup import escape
 
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, Progress
 from everlong_models.catalogue.default import HOW_TO_CHOOSE, defaults, described, rules
-from everlong_models.catalogue.entry import Entry, entries
 from everlong_models.catalogue.machine import Machine, require_memory, this_machine
 from everlong_models.catalogue.pull import locate, pull
 from everlong_models.errors import BackboneError
-from everlong_models.model import find_model
-from everlong_models.weights import MANIFEST, read_manifest
+from everlong_models.model import catalogue_entry
 from everlong_server.settings import Settings
 
 
@@ -38,7 +36,7 @@ def served_model(settings: Settings, progress: Progress) -> str:
     progress(f"To serve another one: {HOW_TO_CHOOSE}")
     for name, next_name in pairwise([first, *smaller]):
         try:
-            if (file := _file_of(name, models_dir)) is not None:
+            if (file := catalogue_entry(name, models_dir)) is not None:
                 require_memory(name, file.bytes)
                 pull(file, models_dir, lambda message: progress(escape(message)))
         except BackboneError as error:
@@ -48,7 +46,7 @@ def served_model(settings: Settings, progress: Progress) -> str:
             )
         else:
             return name
-    return [first, *smaller][-1]  # it comes with the package
+    return [first, *smaller][-1]  # needs no download where the wheel of its backbone is installed
 
 
 def _machine(settings: Settings) -> Machine:
@@ -56,12 +54,5 @@ def _machine(settings: Settings) -> Machine:
 
 
 def _here(models_dir: Path) -> set[str]:
-    files = {rule.model: _file_of(rule.model, models_dir) for rule in rules()}
+    files = {rule.model: catalogue_entry(rule.model, models_dir) for rule in rules()}
     return {name for name, file in files.items() if file is not None and locate(file, models_dir) is not None}
-
-
-def _file_of(name: str, models_dir: Path) -> Entry | None:
-    """Return the entry of the model `name`, or of its backbone; None if the catalogue has neither."""
-    folder = find_model(name, models_dir)
-    backbone = read_manifest(folder).backbone if (folder / MANIFEST).is_file() else name
-    return entries().get(backbone or "")

@@ -87,7 +87,6 @@ _INTERROGATIVES = frozenset(
         "quand",
         "où",
         "pourquoi",
-        "comment",
         "combien",
         "quel",
         "quelle",
@@ -108,9 +107,7 @@ _INTERROGATIVES = frozenset(
         "chi",
         "cosa",
         "quando",
-        "dove",
         "perché",
-        "quale",
         "quali",
         "quanto",
         "quanti",
@@ -119,7 +116,8 @@ _INTERROGATIVES = frozenset(
         "onde",
     ]
 )
-"""Words with which a question begins, also without a question mark: English, German, French, Spanish, Italian, Portuguese."""
+"""Words that make a message a question if it begins with one, also without a question mark: English, German, French, Spanish, Italian and
+Portuguese. Not those that also begin English remarks, such as "is", "can", "comment" and "dove"."""
 _MAX_WORDS = 16
 """Maximum number of search words, with those of the previous question. Longer questions use their first and last words."""
 _MAX_CHARS = 1000
@@ -196,8 +194,8 @@ def search_query(question: str, previous: str | None) -> Query | None:
     asks = marked or (bool(all_words) and all_words[0].casefold() in _INTERROGATIVES)
     refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
     follows = previous is not None and (asks or bool(own)) and (refers_back or len(own) < _FEW_WORDS)
-    everyday = not own
-    if everyday and asks and not follows:
+    everyday = not own and not follows
+    if everyday and asks:
         own = list(dict.fromkeys(all_words))
     weights = dict.fromkeys(_first_and_last(own, _MAX_WORDS), 1.0)
     text = question[-_MAX_CHARS:]
@@ -211,7 +209,11 @@ def search_query(question: str, previous: str | None) -> Query | None:
 def passage_query(text: str) -> Query:
     """Return the query of a search without an answer. Unlike a message, its text is searched for even if it has everyday words only."""
     found = search_query(text, None)
-    return found or Query(text[-_MAX_CHARS:], dict.fromkeys(_first_and_last(words(text), _MAX_WORDS), 1.0))
+    return (
+        replace(found, everyday=False)
+        if found
+        else Query(text[-_MAX_CHARS:], dict.fromkeys(_first_and_last(words(text), _MAX_WORDS), 1.0))
+    )
 
 
 def is_question(message: str) -> bool:

@@ -60,7 +60,9 @@ class Sentinels:
 
         Raises `MasterNotFoundError` if no Sentinel answers, or none of those sees it up.
         """
-        for state in _of_latest_failover(await self._masters.call()):
+        current = _of_latest_failover(await self._masters.call())
+        # The Sentinel that leads a failover names the old master until the failover ends.
+        for state in sorted(current, key=lambda state: "failover_in_progress" in _flags(state)):
             if _DOWN.isdisjoint(_flags(state)):
                 return state["ip"], int(state["port"])
         raise MasterNotFoundError(f"no Sentinel knows a master of {self._service!r} that is up")

@@ -254,3 +254,20 @@ def test_a_question_needs_no_question_mark(message: str, asks: bool) -> None:
     query = search_query(message, None)
     assert query is not None
     assert query.asks is asks
+
+
+@pytest.mark.parametrize(
+    ("message", "previous", "everyday"),
+    [
+        ("How are you?", None, True),
+        ("Why?", None, True),
+        ("Why?", "How did Alice escape?", False),
+        ("Where is Anna?", None, False),
+    ],
+)
+def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
+    message: str, previous: str | None, everyday: bool
+) -> None:
+    query = search_query(message, previous)
+    assert query is not None
+    assert query.everyday is everyday

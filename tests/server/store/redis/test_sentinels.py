@@ -88,6 +88,7 @@ async def test_what_may_lose_a_write(states: tuple[dict[str, Any] | None, ...], 
         ((MASTER, NEXT, NEXT), "b"),
         ((MASTER, None, NEXT), "b"),
         ((MASTER | DOWN, MASTER, None), "a"),
+        ((NEXT | {"ip": "a", "flags": "master,failover_in_progress"}, NEXT, None), "b"),
     ],
 )
 async def test_the_master_is_the_one_of_the_latest_failover(

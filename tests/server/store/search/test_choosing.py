@@ -69,7 +69,7 @@ def test_a_remark_is_answered_from_the_texts_only_if_they_are_surely_about_it(
     [
         (0.2, 0.0, True, False),
         (0.1, 0.0, False, False),
-        (0.1, 0.1, True, False),
+        (0.1, 0.3, False, False),
         (0.35, 0.0, True, True),
         (0.1, 0.6, True, True),
     ],
@@ -82,11 +82,6 @@ def test_for_a_question_a_short_text_is_taken_whole(
     assert chosen(replace(QUESTION, everyday=True), **given) == Chosen([1, 0, 2] if by_everyday_words else ())
     assert chosen(REMARK, **given) == Chosen([1, 0, 2] if by_remark else ())
     assert chosen(QUESTION, sizes=(3,)) == Chosen([0, 1, 2]), "until it has vectors"
-
-
-@pytest.mark.parametrize(("passages", "found"), [(40, True), (41, False)])
-def test_of_few_passages_a_smaller_cosine_is_enough(passages: int, found: bool) -> None:
-    assert bool(chosen(sizes=(passages,), cosines={1: 0.43}).best) is found
 
 
 def test_by_words_alone_a_remark_needs_rare_words() -> None:

@@ -169,7 +169,7 @@ def _bytes(part: EmailMessage) -> bytes:
         match str(part.get("Content-Transfer-Encoding", "")).strip().lower():
             case "base64":
                 with suppress(ValueError):
-                    return base64.b64decode(data)
+                    return base64.b64decode(b"".join(data.split()), validate=True)
             case "quoted-printable":
                 return quopri.decodestring(data)
         return data

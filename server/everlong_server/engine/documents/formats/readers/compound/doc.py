@@ -97,7 +97,7 @@ class _Document:
     def __init__(self, stream: bytes, ole: olefile.OleFileIO | None, notes: Notes) -> None:
         """`stream`: the main one of the file. `ole`: the file; None if the stream is all of it.
 
-        Raises `ValueError`, `IndexError`, `struct.error` or `OSError` for a file that is damaged or too old, and `Unreadable`.
+        Raises `ValueError`, `IndexError`, `struct.error` or `OSError` for a damaged file, and `Unreadable`.
         """
         self._notes = notes
         self._stream = stream

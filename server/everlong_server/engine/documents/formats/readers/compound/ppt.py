@@ -79,14 +79,12 @@ class _Presentation:
                 raise Unreadable("the file cannot be read: it is encrypted; upload it without a password")
             root = root or document
             self._add_places(self._at(directory)[2])
-        self._document = list(records(self._of(root)[2]))
-        self._texts: dict[int, list[str]] = {}
+        self._root = self._of(root)[2]
+        self._document = list(records(self._root))
 
     def _at(self, place: int) -> Record:
-        found = next(records(self._stream[place:]), None)
-        if found is None:
-            raise ValueError("a record is missing")
-        return found
+        first, kind, size = struct.unpack_from("<HHI", self._stream, place)
+        return kind, first >> 4, self._stream[place + 8 : place + 8 + size]
 
     def _of(self, id: int) -> Record:
         """Return the record with an id of the directory."""
@@ -159,7 +157,7 @@ class _Presentation:
 
     def objects(self) -> Iterator[bytes]:
         """Yield the embedded files."""
-        for kind, _, body in walk(b"".join(_packed(record) for record in self._document)):
+        for kind, _, body in walk(self._root):
             if kind != _OBJECT or len(body) < 20 or int.from_bytes(body[4:8], "little") != 0:  # linked
                 continue
             place = self._places.get(int.from_bytes(body[16:20], "little"))
@@ -173,11 +171,6 @@ class _Presentation:
                 yield data
             else:
                 self._notes.left_out("embedded objects that are not in the file")
-
-
-def _packed(record: Record) -> bytes:
-    kind, instance, body = record
-    return struct.pack("<HHI", 15 | instance << 4, kind, len(body)) + body
 
 
 def _comments(slide: bytes) -> Iterator[str]:

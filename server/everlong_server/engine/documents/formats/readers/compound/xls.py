@@ -20,7 +20,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files
 from everlong_server.engine.documents.formats.readers.openxml.cells import FROM_1904, Kind, kind_of, shown
-from everlong_server.engine.documents.formats.readers.openxml.sheets import without_layout
+from everlong_server.engine.documents.formats.readers.openxml.sheets import in_one_line, row_blocks, without_layout
 
 _BOF, _EOF, _SHEET, _HEADER, _FOOTER, _OBJECT, _TEXT, _MORE, _CHART_TEXT = (
     0x0809, 0x000A, 0x0085, 0x0014, 0x0015, 0x005D, 0x01B6, 0x003C, 0x100D,
@@ -31,7 +31,6 @@ _COMMENT = 0x19
 _CHART = 2
 """The kind of a sheet that is a chart."""
 _EXCEL_97 = 0x0600
-_ROWS_TOGETHER = 1000
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
@@ -56,7 +55,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         if (sheet := sheets.get(name)) is not None:
             if sheet.visibility:
                 notes.add("the sheet is hidden", part=name)
-            yield from _rows(sheet, kinds)
+            yield from row_blocks(_rows(sheet, kinds))
             yield from _comments(sheet)
         yield from map(Block, records.texts(name))
     for name, data in objects:
@@ -93,35 +92,24 @@ def _kind(book: Any, style: Any) -> Kind:
     return FROM_1904.get(kind, kind) if book.datemode else kind
 
 
-def _rows(sheet: Any, kinds: list[Kind]) -> Iterator[Block]:
-    """Yield the rows, without empty ones and empty cells at the ends."""
-    lines: list[str] = []
-    joined = False
+def _rows(sheet: Any, kinds: list[Kind]) -> Iterator[str]:
+    """Yield the rows, without empty cells at the ends."""
     for number in range(sheet.nrows):
-        line = "\t".join(_cell(cell, kinds) for cell in sheet.row(number)).rstrip()
-        if line:
-            lines.append(line)
-        if len(lines) == _ROWS_TOGETHER or (lines and number == sheet.nrows - 1):
-            yield Block(("\n" if joined else "") + "\n".join(lines), joined=joined)
-            joined, lines = True, []
+        yield "\t".join(_cell(cell, kinds) for cell in sheet.row(number)).rstrip()
 
 
 def _cell(cell: Any, kinds: list[Kind]) -> str:
     match cell.ctype:
         case xlrd.XL_CELL_TEXT:
-            return _in_one_line(cell.value)
+            return in_one_line(cell.value)
         case xlrd.XL_CELL_NUMBER | xlrd.XL_CELL_DATE:
-            kind = kinds[cell.xf_index] if 0 <= (cell.xf_index or 0) < len(kinds) else Kind.NUMBER
+            kind = kinds[cell.xf_index] if 0 <= cell.xf_index < len(kinds) else Kind.NUMBER
             return shown(repr(cell.value), kind)
         case xlrd.XL_CELL_BOOLEAN:
             return "TRUE" if cell.value else "FALSE"
         case xlrd.XL_CELL_ERROR:
             return str(xlrd.error_text_from_code.get(cell.value, "#ERROR"))
     return ""
-
-
-def _in_one_line(text: str) -> str:
-    return " ".join(text.split("\n")).replace("\r", "").replace("\t", " ").strip()
 
 
 def _comments(sheet: Any) -> Iterator[Block]:

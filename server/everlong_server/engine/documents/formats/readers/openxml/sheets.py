@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,25 @@ def _words(item: Any) -> str:
 def _unescaped(text: str) -> str:
     """Return a string on one line, with escapes such as _x0041_ replaced by their characters."""
     text = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text) if "_x" in text else text
+    return in_one_line(text)
+
+
+def in_one_line(text: str) -> str:
+    """Return the text of a cell without line ends and tabs, which separate rows and cells."""
     return " ".join(text.split("\n")).replace("\r", "").replace("\t", " ").strip()
+
+
+def row_blocks(rows: Iterable[str]) -> Iterator[Block]:
+    """Yield the rows of a sheet, which are one block, in parts. Leaves out empty rows."""
+    lines: list[str] = []
+    joined = False
+    for line in filter(None, rows):
+        lines.append(line)
+        if len(lines) == _ROWS_TOGETHER:
+            yield Block(("\n" if joined else "") + "\n".join(lines), joined=joined)
+            joined, lines = True, []
+    if lines:
+        yield Block(("\n" if joined else "") + "\n".join(lines), joined=joined)
 
 
 class _Sheet:
@@ -125,7 +143,7 @@ class _Sheet:
     def blocks(self) -> Iterator[Block]:
         """Yield the rows, and what belongs to the sheet."""
         relations = self._package.relations(self._part)
-        yield from self._rows()
+        yield from row_blocks(map(self._row, _elements(self._package, self._part, "{*}row", self._notes)))
         for relation in relations.values():
             if relation.external or not self._package.has(relation.target):
                 continue
@@ -139,19 +157,6 @@ class _Sheet:
                 case "package" | "oleObject":
                     yield from map(Block, self._package.embedded(relation))
         yield from self._furniture()
-
-    def _rows(self) -> Iterator[Block]:
-        """Yield the rows, of which empty ones and empty cells at the ends are dropped. Those of a sheet are one block."""
-        lines: list[str] = []
-        joined = False
-        for row in _elements(self._package, self._part, "{*}row", self._notes):
-            if line := self._row(row):
-                lines.append(line)
-            if len(lines) == _ROWS_TOGETHER:
-                yield Block(("\n" if joined else "") + "\n".join(lines), joined=joined)
-                joined, lines = True, []
-        if lines:
-            yield Block(("\n" if joined else "") + "\n".join(lines), joined=joined)
 
     def _row(self, row: Any) -> str:
         cells: list[str] = []
@@ -207,7 +212,7 @@ class _Sheet:
         seen = set[str]()
         for part in _elements(self._package, self._part, "{*}headerFooter", self._notes):
             for line in part:
-                text = " ".join(_LAYOUT.sub(lambda code: code[1] or " ", line.text or "").split())
+                text = without_layout(line.text or "")
                 if text and text not in seen:
                     seen.add(text)
                     kind = "Header" if str(line.tag).endswith("Header") else "Footer"
