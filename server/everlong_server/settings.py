@@ -151,7 +151,7 @@ class Settings(BaseSettings):
     recall_tokens: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of tokens of these passages that are put before the question; default 500 for instruct models, else 1,000. 256 tokens of the model's context (half of a context under 512) stay free for the question and answer.",
+        description="Maximum number of tokens of these passages that are put before the question; default 800 for instruct models, else 1,000. 256 tokens of the model's context (half of a context under 512) stay free for the question and answer.",
     )
     embeddings: str = Field(
         "auto",
