@@ -72,10 +72,13 @@ def of_sources(sources: Iterable[Source]) -> Iterator[tuple[str, str, list[Label
 def make_examples(
     file: Path, folders: Sequence[Path], data: Path | None, embedder: Embedder, progress: Progress
 ) -> list[Example]:
-    """Return examples of the questions in `file`, whose texts are in `folders`, and of the data sets in `data`. Raises `DataError`."""
+    """Return examples of the questions in `file`, whose texts are in `folders`, and of the data sets in `data`. Raises `DataError`.
+
+    Leaves out questions about a text as a whole.
+    """
     texts = texts_of(file, folders)
     asked = questions(file, texts)
-    sources = [(name, text, [one for one in asked if one.text == name]) for name, text in texts.items()]
+    sources = [(name, text, [one for one in asked if one.text == name and one.spans]) for name, text in texts.items()]
     if data is not None:
         for kind, most in _DATA_SETS.items():
             found = list(of_sources(read(data, kind, "train")))

@@ -2,7 +2,8 @@
 
 A step takes eight questions. For each, it scores the sentences of passages with the answer and of passages without it. The loss is the
 negative log of the right sentences' share in a softmax over all these scores (listwise ranking: Cao et al., 2007). The best wrong passages
-of the search are always among them; others are drawn at random. Token and position embeddings are not trained.
+of the search are always among them; others are drawn at random. Token and position embeddings are not trained. A copy of the model in
+bfloat16 computes the scores and the gradients; the weights that they update are in float32 (mixed precision: Micikevicius et al., 2018).
 
 There is no dropout, and the seed and the number of the step decide what is drawn. So a resumed run ends with the same weights as one that
 was not interrupted.
@@ -32,6 +33,8 @@ _QUESTIONS = 8
 """Questions of a step."""
 _NEAREST, _OTHERS = 4, 5
 """Wrong passages of a question: the best of the search, and others at random."""
+_ROWS = 16
+"""Passages in a batch: of several questions, and of about one length, so that little of a batch is padding."""
 _HELD_OUT = 9
 """One text in so many is held out. Its questions measure the training."""
 _RANK = 64
@@ -75,7 +78,9 @@ class RerankerTraining:
         torch.manual_seed(seed)
         self.model = TokenScorer(encoder).to(self._device)
         self._start = {name: weight.detach().clone() for name, weight in self.model.encoder.named_parameters()}
-        self.model.encoder.embeddings.requires_grad_(False)
+        self._low = TokenScorer(encoder, torch.bfloat16).to(self._device)
+        for model in (self.model, self._low):
+            model.encoder.embeddings.requires_grad_(False)
         self._tokenizer = PairTokenizer(encoder)
         head = list(self.model.head.parameters())
         body = [weight for weight in self.model.encoder.parameters() if weight.requires_grad]
@@ -84,6 +89,7 @@ class RerankerTraining:
         self._done = 0
         if checkpoint is not None and checkpoint.exists():
             self._restore(checkpoint)
+        self._update_low()
 
     @property
     def total(self) -> int:
@@ -113,48 +119,54 @@ class RerankerTraining:
         rate = self._lr * min(1.0, (step + 1) / 30) * (1 - step / self.total)
         for group, factor in zip(self._optimizer.param_groups, (1, 10), strict=True):
             group["lr"] = rate * factor
-        self._optimizer.zero_grad(set_to_none=True)
-        total = 0.0
+        self._low.zero_grad(set_to_none=True)
+        asked = []
         for place in range(step * _QUESTIONS, (step + 1) * _QUESTIONS):
             example, chosen = self._learnt[self._order[place]], random.Random(f"{self._seed} {place}")  # noqa: S311
-            with torch.autocast(self._device.type, torch.bfloat16):
-                loss = self._loss(example, _drawn(example, chosen))
-            if loss is not None:
-                (loss / _QUESTIONS).backward()
-                total += float(loss.detach()) / _QUESTIONS
+            asked.append((example.question, _drawn(example, chosen)))
+        losses = [loss for scored in self._scores(asked) if (loss := _loss(*scored)) is not None]
+        total = torch.stack(losses).sum() / _QUESTIONS if losses else torch.zeros(())
+        if losses:
+            total.backward()
+        for weight, low in zip(self.model.parameters(), self._low.parameters(), strict=True):
+            weight.grad = None if low.grad is None else low.grad.float()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
+        self._update_low()
         self._done += 1
-        return Step(self._done, self.total, total)
+        return Step(self._done, self.total, float(total.detach()))
 
-    def _loss(self, example: Example, candidates: Sequence[Candidate]) -> Tensor | None:
-        """Return the loss of a question; None if no token of its answer is read."""
-        scores, labels = self._scores(example.question, candidates)
-        scores, labels = scores[labels >= 0], labels[labels >= 0]
-        if not bool((labels == 1).any()):
-            return None
-        share = torch.logsumexp(scores, 0) - torch.logsumexp(scores[labels == 1], 0)
-        return share + 0.1 * nn.functional.binary_cross_entropy_with_logits(scores, labels.float())
+    @torch.no_grad()
+    def _update_low(self) -> None:
+        for weight, low in zip(self.model.parameters(), self._low.parameters(), strict=True):
+            low.copy_(weight)
 
-    def _scores(self, question: str, candidates: Sequence[Candidate]) -> tuple[Tensor, Tensor]:
-        """Return the scores and labels of all sentences that are read, [sentences]."""
-        rows = self._tokenizer.encode(question, [candidate.text for candidate in candidates])
-        of_tokens = self.model(*batch(rows).to(self._device)).float()
-        scores, labels = [], []
-        for row, candidate, of_row in zip(rows, candidates, of_tokens, strict=True):
-            for places, label in zip(sentence_tokens(row, candidate.sentences), candidate.labels, strict=True):
+    def _scores(self, asked: Sequence[tuple[str, Sequence[Candidate]]]) -> list[tuple[Tensor, Tensor]]:
+        """Return the scores and labels, [sentences] each, of all sentences that are read, for each question with its passages."""
+        rows, owners = list[Any](), list[tuple[int, Candidate]]()
+        for n, (question, candidates) in enumerate(asked):
+            rows += self._tokenizer.encode(question, [candidate.text for candidate in candidates])
+            owners += [(n, candidate) for candidate in candidates]
+        of_tokens = dict[int, Tensor]()
+        order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
+        for start in range(0, len(order), _ROWS):
+            numbers = order[start : start + _ROWS]
+            read = self._low(*batch([rows[n] for n in numbers]).to(self._device)).float()
+            of_tokens.update(zip(numbers, read, strict=True))
+        scores, labels = [list[Tensor]() for _ in asked], [list[int]() for _ in asked]
+        for n, (question_number, candidate) in enumerate(owners):
+            for places, label in zip(sentence_tokens(rows[n], candidate.sentences), candidate.labels, strict=True):
                 if len(places):
-                    scores.append(of_row[torch.from_numpy(places)].mean())
-                    labels.append(label)
-        return torch.stack(scores), torch.tensor(labels, device=self._device)
+                    scores[question_number].append(of_tokens[n][torch.from_numpy(places)].mean())
+                    labels[question_number].append(label)
+        return [(torch.stack(a), torch.tensor(b, device=self._device)) for a, b in zip(scores, labels, strict=True)]
 
     @torch.no_grad()
     def score(self) -> float:
         """Return the mean, over held-out questions, of 1 ÷ the rank of the best right sentence among all sentences of the question."""
         ranks = []
         for example in self.held_out:
-            with torch.autocast(self._device.type, torch.bfloat16):
-                scores, labels = self._scores(example.question, example.candidates)
+            ((scores, labels),) = self._scores([(example.question, example.candidates)])
             scores, labels = scores[labels >= 0], labels[labels >= 0]
             if bool((labels == 1).any()):
                 ranks.append(1 / (1 + int((scores > scores[labels == 1].max()).sum())))
@@ -217,6 +229,15 @@ class RerankerTraining:
     def _of(self) -> list[float]:
         """Return what a checkpoint must have in common with this run."""
         return [len(self._learnt), len(self.held_out), len(self._order), self._lr, self._seed]
+
+
+def _loss(scores: Tensor, labels: Tensor) -> Tensor | None:
+    """Return the loss of a question with these sentences; None if no token of its answer is read."""
+    scores, labels = scores[labels >= 0], labels[labels >= 0]
+    if not bool((labels == 1).any()):
+        return None
+    share = torch.logsumexp(scores, 0) - torch.logsumexp(scores[labels == 1], 0)
+    return share + 0.1 * nn.functional.binary_cross_entropy_with_logits(scores, labels.float())
 
 
 def _drawn(example: Example, chosen: random.Random) -> list[Candidate]:
