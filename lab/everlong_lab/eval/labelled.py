@@ -5,7 +5,8 @@ Somebody noted the words that tell each answer, in a file of JSON lines:
     {"text": "a book.md", "q": "Who runs the inn?", "a": "quill", "quote": "Mrs. Quill kept the inn by the harbour",
      "answer": "Mrs. Quill runs the inn."}
 
-`a` is a regular expression, which the answer and the quote match. `answer` may be left out.
+`a` is a regular expression, which the answer and the quote match. `answer` may be left out. A question about the text as a whole has an
+answer, and neither `a` nor `quote`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from everlong_lab.eval.questions import find_texts, text_of
 class LabelledQuestion(NamedTuple):
     """A question about the text named `text`.
 
-    `spans`: start and end of each place that tells the answer, in characters of the text. `pattern`: a regular expression; sentences that
+    `spans`: start and end of each place that tells the answer, in characters of the text; () if the text as a whole does. `pattern`: a regular expression; sentences that
     match it may tell the answer, too. `answer`: in a sentence; None if nobody wrote one.
     """
 
@@ -44,6 +45,10 @@ def questions(file: Path, texts: dict[str, str]) -> list[LabelledQuestion]:
     found = []
     for where, row in json_lines(file.parent, file.name):
         with checked(where):
+            if "quote" not in row and "a" not in row:
+                text, question, answer = (str(row[name]) for name in ("text", "q", "answer"))
+                found.append(LabelledQuestion(text, question, (), answer=answer))
+                continue
             text, question, pattern, quote = (str(row[name]) for name in ("text", "q", "a", "quote"))
             _require_pattern(pattern)
             if not (spans := places(quote, texts[text])):

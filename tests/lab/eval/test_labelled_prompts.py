@@ -72,12 +72,27 @@ def test_a_question_whose_answer_is_not_shown_is_left_out(plan: LabelledPromptsP
     assert line["source"] == "town.md"
 
 
+def test_a_question_about_the_whole_text_becomes_the_servers_prompt_for_it(plan: LabelledPromptsPlan) -> None:
+    gist = "Alice talks to a kitten and wonders about the room behind the looking-glass."
+    rows = [
+        {"text": "tale.md", "q": question, "answer": gist}
+        for question in ("Summarise the text.", "What does the black kitten play with?")
+    ]
+    (line,) = written(replace(plan, file=store(plan.folders[0], rows)))  # the other question is about a place in the text
+    (turn,) = line["turns"]
+    assert turn["answers"] == [gist]
+    assert turn["prompt"].startswith("These passages are from all parts of the text “tale”.")
+    assert "The names mentioned most often: Alice" in turn["prompt"]
+    assert turn["prompt"].endswith("in one to three sentences.\n\nQuestion: Summarise the text.")
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
         ({name: value for name, value in ROWS[0].items() if name != "answer"}, "has no answer"),
         (ROWS[0] | {"quote": "the inn by the lake"}, "is not in town.md"),
         (ROWS[0] | {"a": "("}, "is no regular expression"),
+        ({"text": "town.md", "q": "What is it about?"}, "answer"),
         (ROWS[0] | {"text": "city.md"}, "no text 'city.md'"),
     ],
 )

@@ -1,7 +1,8 @@
 """`everlong prompts --labelled FILE`: the prompts that the server would build for labelled questions, with their answers.
 
 Each text is a document, and is searched as the server does. Only questions whose answer is in the evidence become prompts: a model that
-learns to decline also declines what the text does say (docs/research/lab-notes.md).
+learns to decline also declines what the text does say (docs/research/lab-notes.md). A question about a text as a whole becomes one if the
+server would take it for such a question.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from everlong_lab.eval.labelled import LabelledQuestion, overlaps, questions, te
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.grounding import search_query, select_passages
+from everlong_server.engine.answering.prompt import whole_template
 from everlong_server.store.records import Document
 from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
@@ -78,13 +80,15 @@ async def _prompt(
     plan: LabelledPromptsPlan, corpus: SearchCorpus, document: Document, question: LabelledQuestion, room: int,
     count: Callable[[str], int],
 ) -> str | None:  # fmt: skip
-    """Return the prompt; None if its evidence does not tell the answer, or the question counts as one about the whole text."""
+    """Return the prompt; None if its evidence does not tell the answer, or the search takes one kind of question for the other."""
     template = TEMPLATES[plan.template]
     if (query := search_query(question.question, None)) is None:
         return None
     found = await corpus.passages.find([document.id], query, plan.passages, by_sentences=template.gap is not None)
-    if found.overview is not None:
+    if (found.overview is None) == (not question.spans):
         return None
+    if found.overview is not None:
+        return select_passages(found.passages, "", room, count, whole_template(found.overview))[1] + question.question
     evidence, before = select_passages(found.passages, "", room, count, template)
     told = any(overlaps(passage.start, passage.end, question) for passage in evidence)
     if not told or not re.search(question.pattern or "", "\n".join(p.text for p in evidence), re.IGNORECASE):
