@@ -78,7 +78,8 @@ def test_a_question_about_the_whole_text_becomes_the_servers_prompt_for_it(plan:
         {"text": "tale.md", "q": question, "answer": gist}
         for question in ("Summarise the text.", "What does the black kitten play with?")
     ]
-    (line,) = written(replace(plan, file=store(plan.folders[0], rows)))  # the other question is about a place in the text
+    (line,) = written(replace(plan, file=store(plan.folders[0], rows)))
+    # The other question is about a place in the text.
     (turn,) = line["turns"]
     assert turn["answers"] == [gist]
     assert turn["prompt"].startswith("These passages are from all parts of the text “tale”.")

@@ -69,7 +69,9 @@ def test_it_learns_and_a_reranker_loads_what_it_saves(encoder: Path, tmp_path: P
     for one in EXAMPLES[:8]:
         scores = reranker.scores(one.question, [c.text for c in one.candidates], [c.sentences for c in one.candidates])
         assert scores[0][0] > max(scores[0][1], scores[1][0])
-    assert scores[0][0] == pytest.approx(float(training._scores([(one.question, one.candidates)])[0][0][0].detach()), abs=0.1)
+    assert scores[0][0] == pytest.approx(
+        float(training._scores([(one.question, one.candidates)])[0][0][0].detach()), abs=0.1
+    )
 
 
 def test_a_run_that_was_interrupted_ends_like_one_that_was_not(encoder: Path, tmp_path: Path) -> None:
