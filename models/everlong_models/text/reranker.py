@@ -30,7 +30,7 @@ from everlong_models.errors import BackboneError
 from everlong_models.quiet import without_progress_bars
 
 PACKAGED = Path(__file__).with_name("reranker.safetensors")
-_PACKAGED_DIGEST = "11d55c96963a42c8c2b41a7a5dd56a10cc48701897301e5b09c96657818aaea5"
+_PACKAGED_DIGEST = "f1ce34cb6703a20eb0acacb603ca2ab9b141ce02e5a319bea11b6b3600e06178"
 """SHA-256 of the packaged weights. Change it together with them."""
 MAX_TOKENS = 512
 """Maximum number of tokens of a question and a passage, the encoder's limit. The end of a longer passage is not read."""

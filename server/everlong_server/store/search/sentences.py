@@ -33,11 +33,12 @@ _SHORTEST = 25
 _WORDS_WEIGHT = 0.4
 """Weight of a sentence's share of the query's words against the cosine of its vector with the query's. This and the next constant were
 chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
-_ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.1, 0.3
+_ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.2, 0.3
 """Weights of the reranker's score of a sentence, and of 1 ÷ its passage's rank in the search, against the share of the query's words.
-Chosen on the questions in the lab notes' table of "A reranker"."""
+Chosen on the questions that its training held out (docs/research/lab-notes.md, "A reranker")."""
 _NEIGHBOUR_WEIGHT = 0.3
-"""Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there."""
+"""Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there. Not with the
+reranker, which has read these sentences, too."""
 
 _BEGINNING = 200
 """Characters of a document's beginning that are taken whatever the query is."""
@@ -101,7 +102,9 @@ def ordered(
             more = similarity([sentences[n].text.strip() for n in np.flatnonzero(compared)])
         near[compared] += more
         near[~compared] += more.mean()  # neither better nor worse, for all that is known
-    order = np.argsort(-_with_neighbours(near, sentences), kind="stable")
+    if answering is None:
+        near = _with_neighbours(near, sentences)
+    order = np.argsort(-near, kind="stable")
     found = [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
     first = [] if beginning is None else [s for s in _sentences(beginning) if s.end <= beginning.start + _BEGINNING]
     taken: dict[tuple[str, int], Passage] = {}
