@@ -68,7 +68,7 @@ def test_a_prompt_is_the_servers_and_tells_the_answer(plan: LabelledPromptsPlan)
 
 
 def test_a_question_whose_answer_is_not_shown_is_left_out(plan: LabelledPromptsPlan) -> None:
-    (line,) = written(replace(plan, room=(80,)))
+    (line,) = written(replace(plan, room=(45,)))
     assert line["source"] == "town.md"
 
 
