@@ -5,8 +5,8 @@ Somebody noted the words that tell each answer, in a file of JSON lines:
     {"text": "a book.md", "q": "Who runs the inn?", "a": "quill", "quote": "Mrs. Quill kept the inn by the harbour",
      "answer": "Mrs. Quill runs the inn."}
 
-`a` is a regular expression, which the answer and the quote match. `answer` may be left out. A question about the text as a whole has an
-answer, and neither `a` nor `quote`.
+`a` is a regular expression, which the answer and the quote match. `answer` may be left out if there is a
+quote. A question about the text as a whole has an answer, and neither `a` nor `quote`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from everlong_lab.eval.questions import find_texts, text_of
 class LabelledQuestion(NamedTuple):
     """A question about the text named `text`.
 
-    `spans`: start and end of each place that tells the answer, in characters of the text; () if the text as a whole does. `pattern`: a regular expression; sentences that
-    match it may tell the answer, too. `answer`: in a sentence; None if nobody wrote one.
+    `spans`: start and end of each place that tells the answer, in characters of the text; () for a question about the text as a
+    whole. `pattern`: a regular expression; sentences that match it may tell the answer, too. `answer`: None if nobody wrote one.
     """
 
     text: str

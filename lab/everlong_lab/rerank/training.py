@@ -3,7 +3,7 @@
 A step takes eight questions. For each, it scores the sentences of passages with the answer and of passages without it. The loss is the
 negative log of the right sentences' share in a softmax over all these scores (listwise ranking: Cao et al., 2007). The best wrong passages
 of the search are always among them; others are drawn at random. Token and position embeddings are not trained. A copy of the model in
-bfloat16 computes the scores and the gradients; the weights that they update are in float32 (mixed precision: Micikevicius et al., 2018).
+bfloat16 computes the scores and the gradients; the gradients update float32 weights (mixed precision: Micikevicius et al., 2018).
 
 There is no dropout, and the seed and the number of the step decide what is drawn. So a resumed run ends with the same weights as one that
 was not interrupted.
@@ -11,6 +11,7 @@ was not interrupted.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import random
 import time
@@ -34,7 +35,7 @@ _QUESTIONS = 8
 _NEAREST, _OTHERS = 4, 5
 """Wrong passages of a question: the best of the search, and others at random."""
 _ROWS = 16
-"""Passages in a batch: of several questions, and of about one length, so that little of a batch is padding."""
+"""Passages in a batch. They have similar lengths, to limit padding, and can belong to several questions."""
 _HELD_OUT = 9
 """One text in so many is held out. Its questions measure the training."""
 _RANK = 64
@@ -78,9 +79,8 @@ class RerankerTraining:
         torch.manual_seed(seed)
         self.model = TokenScorer(encoder).to(self._device)
         self._start = {name: weight.detach().clone() for name, weight in self.model.encoder.named_parameters()}
-        self._low = TokenScorer(encoder, torch.bfloat16).to(self._device)
-        for model in (self.model, self._low):
-            model.encoder.embeddings.requires_grad_(False)
+        self.model.encoder.embeddings.requires_grad_(False)
+        self._low = copy.deepcopy(self.model).to(torch.bfloat16)
         self._tokenizer = PairTokenizer(encoder)
         head = list(self.model.head.parameters())
         body = [weight for weight in self.model.encoder.parameters() if weight.requires_grad]

@@ -1,8 +1,8 @@
 """`everlong prompts --labelled FILE`: the prompts that the server would build for labelled questions, with their answers.
 
-Each text is a document, and is searched as the server does. Only questions whose answer is in the evidence become prompts: a model that
-learns to decline also declines what the text does say (docs/research/lab-notes.md). A question about a text as a whole becomes one if the
-server would take it for such a question.
+Each text is a document, and is searched as the server does. A question about a fact becomes a prompt only if the evidence has the answer:
+a model that learns to decline also declines what the text does say (docs/research/lab-notes.md). A question about a text as a whole becomes
+one only if the search recognises it as such.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_a_refused_completion_can_be_corrected(client: OpenAI, server: Server) -
 
 
 def test_cancelled_uploads_leave_nothing(client: OpenAI, server: Server) -> None:
-    # Of earlier tests: files with a dot are still being written, and indexes of deleted documents still being removed.
+    # Earlier tests may still be writing files, or removing the indexes of deleted documents.
     wait_for(lambda: blobs(server) == {"everlong.store"})
     before = blobs(server)
     upload = begin_upload(client, len(TEXT))
