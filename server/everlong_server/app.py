@@ -152,7 +152,8 @@ _BODY_KEEPALIVES = 4
 """A request body may make no progress for this many keep-alive intervals."""
 _MIN_RATE = 500
 """Minimum number of bytes per second of a request body, once those intervals are over. Apache's mod_reqtimeout has the same."""
-UPLOAD_PATHS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
+UPLOAD_PATHS = re.compile("/v1/(documents(/archive)?|files|uploads/[^/]+/parts)/?")
+"""Their bodies may be larger than a JSON body: they are written to a file while they arrive."""
 
 
 class _RequestGuard:

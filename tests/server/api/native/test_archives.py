@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from everlong_client import Everlong, UnsupportedMediaTypeError
+from everlong_server.app import UPLOAD_PATHS
 from tests import files
 from tests.process import Server
 
@@ -40,6 +41,25 @@ def text_of(server: Server, document: dict[str, Any]) -> str:
 
 def count(server: Server) -> int:
     return len(server.http.get("/v1/documents", params={"limit": 100}).json()["data"])
+
+
+def test_an_archive_may_be_larger_than_a_json_body(server: Server) -> None:
+    story = HARBOUR * 60_000
+    answer = send(server, files.zipped({"story.txt": story, "mill.md": MILL}, compressed=False), filename="all.zip")
+    assert answer.status_code == 202, answer.text
+    made = {document["filename"]: document for document in answer.json()["data"]}
+    assert len(text_of(server, made["story.txt"])) > 1 << 20
+    assert text_of(server, made["mill.md"]) == MILL
+
+
+def test_every_request_with_a_file_may_be_larger_than_a_json_body(server: Server) -> None:
+    paths = server.http.get("/openapi.json").json()["paths"]
+    with_files = [
+        path for path, operations in paths.items() for operation in operations.values()
+        if set(operation.get("requestBody", {}).get("content", {})) - {"application/json"}
+    ]  # fmt: skip
+    assert "/v1/documents/archive" in with_files
+    assert [path for path in with_files if not UPLOAD_PATHS.fullmatch(path)] == []
 
 
 def test_each_file_is_a_document(server: Server) -> None:
