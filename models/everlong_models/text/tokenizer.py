@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,24 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from everlong_models.errors import BackboneError
+from everlong_models.text.boundaries import Boundaries, start_of
 
-# The alternatives in the pre-tokenizer patterns of common byte-level tokenizers (GPT-2, SmolLM, Llama 3, Qwen, o200k, Tekken).
-# `_settled` is proven for these only; a text is not cut if the pattern has any other alternative.
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ALTERNATIVES = (
-    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", _CONTRACTION, "'(?:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)"),
-    *(r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"),
-    *(rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{end}" for end in ("", f"{_CONTRACTION}?")),
-    *(rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{end}" for end in ("", f"{_CONTRACTION}?")),
-    *(r" ?\p{N}+", r"\p{N}{1,3}", r"\p{N}{1,2}", r"\p{N}+", r"\p{N}"),
-    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*"),
-    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),
-    *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
-)
-_ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
-_PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
-_LOOK_AHEAD = 8  # characters that must be known after a cut; the longest that a pattern looks ahead is a contraction
 _CHUNK = 1 << 16
 _SECTION, _RUN = 1 << 16, 4096
 """A text is divided at multiples of so many bytes where so many characters follow that are all white space, or all not."""
@@ -76,7 +59,8 @@ class Tokenizer:
         self._text.no_truncation()
         self._text.no_padding()
         self._text.encode_special_tokens = True
-        self.streams = _restartable(spec)
+        self.boundaries = Boundaries.of(spec)
+        self.streams = self.boundaries is not None
         byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
         self._bytes = {character: byte for byte, character in bytes_to_unicode().items()} if byte_level else {}
         self._added = {token["id"] for token in spec.get("added_tokens", [])}
@@ -117,8 +101,13 @@ class Tokenizer:
         spans = [span for start, end in before for span in _moved(self._encoded(text[start:end]).offsets, start)]
         rest = text[slice(*last)]
         encoding = self._encoded(rest)
-        count = len(encoding) if whole else _settled_tokens(encoding, rest, undecided - last[0])
-        return spans + _moved(encoding.offsets[:count], last[0]) if whole or self.streams else []
+        if whole:
+            count = len(encoding)
+        elif self.boundaries is None:
+            return []
+        else:
+            count = self.boundaries.settled_tokens(encoding, rest, undecided - last[0])
+        return spans + _moved(encoding.offsets[:count], last[0])
 
     def encode_markup(self, text: str) -> list[int]:
         """Return the token ids of `text`, with special tokens recognised. Only for templates, never for users' text.
@@ -187,7 +176,7 @@ class TokenStream:
     """Encodes a text that arrives in pieces to exactly the tokens of the whole text, in bounded memory.
 
     Byte-level tokenizers merge within pre-tokens only. A pattern finds pre-tokens from left to right and never looks back. So the text
-    can be cut before any pre-token whose beginning is settled (see `_settled`); the rest is held back. Long runs are divided (see
+    can be cut before any pre-token whose beginning is settled (see `Boundaries`); the rest is held back. Long runs are divided (see
     `_cuts`), which bounds the memory. Other tokenizers receive the whole text at once, in `finish`.
     """
 
@@ -214,11 +203,12 @@ class TokenStream:
         """Add `text`, and return the tokens that can no longer change."""
         self._parts.append(text)
         self._waiting += len(text)
-        if not self.tokenizer.streams or self._waiting < self._next:
+        boundaries = self.tokenizer.boundaries
+        if boundaries is None or self._waiting < self._next:
             return []
         tokens, pending, undecided = self._sections()
         encoding = self.tokenizer._encoded(pending)
-        if count := _settled_tokens(encoding, pending, undecided):
+        if count := boundaries.settled_tokens(encoding, pending, undecided):
             tokens += self._return_tokens(pending, encoding, count)
             self._next = self._waiting + _CHUNK
         else:
@@ -245,13 +235,14 @@ class TokenStream:
 
     def _return_tokens(self, pending: str, encoding: Encoding, count: int) -> list[int]:
         """Return the first `count` tokens, which end a pre-token, and hold back the rest of the text."""
-        end = _start(encoding, count) if count < len(encoding) else len(pending)
+        boundaries = self.tokenizer.boundaries
+        end = start_of(encoding, count) if count < len(encoding) else len(pending)
         at, token = 0, self._next_point - self._tokens
-        while token < count and self.tokenizer.streams:
-            if token and not _begins(encoding, token):
+        while token < count and boundaries is not None:
+            if token and not boundaries.begins(encoding, token, pending):
                 token += 1
                 continue
-            start = _start(encoding, token)
+            start = start_of(encoding, token)
             self.consumed += len(pending[at:start].encode())
             self.resume_points.append(ResumePoint(self.consumed, self._chars + start, self._tokens + token))
             at, token = start, token + _RESUME_TOKENS
@@ -337,63 +328,3 @@ def _cuts(text: str, at: int) -> tuple[list[int], int]:
 
 def _moved(spans: Iterable[tuple[int, int]], by: int) -> list[tuple[int, int]]:
     return [(start + by, end + by) for start, end in spans]
-
-
-def _settled(text: str) -> int:
-    """Return the last index up to which the beginnings of pre-tokens no longer depend on what follows `text`.
-
-    A pattern that finds a boundary may have looked beyond it: to the end of white space, or to the end of a contraction. A pattern that
-    distinguishes capitals (o200k) looks to the end of the letters and marks: "字ABC" is two pre-tokens, "字ABCd" is one. So a boundary
-    is settled if its run of letters has ended, and a few more characters follow, the last of which is not white space.
-    """
-    at = len(text.rstrip()) - _LOOK_AHEAD
-    while at >= 0 and ((kind := unicodedata.category(text[at]))[0] in "LM" or kind == "Cn"):
-        at -= 1  # an unassigned character may be a letter in the tokenizer's newer Unicode tables
-    return at
-
-
-def _settled_tokens(encoding: Encoding, text: str, undecided: int) -> int:
-    """Return the number of tokens, up to the last settled beginning of a pre-token, that do not depend on what follows `text`.
-
-    `undecided`: the first index at which the text may yet be divided.
-    """
-    limit = min(_settled(text), undecided)
-    tokens = range(len(encoding) - 1, 0, -1)
-    return next((n for n in tokens if _start(encoding, n) <= limit and _begins(encoding, n)), 0)
-
-
-def _start(encoding: Encoding, token: int) -> int:
-    """Return the index of a token's first character."""
-    chars = encoding.token_to_chars(token)
-    assert chars is not None
-    return int(chars[0])
-
-
-def _begins(encoding: Encoding, token: int) -> bool:
-    """Return whether a token (not the first) begins a pre-token."""
-    return bool(encoding.token_to_word(token) != encoding.token_to_word(token - 1))
-
-
-def _restartable(spec: dict[str, Any]) -> bool:
-    """Return whether `_settled` is valid for this tokenizer.
-
-    It must be byte-level BPE without a normaliser. Its pre-tokens must come from one known pattern, alone or after splitting at digits.
-    (With two patterns, the first would have to be resumed inside one of its own matches.)
-    """
-    if spec.get("normalizer") or any(not token["special"] for token in spec.get("added_tokens", [])):
-        return False
-    pre = spec.get("pre_tokenizer")
-    if pre is None or spec["model"].get("type") != "BPE" or spec["model"].get("dropout"):
-        return False
-    parts = pre["pretokenizers"] if pre["type"] == "Sequence" else [pre]
-    *digits, last = parts
-    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
-        return False
-    if not last["use_regex"]:
-        if not digits or digits[-1]["type"] != "Split":
-            return False
-        split = digits.pop()
-        pattern = split["pattern"].get("Regex")
-        if pattern is None or split["behavior"] != "Isolated" or not _PATTERN.fullmatch(pattern):
-            return False
-    return all(part["type"] == "Digits" for part in digits)
