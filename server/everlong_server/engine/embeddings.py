@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from everlong_models.freed_memory import release_memory
 from everlong_models.text.embedder import Embedder, Pieces
 from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.device.priority import in_background
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.observability.metrics import Metrics
 from everlong_server.pools import LOW_PRIORITY, Pool
@@ -33,6 +34,8 @@ _MANY_TOKENS = 16_384
 _READ = 128
 """Texts of a request that the reranker reads. On two cores they take about a second."""
 _POOL = Pool("everlong-embeddings", 1, niceness=LOW_PRIORITY)
+_BACKGROUND_POOL = Pool("everlong-embeddings-background", 1, niceness=LOW_PRIORITY)
+"""For batches: another request waits for at most one slice of theirs, since the model computes one at a time."""
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class EmbeddedTexts:
 
     async def vectors(self, dimensions: int | None = None) -> Floats:
         """Return the vectors of all texts, [texts, dimensions]. On a thread: this takes a tenth of a second for 2,048 texts."""
-        return await _POOL.run(lambda: np.stack([self.vector(n, dimensions) for n in range(len(self.rows))]))
+        return await _pool().run(lambda: np.stack([self.vector(n, dimensions) for n in range(len(self.rows))]))
 
 
 class TextEmbeddings:
@@ -99,12 +102,12 @@ class TextEmbeddings:
                 found = np.zeros((len(rows), embedder.dimension), np.float32)
                 for slice in _slices(rows):
                     chosen = [rows[n] for n in slice]
-                    found[slice] = await _POOL.run(embedder.embed_rows, chosen)
+                    found[slice] = await _pool().run(embedder.embed_rows, chosen)
                     tokens = sum(map(len, chosen))
                     cost.tokens += tokens
                     self._metrics.tokens_embedded.inc(tokens)
                 if cost.tokens > _MANY_TOKENS:
-                    await _POOL.run(release_memory)
+                    await _pool().run(release_memory)
         embedded, first = EmbeddedTexts(), 0
         for each in pieces:
             embedded.rows.append(found[first : first + len(each.rows)])
@@ -135,7 +138,7 @@ class TextEmbeddings:
             for n in numbers:
                 first, last = embedded.spans[1 + n][int(cosines[n].argmax())]
                 pieces.append(texts[n][1][first:last])
-            scores = await _POOL.run(reranker.scores, query, pieces, [list(cut(piece)) for piece in pieces])
+            scores = await _pool().run(reranker.scores, query, pieces, [list(cut(piece)) for piece in pieces])
             answering[numbers] = [_probability(float(of_piece.max(initial=-math.inf))) for of_piece in scores]
         mean: Floats = ((nearness + answering) / 2).astype(np.float32)
         return mean, embedded.tokens
@@ -146,7 +149,7 @@ class TextEmbeddings:
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
             batch = texts[start : start + _TEXTS_AT_ONCE]
             for (name, _), each in zip(
-                batch, await _POOL.run(embedder.split, [text for _, text in batch]), strict=True
+                batch, await _pool().run(embedder.split, [text for _, text in batch]), strict=True
             ):
                 if each.tokens > MAX_TEXT_TOKENS:
                     raise InvalidRequest(
@@ -154,6 +157,11 @@ class TextEmbeddings:
                     )
                 pieces.append(each)
         return pieces
+
+
+def _pool() -> Pool:
+    """Return the thread for the current task's work."""
+    return _BACKGROUND_POOL if in_background() else _POOL
 
 
 def _probability(score: float) -> float:
