@@ -98,6 +98,7 @@ class PromptBuilder:
             return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
         query = await asyncio.to_thread(search_query, question, previous)
+        build = partial(build, small_talk=query is None)
         by_sentences = self._template.gap is not None
         result = (
             await self._passages.find(documents, query, recall.passages, by_sentences=by_sentences)
@@ -119,13 +120,13 @@ class PromptBuilder:
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
-        question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,
+        small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
-        documents do not hold the answer. `question`: see `Prompt`; None: it is the message. `template`: None takes that of the model.
-        With tools, it is `WITH_TOOLS`.
+        documents do not hold the answer. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
+        the message. `template`: None takes that of the model. With tools, it is `WITH_TOOLS`.
         """
         question = content if question is None else question
         template = WITH_TOOLS if tools or question != content else template or self._template
@@ -133,11 +134,13 @@ class PromptBuilder:
         tokenizer, memory = model.tokenizer, model.memory
         # What nothing was found for is small talk: the end of the text, which the memory keeps, would only be quoted.
         searched, found = found is not None, found or []
-        # Not without kept tokens: a text that fits into the open segment is seen whole.
-        prompt_only = bool(memory.kept_tokens(context.state)) and not context.session.messages and searched
+        window = memory.visible_tokens - memory.segment_length
+        # A question sees a text that fits into the open segment whole. Small talk does not: the model would go on with the text.
+        keeps_tokens = bool(memory.kept_tokens(context.state)) or (small_talk and window > 0)
+        prompt_only = keeps_tokens and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
         lead = self._lead(context, _unread(context), from_start=prompt_only)
-        budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
+        budget = recall.tokens
         if tools:
             room = (window or memory.segment_length) - len(message)
             lead = self._lead_with_tools(context, tools, lead, room, from_start=prompt_only, searched=searched)
