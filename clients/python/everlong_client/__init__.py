@@ -41,6 +41,7 @@ from everlong_client.types.event import (
     ResponseEvidence,
     TextDelta,
 )
+from everlong_client.types.format import Format, Formats
 from everlong_client.types.memory import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, Quote
 from everlong_client.types.message import Citation, Evidence, Message, Recall, Sampling, Usage
 from everlong_client.types.model import Model
@@ -51,7 +52,7 @@ __all__ = [
     "APIConnectionError", "APIStatusError", "APITimeoutError", "AsyncConversation", "AsyncEverlong",
     "AsyncMessageStream", "AuthenticationError", "Citation", "ConflictError", "Conversation", "Document", "DocumentNotReadyError", "DocumentNote",
     "DocumentText",
-    "Event", "Everlong", "EverlongError", "Evidence", "Failure", "FoundPassage", "InternalServerError", "Memory", "MemoryDocument",
+    "Event", "Everlong", "EverlongError", "Evidence", "Failure", "Format", "Formats", "FoundPassage", "InternalServerError", "Memory", "MemoryDocument",
     "MemoryLayer", "MemoryPart", "MemoryPhrase", "Message", "MessageStream", "Model", "NotFoundError", "NotSentError",
     "OtherEvent", "PayloadTooLargeError", "Quote", "RateLimitError", "ReadingFailedError", "Recall",
     "ResponseCompleted", "ResponseCreated", "ResponseEvidence", "Sampling", "SearchFilters", "ServiceUnavailableError", "Session",

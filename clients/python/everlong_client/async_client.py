@@ -22,6 +22,7 @@ from everlong_client.transport.waiting import Waiting, document_of
 from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
 from everlong_client.types.document import Document, DocumentText, UploadedArchive
 from everlong_client.types.event import Answer, Event
+from everlong_client.types.format import Formats
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
@@ -32,11 +33,10 @@ from everlong_client.types.session import Session
 class AsyncEverlong:
     """An asyncio client of the everlong server at `base_url`. Tasks may share it.
 
-    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries` is the number of retries of a call
-    that the server refused for now (429, 503), or whose response was lost. `http_client` replaces the HTTP client, for
-    example to set a proxy or a certificate; `close` leaves it open. Every method raises the errors of
-    `everlong_client.errors`. Raises `ValueError` if `base_url` is not an http or https address, if `api_key` cannot be
-    sent in a header, or if the environment names a proxy that cannot be used.
+    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries` is the number of retries of a call that the server
+    refused for now (429, 503), or whose response was lost. `http_client` replaces the HTTP client, for example to set a proxy or a
+    certificate; `close` leaves it open. Every method raises the errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is
+    not an http or https address, if `api_key` cannot be sent in a header, or if the environment names a proxy that cannot be used.
     """
 
     def __init__(
@@ -164,6 +164,10 @@ class AsyncDocuments:
                             if (shown := document_of(event)) is not None and waiting.observe(shown):
                                 return shown
             await asyncio.sleep(waiting.pause())
+
+    async def formats(self) -> Formats:
+        """Return the file formats that the server accepts."""
+        return await self._transport.call(calls.list_formats())
 
     async def get(self, document: str) -> Document:
         """Return the current state of the document."""

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from everlong_client.errors import UnexpectedAnswerError
 from everlong_client.transport.upload import Upload
 from everlong_client.types.document import Document, DocumentText, UploadedArchive
+from everlong_client.types.format import Formats
 from everlong_client.types.memory import Memory
 from everlong_client.types.message import Message, Recall, Sampling
 from everlong_client.types.model import Model
@@ -110,6 +111,11 @@ def conversion(key: str) -> Call[tuple[int, int] | None]:
             raise UnexpectedAnswerError("expected a conversion") from error
 
     return Call("GET", path("conversion"), parse, headers={"Idempotency-Key": key})
+
+
+def list_formats() -> Call[Formats]:
+    """GET /v1/formats."""
+    return Call("GET", path("formats"), _parse_one(Formats))
 
 
 def get_document(document: str) -> Call[Document]:

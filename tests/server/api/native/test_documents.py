@@ -9,6 +9,7 @@ import threading
 import httpx
 import pytest
 
+from everlong_client import Everlong
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.redis.index import page
@@ -250,3 +251,14 @@ def test_a_gigabyte_streams_through_in_little_memory(new_server) -> None:
     assert answer.json()["bytes"] == 1 << 30
     assert (peak[0] - base) / (1 << 20) < 64, f"{(peak[0] - base) / (1 << 20):.0f} MB"
     assert server.http.delete(f"/v1/documents/{answer.json()['id']}").status_code == 200
+
+
+def test_the_client_lists_the_formats(server: Server) -> None:
+    answer = server.http.get("/v1/formats").json()
+    with Everlong(server.url) as client:
+        formats = client.documents.formats()
+    assert formats.max_bytes == answer["max_bytes"]
+    for known, listed in zip(formats.data, answer["data"], strict=True):
+        assert (known.id, known.name) == (listed["id"], listed["name"])
+        assert (list(known.extensions), list(known.media_types)) == (listed["extensions"], listed["media_types"])
+    assert {"pdf", "docx"} <= {known.id for known in formats.data}

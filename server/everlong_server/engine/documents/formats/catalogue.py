@@ -54,9 +54,10 @@ FORMATS = {
     ),
     "doc": Format("a Word file of 1997 to 2003", "compound.doc", "olefile", (".doc", ".dot"), ("application/msword",)),
     "pptx": Format(
-        "a PowerPoint file", "openxml.slides", "lxml", (".pptx", ".pptm", ".ppsx", ".potx"),
+        "a PowerPoint file", "openxml.slides", "lxml", (".pptx", ".pptm", ".ppsx", ".ppsm", ".potx", ".potm"),
         (f"{_OPENXML}.presentationml.presentation", f"{_OPENXML}.presentationml.slideshow",
-         f"{_OPENXML}.presentationml.template", f"{_MACRO}-powerpoint.presentation.macroenabled.12"),
+         f"{_OPENXML}.presentationml.template", f"{_MACRO}-powerpoint.presentation.macroenabled.12",
+         f"{_MACRO}-powerpoint.slideshow.macroenabled.12", f"{_MACRO}-powerpoint.template.macroenabled.12"),
     ),
     "ppt": Format("a PowerPoint file of 1997 to 2003", "compound.ppt", "olefile", (".ppt", ".pps"), (f"{_MACRO}-powerpoint",)),
     "xlsx": Format(
