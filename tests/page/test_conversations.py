@@ -77,7 +77,9 @@ def test_a_conversation_is_exported_and_imported(tab: Tab, server: Server, talk:
         page.get_by_role("button", name="Conversations: more").click()
         page.get_by_role("button", name="Import").click()
 
-    tab.choose(saved["json"], press=choose)
+    with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/sessions")) as made:
+        tab.choose(saved["json"], press=choose)
+    assert made.value.post_data_json["model"] == exported["model"]
     expect(page.locator(".answer .evidence").first).to_be_visible()
     session = session_of(page)
     assert session != talk

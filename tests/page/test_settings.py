@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from playwright.sync_api import Page, Route, expect
 
@@ -73,3 +74,15 @@ def test_a_new_conversation_has_the_chosen_model(tab: Tab, server: Server) -> No
     expect(page.locator("h1")).to_have_text("choice.txt")
     page.goto("about:blank")
     server.http.delete(f"/v1/documents/{document}")
+
+
+def test_a_conversation_keeps_its_model_when_a_question_is_asked_again(tab: Tab, server: Server, talk: str) -> None:
+    page = tab.page
+    (model,) = server.http.get("/v1/models").json()["data"]
+    serve_models(page, "another", model["id"])
+    tab.open(talk)
+    with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/sessions")) as made:
+        page.get_by_role("button", name="Regenerate").click()
+    assert made.value.post_data_json["model"] == model["id"], "not the first model"
+    expect(page).not_to_have_url(re.compile(talk))
+    expect(page.locator(".usage")).to_have_count(1)

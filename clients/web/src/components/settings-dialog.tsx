@@ -19,11 +19,14 @@ export function SettingsDialog() {
     <Dialog title="Settings" onClose={close}>
       <div class="settings">
         <label for="theme">Colours</label>
-        <select id="theme" value={theme.value} onChange={(event) => setTheme(event.currentTarget.value as Theme)}>
+        <select id="theme" aria-describedby="theme-help" value={theme.value} onChange={(event) => setTheme(event.currentTarget.value as Theme)}>
           <option value="light dark">as the system</option>
           <option value="light">light</option>
           <option value="dark">dark</option>
         </select>
+        <p id="theme-help" class="note">
+          Of this page, in this browser.
+        </p>
         <NumberField
           id="max-words"
           label="Longest answer"

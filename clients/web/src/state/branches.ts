@@ -1,6 +1,6 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
-import { addSession, sessions } from "./library.js";
+import { addSession, modelOf, sessions } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { ask, draft, sessionMessages, takesQuestions } from "./turns.js";
@@ -49,7 +49,8 @@ export async function retryUpload(upload: Upload): Promise<void> {
 }
 
 async function createBranch(parent: Session, documents: string[], messages: readonly Message[], title: string | null): Promise<Session> {
-  const options = { messages: [...messages], parent: parent.id, title, recall: parent.recall, idempotencyKey: newIdempotencyKey() };
+  const model = modelOf(parent)?.id ?? null; // the server's first model continues the conversation of a model that is gone
+  const options = { messages: [...messages], parent: parent.id, title, model, recall: parent.recall, idempotencyKey: newIdempotencyKey() };
   const branch = await retryWhileOffline(() => client.sessions.create(documents, options));
   addSession(branch);
   return branch;

@@ -3,7 +3,7 @@ import { computed, effect, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
 import { UserError } from "./errors.js";
-import { addSession, documents, documentsOf, fetchDocument, loadMore, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
+import { addSession, documents, documentsOf, fetchDocument, loadMore, modelOf, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
 import { navigate, route } from "./route.js";
 import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
@@ -173,11 +173,11 @@ function save(name: string, type: string, text: string): void {
 async function importFile(file: File): Promise<void> {
   const { kind, version, conversations } = parsed(await file.text());
   if (kind !== KIND || version !== 1 || !Array.isArray(conversations)) throw new UserError(`${file.name} is not a file of exported conversations`);
-  for (const { title, documents, messages } of conversations as Exported[]) {
+  for (const { title, documents, messages, model } of conversations as Exported[]) {
     const present: string[] = [];
     for (const { id } of documents)
       if (await retryWhileOffline(() => fetchDocument(id))) present.push(id);
-    const options = { messages, title, idempotencyKey: newIdempotencyKey() };
+    const options = { messages, title, model: modelOf({ model })?.id ?? null, idempotencyKey: newIdempotencyKey() };
     const session = await retryWhileOffline(() => client.sessions.create(present, options));
     addSession(session);
     if (conversations.length === 1) navigate({ session: session.id, panel: null });

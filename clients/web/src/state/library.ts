@@ -220,6 +220,11 @@ export function chosenModel(): Model | null {
   return choice.find(({ id }) => id === answerSettings.value.model) ?? choice[0] ?? null;
 }
 
+/** The model of a conversation; null if the server no longer has it. */
+export function modelOf(session: { model: string }): Model | null {
+  return models.value.find(({ id }) => id === session.model) ?? null;
+}
+
 /** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. Returns its id if it was opened. */
 export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<string | null> {
   const chosen = chosenModel()?.id ?? null;

@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message, Session } from "everlong-client";
 import { NotFoundError, StreamError } from "everlong-client";
 import { errorText } from "./errors.js";
-import { model, showErrors, updateSession } from "./library.js";
+import { modelOf, sessions, showErrors, updateSession } from "./library.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
 import { answerSettings, sampling } from "./settings.js";
 import { perTab } from "./storage.js";
@@ -42,14 +42,17 @@ function setTurn(session: string, turn: Turn | null): void {
 }
 
 /** Whether a session takes questions. Until its documents are read, it takes those for which the server searches passages. */
-export function takesQuestions({ status, recall }: Session): boolean {
+export function takesQuestions(session: Session): boolean {
+  const { status, recall } = session;
   if (status !== "reading") return status === "ready";
-  if (model.value?.recall_passages === 0) return false;
+  if (modelOf(session)?.recall_passages === 0) return false;
   return (answerSettings.value.words ?? (recall === false ? 0 : recall?.passages)) !== 0;
 }
 
 /** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
 export async function ask(session: string, question: string): Promise<void> {
+  const known = sessions.value.find(({ id }) => id === session);
+  const served = known ? modelOf(known) : null;
   const conversation = client.sessions.connect(session);
   conversations.set(session, conversation);
   conversation.onlost = (error) => void (error ? markOffline("The connection was lost.") : checkServer());
@@ -75,7 +78,7 @@ export async function ask(session: string, question: string): Promise<void> {
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question, { ...sampling(model.value), ...(finish ? { on_disconnect: "finish" } : {}) })) {
+        for await (const event of conversation.send(question, { ...sampling(served), ...(finish ? { on_disconnect: "finish" } : {}) })) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";

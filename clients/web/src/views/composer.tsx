@@ -2,7 +2,7 @@
 import type { Message, Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isComposing } from "../lib/shortcuts.js";
-import { model } from "../state/library.js";
+import { modelOf } from "../state/library.js";
 import { route } from "../state/route.js";
 import { type Turn, ask, draft, nextDraft, stop, takesQuestions, withdraw } from "../state/turns.js";
 import { caution } from "./basis.js";
@@ -85,7 +85,7 @@ export function Composer({ session, turn, messages }: { session: Session; turn: 
           </button>
         )}
       </div>
-      <p class="column note caution">{caution(model.value)}</p>
+      <p class="column note caution">{caution(modelOf(session))}</p>
     </form>
   );
 }
