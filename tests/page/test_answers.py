@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import QUESTION, TEXT, Tab
-from tests.page.test_page import answers, serve_model, session_of
+from tests.page.steps import answers, serve_model, session_of
 from tests.process import Server
 
 ANSWER = r"""Humpty sits on a **high wall**. It costs $5 and $6.

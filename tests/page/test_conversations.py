@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from tests.page.conftest import Tab
-from tests.page.test_page import conversation, session_of
+from tests.page.steps import conversation, session_of
 from tests.process import Server
 
 ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "**I** do."}]

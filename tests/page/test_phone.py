@@ -7,7 +7,7 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from tests.page.conftest import Tab
-from tests.page.test_page import conversation, settled
+from tests.page.steps import conversation, settled
 from tests.process import Server
 
 TARGETS = """() => [...document.querySelectorAll("a[href], button, input, select, summary, textarea")]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from tests.page.conftest import Tab
-from tests.page.test_page import answers
+from tests.page.steps import answers
 from tests.process import Server, wait_for
 
 

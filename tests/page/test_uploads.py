@@ -10,7 +10,7 @@ from pathlib import Path
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import Tab
-from tests.page.test_page import conversation, drop, session_of
+from tests.page.steps import conversation, drop, session_of
 from tests.process import Server
 
 

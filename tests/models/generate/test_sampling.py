@@ -1,9 +1,8 @@
-"""Sampling against naive twins, and stop strings against the whole text."""
+"""Sampling against naive twins: filters, draws and penalties."""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 from unittest import mock
 
 import numpy as np
@@ -11,18 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from everlong_models.generate import sampling
-from everlong_models.generate.sampling import (
-    MAX_LOGIT_BIAS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-    Sampler,
-    SamplingParams,
-    sample_tokens,
-)
-from everlong_models.generate.sampling import StopStringFilter as Stops
+from everlong_models.generate.sampling import Sampler, SamplingParams, sample_tokens
 from everlong_models.kernels.cpu import thread_pool
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
@@ -325,137 +315,3 @@ class TestPenalties:
         s.accept(4)
         assert s.adjusts
         assert not torch.equal(s.adjust(self.LOGITS), self.LOGITS)
-
-
-class TestParams:
-    RANGES: ClassVar = {  # field: inside, outside
-        "max_tokens": ([1, 1_000_000], [0, -1, 1_000_001, 1.5]),
-        "temperature": ([0, 2], [-0.01, 2.01]),
-        "top_p": ([1e-9, 1], [0, -1, 1.01]),
-        "top_k": ([0, 1_000_000], [-1, 1_000_001, 1.5]),
-        "min_p": ([0, 1], [-0.1, 1.01]),
-        "repetition_penalty": ([0.01, 10], [0, -1, 10.1]),
-        "presence_penalty": ([-2, 2], [-2.1, 2.1]),
-        "frequency_penalty": ([-2, 2], [-2.1, 2.1]),
-        "seed": ([None, 0, 2**63 - 1], [-1, 2**63, 0.5]),
-        "top_logprobs": ([0, 20], [-1, 21]),
-        "stop": (
-            [None, "x", ["x"] * MAX_STOP_STRINGS, "x" * MAX_STOP_LENGTH],
-            ["", [""], ["x"] * (MAX_STOP_STRINGS + 1), "x" * (MAX_STOP_LENGTH + 1), 5, [5]],
-        ),
-        "stop_token_ids": ([[], [0]], [[-1], [0] * (MAX_STOP_STRINGS + 1), 3, ["x"]]),
-        "logit_bias": (
-            [{}, {0: 100, 1: -100}],
-            [{-1: 0}, {0: 101}, {0: -101}, {0: math.nan}, {0: math.inf}, dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1)],
-        ),
-        "ignore_eos": ([True], [3, "perhaps"]),
-        "logprobs": ([True], [3, "perhaps"]),
-        "stop_repetition": ([True, False], [3, "perhaps"]),
-        "json_schema": ([None, {}, {"type": "object"}], ["object", [1], 3]),
-    }
-
-    def test_every_field_is_tested(self):
-        assert set(self.RANGES) == set(SamplingParams.model_fields)
-
-    @pytest.mark.parametrize("field", RANGES)
-    def test_limits(self, field):
-        inside, outside = self.RANGES[field]
-        for value in inside:
-            SamplingParams(**{field: value})
-        for value in outside:
-            with pytest.raises(ValidationError, match=field):
-                SamplingParams(**{field: value})
-
-    @pytest.mark.parametrize(
-        "field", [f for f in RANGES if f not in ("stop", "ignore_eos", "logprobs", "json_schema", "stop_repetition")]
-    )
-    @pytest.mark.parametrize(
-        "value",
-        [math.nan, math.inf, -math.inf, "many", [[]], {"a": 1}, object()],
-        ids=lambda value: str(value).split(" at ")[0],
-    )
-    def test_no_number(self, field, value):
-        with pytest.raises(ValidationError, match=field):
-            SamplingParams(**{field: value})
-
-    def test_unknown_fields_are_errors(self):
-        with pytest.raises(ValidationError, match="temprature"):
-            SamplingParams(temprature=0.5)
-
-    def test_a_single_stop_string_is_a_list_of_one(self):
-        assert SamplingParams(stop="\n\n").stop == ("\n\n",)
-        assert SamplingParams(stop=None).stop == ()
-
-    def test_frozen(self):
-        with pytest.raises(ValidationError):
-            SamplingParams().temperature = 1
-
-
-def cut(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    """Return `text` up to the stop string that is complete first, found letter by letter, and whether there is one."""
-    for end in range(len(text) + 1):
-        starts = [end - len(s) for s in stop if text[:end].endswith(s)]
-        if starts:
-            return text[: min(starts)], True
-    return text, False
-
-
-class TestStopStrings:
-    @settings(max_examples=400, deadline=None)
-    @given(
-        st.lists(st.text("ab\n", max_size=4), max_size=12),
-        st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4).map(tuple),
-    )
-    def test_any_pieces_equal_the_whole_and_nothing_leaks(self, pieces, stop):
-        whole, found = cut("".join(pieces), stop)
-        stops, shown, seen = Stops(stop), "", ""
-        for piece in pieces:
-            seen += piece
-            new = stops.feed(piece)
-            shown += new
-            assert whole.startswith(shown)
-            if stops.found:
-                assert shown == whole
-            else:
-                held = seen[len(shown) :]  # only text that may still become a stop string is held back
-                assert held == "" or any(s.startswith(held) for s in stop)
-        shown += stops.finish()
-        assert (shown, stops.found) == (whole, found)
-        at_once = Stops(stop)
-        assert (at_once.feed("".join(pieces)) + at_once.finish(), at_once.found) == (whole, found)
-
-    def test_no_part_of_a_stop_string_is_ever_shown(self):
-        stops = Stops(("<|end|>",))
-        assert [stops.feed(c) for c in "a<|en<|end|>b<"] == ["a", *[""] * 4, "<|en", *[""] * 6, "", ""]
-        assert stops.found
-        assert stops.finish() == ""
-
-    def test_text_that_only_resembled_a_stop_string_is_shown(self):
-        stops = Stops(("stop", "halt"))
-        assert stops.feed("do not sto") == "do not "
-        assert stops.feed("re ha") == "store "
-        assert stops.finish() == "ha"
-        assert not stops.found
-
-    @pytest.mark.parametrize(
-        ("stop", "text", "shown"),
-        [
-            (("b", "abc"), "xabc", "xa"),  # complete first
-            (("bc", "abc"), "xabc", "x"),  # complete together: the longer
-            (("abcd", "bc"), "xabcd", "xa"),
-            (("d", "b"), "abcd", "a"),
-            (("aab",), "aaaab", "aa"),
-            (("\n\n", "\n"), "a\n\nb", "a"),
-        ],
-    )
-    def test_the_earliest_wins_whatever_the_pieces(self, stop, text, shown):
-        assert cut(text, stop) == (shown, True)
-        for pieces in ([text], list(text), [text[:2], text[2:]], [text[:3], text[3:]]):
-            stops = Stops(stop)
-            assert "".join(map(stops.feed, pieces)) == shown, pieces
-            assert stops.found
-
-    def test_without_stop_strings_text_passes(self):
-        stops = Stops(())
-        assert stops.feed("a") + stops.feed("b") + stops.finish() == "ab"
-        assert not stops.found

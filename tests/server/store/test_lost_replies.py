@@ -28,7 +28,7 @@ from everlong_server.store.vector_stores import stores
 from tests.lossy_redis_proxy import LossyRedisProxy
 from tests.process import Server, everlong, wait_for
 from tests.server.api.openai.talk import begin_upload, over, respond, sdk
-from tests.server.store.redis.test_redis_away import OwnRedis
+from tests.server.store.redis.conftest import OwnRedis
 from tests.tinymodel import STORY
 
 pytestmark = pytest.mark.long

@@ -28,7 +28,7 @@ from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.splitting import split
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import Vault
-from tests.models.text.test_tokenizer import CAPITALS, PIECES, bpe, wordpiece
+from tests.models.text.tiny_tokenizers import CAPITALS, PIECES, bpe, wordpiece
 from tests.tinymodel import NOVEL, make_tokenizer
 
 MARK = "\ufeff".encode()

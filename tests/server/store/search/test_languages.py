@@ -9,7 +9,7 @@ import pytest
 from everlong_server.store.search.normalise import searchable
 from everlong_server.store.search.terms import language_of, terms_of
 from tests.server.store.search.languages import FACTS, text_in
-from tests.server.store.search.test_passages import Shelf
+from tests.server.store.search.shelf import Shelf
 
 
 @pytest.mark.parametrize("language", FACTS)

@@ -9,7 +9,7 @@ from everlong_server.store.vault import new_key
 from tests.process import Server
 from tests.server.api.openai.talk import sdk
 from tests.server.api.openai.tools.talk import respond
-from tests.server.store.test_encryption import dumped
+from tests.server.store.encrypted import dumped
 from tests.tinymodel import make_tool_model
 
 MARKER = "Quetzalcoatl"

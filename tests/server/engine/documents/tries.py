@@ -1,0 +1,55 @@
+"""Jobs whose tries are counted: a Redis with short waits between tries, replicas, and failures of a given number."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everlong_server.engine import jobs as engine_jobs
+from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.redis import keys, scripts
+from everlong_server.store.redis.connection import Client
+
+MODEL = "m" * 64
+OUTAGE = 12
+"""Number of failures of an outage: more than the tries of a job."""
+
+
+@pytest.fixture
+async def redis(redis: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    for name in ("_RETRY_SECONDS", "_MAX_RETRY_SECONDS", "_GIVE_BACK_SECONDS"):
+        monkeypatch.setattr(engine_jobs, name, 0.001)
+    monkeypatch.setattr(scripts, "_COPY_MS", 1)
+    return redis
+
+
+def engine() -> Any:
+    return SimpleNamespace(alive=True, draining=False, model=SimpleNamespace(name="tiny", fingerprint=MODEL))
+
+
+async def replica(redis: Client, name: str = "a", stream: Callable[[str], str] = keys.jobs) -> Jobs:
+    jobs = Jobs(redis, MODEL, name, 60.0, stream)
+    await jobs.prepare(alone=False)
+    return jobs
+
+
+async def taken(jobs: Jobs) -> Job:
+    job = await jobs.next(10)
+    assert job is not None
+    return job
+
+
+def failing(times: int, error: Exception, then: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a call that raises `error` the first `times` times, and then calls `then`."""
+    left = [times]
+
+    async def call(*args: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return await then(*args)
+
+    return call
