@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
+from tokenizers import AddedToken
 
 import everlong_models.text.tokenizer as module
+from everlong_models.text.boundaries import Boundaries
 from everlong_models.text.tokenizer import ResumePoint, Tokenizer, TokenStream
 from tests.models.text.tiny_tokenizers import (
     CAPITALS,
@@ -49,9 +51,10 @@ def check(tokenizer: Tokenizer, pieces: list[str]) -> int:
 def check_places(tokenizer: Tokenizer, text: str, places: list[ResumePoint]) -> None:
     """Check that each point starts a pre-token, that encoding can be resumed there, and that points are as close as required."""
     data, expected = text.encode(), tokenizer.encode(text)
-    words = tokenizer._text.encode(text, add_special_tokens=False).word_ids
+    encoding, boundaries = tokenizer._text.encode(text, add_special_tokens=False), tokenizer.boundaries
+    words = encoding.word_ids
     assert places[0] == (0, 0, 0)
-    if not tokenizer.streams:
+    if boundaries is None:
         assert len(places) == 1
         return
     for place in places[1:]:
@@ -60,7 +63,7 @@ def check_places(tokenizer: Tokenizer, text: str, places: list[ResumePoint]) -> 
         assert rest == text[place.char :]
         assert tokenizer.encode(rest) == expected[place.token :], text
     for before, after in pairwise([place.token for place in places] + [len(words)]):
-        borders = [n for n in range(before + module._RESUME_TOKENS, len(words)) if words[n] != words[n - 1]]
+        borders = [n for n in range(before + module._RESUME_TOKENS, len(words)) if boundaries.begins(encoding, n, text)]
         assert after == (borders or [len(words)])[0]
 
 
@@ -107,7 +110,7 @@ class TestStreaming:
         assert got + stream.finish() == tokenizer.encode(text)
         # What waits: a chunk, a piece, and behind the last boundary a word and what must follow it. A look that found
         # nothing waits for as much again.
-        assert most <= 2 * (chunk + 13) + 40
+        assert most <= 2 * (chunk + 13) + (40 if tokenizer.boundaries == Boundaries() else 90)
 
     @pytest.mark.parametrize("name", STREAMING)
     def test_text_without_white_space_is_cut_too(self, name):
@@ -190,12 +193,21 @@ class TestStreaming:
         assert not tokenizer.streams
         assert check(tokenizer, pieces) == 0
 
-    @pytest.mark.parametrize(("normalizer", "added"), [("NFC", ""), ("Lowercase", ""), ("", "three words long")])
+    @pytest.mark.parametrize(
+        ("normalizer", "added"),
+        [
+            ("Lowercase", ()),
+            ("NFKC", ()),
+            ("", (AddedToken("three words long", lstrip=True, special=False),)),
+            ("NFC", (AddedToken("caf\u00e9", normalized=True, special=False),)),
+            ("", ("|>and",)),  # begins where the text of a special token ends
+        ],
+    )
     @settings(max_examples=10, deadline=None)
     @given(pieces=TEXTS)
     @example(pieces=[*"e\u0301" * 30])
-    @example(pieces=["three ", "words ", "long ", "and ", "three words", " long"])
-    def test_normalised_text_and_added_words_are_encoded_whole(self, normalizer, added, pieces):
+    @example(pieces=["three ", "words ", "long ", "and ", "three words", " long", "cafe\u0301", "<|im_end|>and"])
+    def test_other_rules_are_applied_to_the_whole_text(self, normalizer, added, pieces):
         tokenizer = bpe("gpt2", normalizer, added)
         assert not tokenizer.streams
         assert check(tokenizer, pieces) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import unicodedata
 from collections.abc import Callable
 
 import pytest
@@ -48,7 +49,19 @@ STREAMING: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "smollm": lambda: sequence(pre_tokenizers.Digits(individual_digits=True), GPT2),
     "digits": lambda: sequence(pre_tokenizers.Digits(individual_digits=False), split(PATTERNS["llama3"]), BYTES),
     **{name: lambda p=pattern: sequence(split(p), BYTES) for name, pattern in PATTERNS.items()},
+    "qwen, composed": lambda: sequence(split(PATTERNS["qwen"]), BYTES),
+    "o200k, composed": lambda: sequence(split(PATTERNS["o200k"]), BYTES),
+    "gpt2, with runs of spaces": lambda: GPT2,
+    "llama3, with tools": lambda: sequence(split(PATTERNS["llama3"]), BYTES),
 }
+TOOLS = ("<tool_call>", "</tool_call>")
+RULES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "qwen, composed": ("NFC", TOOLS),
+    "o200k, composed": ("NFC", ()),
+    "gpt2, with runs of spaces": ("NFC", ("  ", "    ", " " * 8)),
+    "llama3, with tools": ("", TOOLS),
+}
+"""A normaliser, and tokens that are not special, which a text can spell out."""
 DIGITS = pre_tokenizers.Digits(individual_digits=True)
 WHOLE: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "prefix space": lambda: pre_tokenizers.ByteLevel(add_prefix_space=True),
@@ -87,6 +100,29 @@ PIECES = [
         "\ufffd",
         "\U0001f9ff",
     ),
+    *(*TOOLS, "<tool", "_call>", "<", "</tool_call"),
+    *(
+        "\u1100\u1161\u11a8",
+        "\uac00\u11a8",
+        "\u1161",
+        "\u09c7\u09be",
+        "o\u0302\u0301",
+        "\u03b1\u0314\u0300\u0345",
+        "A\u030a",
+    ),
+    *(
+        "\u2126",
+        "\u212a",
+        "\u037e",
+        "\u1fef",
+        "=\u0338",
+        "\u0344",
+        "\u0958",
+        "\ufb1d",
+        "\u2adc",
+        "\u1b06\u1b35",
+        "'r\u0301e",
+    ),
     *("<|im_end|>", "<|im_start|>", "<|endoftext|>", "[SEP]", "</s>", "<|", "|>"),
     *("\x00", "\x01", "\x7f", "\x1f", "\u0378", "\U0003ffff", "\ue000"),
 ]
@@ -110,10 +146,16 @@ def hf(fast: Fast) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|im_end|>")
 
 
+def composed(name: str, text: str) -> str:
+    """Return the text that the tokens of the tokenizer `name` spell."""
+    return unicodedata.normalize("NFC", text) if RULES.get(name, ("",))[0] == "NFC" else text
+
+
 @functools.cache
-def bpe(name: str, normalizer: str = "", added: str = "") -> Tokenizer:
-    """A small byte-level BPE with the pre-tokenizer `name`."""
+def bpe(name: str, normalizer: str = "", added: tuple[str | AddedToken, ...] = ()) -> Tokenizer:
+    """A small byte-level BPE with the pre-tokenizer `name`. `added`: tokens that a text can spell out."""
     fast = Fast(models.BPE())
+    normalizer, added = RULES.get(name, (normalizer, added))
     pre = {**STREAMING, **WHOLE}[name]()
     if pre is not None:
         fast.pre_tokenizer = pre
@@ -129,8 +171,8 @@ def bpe(name: str, normalizer: str = "", added: str = "") -> Tokenizer:
     )
     texts = corpus()
     fast.train_from_iterator(texts if pre is not None else [t[:200] for t in texts], trainer)
-    if added:
-        fast.add_tokens([AddedToken(added, special=False)])
+    plain = [AddedToken(each, special=False, normalized=False) if isinstance(each, str) else each for each in added]
+    fast.add_tokens(plain)
     return Tokenizer(hf(fast))
 
 
