@@ -52,7 +52,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     },
     "POST /api/generate": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "documents": [ids["document_id"]]}},
     "POST /api/show": lambda ids: {"json": {"model": MODEL}},
-    "POST /api/embed": lambda ids: {"json": {"model": MODEL, "input": "Hi"}},
+    "POST /api/embed": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "Hi"}},
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
