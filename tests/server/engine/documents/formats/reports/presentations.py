@@ -28,8 +28,19 @@ def shape(text, placeholder="", properties=""):
     )
 
 
-def paragraph(text):
-    return f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>"
+def paragraph(text, properties=""):
+    return f"<a:p>{properties}<a:r><a:t>{text}</a:t></a:r></a:p>"
+
+
+def item(text, scheme, level=0, more=""):
+    return paragraph(text, f'<a:pPr lvl="{level}"><a:buAutoNum type="{scheme}"{more}/></a:pPr>')
+
+
+def listed(*paragraphs, styles=""):
+    return f"<p:sp><p:txBody><a:lstStyle>{styles}</a:lstStyle>{''.join(paragraphs)}</p:txBody></p:sp>"
+
+
+PICTURE = '<p:pic><p:nvPicPr><p:cNvPr id="1" name="x"/></p:nvPicPr></p:pic>'
 
 
 def slide(shapes, tag="sld", more=""):

@@ -98,6 +98,8 @@ class _Reader:
         self._lists = Lists(trees)
         self._controls = controls(trees)
         self._page = 0
+        self._section: str | None = None
+        """The current heading or sheet."""
         self._pending: list[str] = []
         """Footnotes and comments of the current paragraph."""
 
@@ -151,13 +153,16 @@ class _Reader:
         is_heading = bool(text) and element.tag == f"{_TEXT}h"
         if is_heading and element.get(f"{_TEXT}is-list-header") != "true":
             text = f"{self._lists.count_heading(element.get(f'{_TEXT}outline-level', '1'))} {text}".strip()
-        yield Block(text, section=" ".join(text.split()) if is_heading else None)
+        section = " ".join(text.split()) if is_heading else None
+        self._section = section or self._section
+        yield Block(text, section=section)
         yield from (Block(note) for note in self._taken())
 
     def _table(self, element: Any) -> Iterator[Block]:
         """Yield a table or a sheet, the notes on it, and what is drawn on it."""
         if element.getparent().tag == f"{_OFFICE}spreadsheet":
             name = element.get(f"{_TABLE}name", "")
+            self._section = name or None
             yield Block(name, section=name or None)
         yield Block("\n".join(self._rows(element)))
         yield from (Block(note) for note in self._taken())
@@ -253,7 +258,8 @@ class _Reader:
         words = [f"[{text}]" for text in dict.fromkeys(described) if text]
         for child in frame:
             if child.tag == f"{_DRAW}image" and not words:
-                self._notes.left_out("pictures without a description")
+                with self._notes.at(page=self._page or None, part=self._section):
+                    self._notes.left_out("pictures without a description")
             elif child.tag in (f"{_DRAW}object", f"{_DRAW}object-ole"):
                 return "\n".join([*words, *filter(None, self._object(child))])
         words += [block.text for block in self.blocks(frame)] if frame.tag == f"{_DRAW}frame" else []

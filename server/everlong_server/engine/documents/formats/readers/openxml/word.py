@@ -59,13 +59,17 @@ class _Document:
             return
         sections = list(self._body.iter(f"{W}sectPr"))
         yield from self._furniture(sections[:1], "header")
+        heading = None
         for block in _outermost(self._body, _PARAGRAPH, _TABLE, _CHUNK):
             if block.tag == _CHUNK:
                 yield from self._chunk(block)
                 continue
-            text = self._block(block).strip()
-            yield Block(text, section=" ".join(text.split()) if text and self._is_heading(block) else None)
-            yield from self._annotation_blocks()
+            with self._notes.at(part=heading):
+                text = self._block(block).strip()
+                section = " ".join(text.split()) if text and self._is_heading(block) else None
+                yield Block(text, section=section)
+                yield from self._annotation_blocks()
+            heading = section or heading
             if block.tag == _PARAGRAPH and len(sections) > 1 and block.find(f"{W}pPr/{W}sectPr") is not None:
                 yield from self._furniture([sections.pop(0)], "footer")
                 yield from self._furniture(sections[:1], "header")
