@@ -31,7 +31,6 @@ _FURNITURE = ("page", "page-number", "date-time", "header", "footer")
 _DRAWINGS = (f"{_DRAW}page", f"{_PRESENTATION}notes", f"{_DRAW}frame", f"{_DRAW}control")
 _SKIPPED = (
     f"{_TEXT}tracked-changes",
-    f"{_TEXT}ruby-text",
     f"{_OFFICE}forms",
     f"{_TABLE}shapes",
     f"{_TEXT}sequence-decls",
@@ -228,6 +227,9 @@ class _Reader:
                 return ""
             case tag if tag in _SKIPPED:
                 return ""
+            case tag if tag == f"{_TEXT}ruby-text":  # the pronunciation of the word before it
+                guide = self._inline(child).strip()
+                return f"({guide})" if guide else ""
             case tag if tag == f"{_DRAW}frame":
                 return self._frame(child)
             case tag if tag == f"{_DRAW}control":
