@@ -109,6 +109,23 @@ REPORTS = [
     ),
     Report("slide-deleted", "a.pptx", presentation(slide(shape("Kept")), slide(shape("Deleted")), listed=1), ["Kept"], ["Deleted"], []),
     Report(
+        "numbered-lists", "a.pptx",
+        presentation(
+            slide(
+                listed(
+                    paragraph("Plan"), item("One", "arabicPeriod"), item("Sub", "alphaLcParenR", 1), item("Sub2", "alphaLcParenR", 1),
+                    paragraph(" "), item("Two", "arabicPeriod"), item("Four", "romanUcParenBoth", more=' startAt="4"'),
+                    paragraph("No number"), item("Again", "arabicPeriod"), item("Circle", "circleNumDbPlain"),
+                )
+                + listed(
+                    paragraph("By its level"), paragraph("Not", "<a:pPr><a:buNone/></a:pPr>"),
+                    styles='<a:lvl1pPr><a:buAutoNum type="arabicPlain"/></a:lvl1pPr>',
+                )
+            )
+        ),
+        ["Plan 1. One a) Sub b) Sub2 2. Two (IV) Four No number 1. Again 1. Circle 1 By its level Not"], [], [],
+    ),
+    Report(
         "title-of-a-picture", "a.pptx",
         presentation(slide('<p:pic><p:nvPicPr><p:cNvPr id="1" name="x" title="A red boat"/></p:nvPicPr></p:pic>')),
         ["[A red boat]"], [], [],
