@@ -213,6 +213,11 @@ PLACES = {
         "left out: pictures without a description (2: pages 1-2)",
     ),
     "headings of OpenDocument": (odf(f"<text:h>Map</text:h>{FRAME}"), "Map: left out: pictures without a description (1)"),
+    "a heading of RTF": (rb"{\rtf1\outlinelevel0 Map\par x {\pict\pngblip 8950}\par}", "Map: left out: pictures (1)"),
+    "a page of a PDF": (
+        files.pdf_of(f"{files.pdf_lines((50, 700, 'Words'))} q 9 0 0 9 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID x EI Q"),
+        "page 1: left out: pictures (1)",
+    ),
     "files": (
         files.zipped({"a.html": "<html>x<img src=y>", "b.pptx": DECK}),
         "left out: pictures without a description (4: a.html; b.pptx pages 1, 3-4)",
