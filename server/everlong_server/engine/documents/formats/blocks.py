@@ -6,7 +6,8 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,11 @@ DAMAGED_ENTRY = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplement
 MAX_NOTES = 100
 _MAX_LENGTH = 200
 _MAX_DEPTH = 4
+_MAX_PLACES, _MAX_LIST = 1000, 90
+"""Places that are counted of one kind of thing, and characters of their list in a note."""
+_Place = tuple[int | None, str | None]
+"""A page and a part of the file; None where it is not known."""
+_UNKNOWN: _Place = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ class Notes:
         self._recogniser = recogniser
         self.on_page = on_page
         self._notes: dict[Note, None] = {}
-        self._left_out: Counter[str] = Counter()
+        self._left_out: dict[str, Counter[_Place]] = {}
+        self._place = _UNKNOWN
         self._more = 0
         self._depth = 0
 
@@ -79,11 +86,22 @@ class Notes:
         else:
             self._more += note not in self._notes
 
+    @contextmanager
+    def at(self, *, page: int | None = None, part: str | None = None) -> Iterator[None]:
+        """Count what is left out meanwhile for this page or part, such as a sheet, inside the part around it."""
+        outer = self._place
+        self._place = page, ", ".join(filter(None, [outer[1], part]))[:_MAX_LENGTH] or None
+        try:
+            yield
+        finally:
+            self._place = outer
+
     def left_out(self, things: str, count: int = 1) -> None:
-        """Count things that are not in the text. `things`: a plural, such as "pictures without a description"."""
+        """Count things that are not in the text, at the current place. `things`: a plural, such as "pictures"."""
         things = things[:_MAX_LENGTH]
         if count and (things in self._left_out or len(self._left_out) < MAX_NOTES):
-            self._left_out[things] += count
+            counts = self._left_out.setdefault(things, Counter())
+            counts[self._place if self._place in counts or len(counts) < _MAX_PLACES else _UNKNOWN] += count
         else:
             self._more += count
 
@@ -108,7 +126,7 @@ class Notes:
             return
         self._depth += 1
         try:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory() as folder, self.at(part=name):
                 file = Path(folder, "nested")
                 file.write_bytes(data)
                 blocks = self._read_nested(file, name, self)
@@ -131,5 +149,37 @@ class Notes:
 
     def all(self) -> list[Note]:
         """Return the notes, with one more for each kind of thing that was left out."""
-        notes = [*self._notes, *(Note(f"left out: {things} ({n})") for things, n in self._left_out.items())]
+        notes = [*self._notes, *(_left_out(things, counts) for things, counts in self._left_out.items())]
         return [*notes, Note(f"{self._more} more notes")] if self._more else notes
+
+
+def _left_out(things: str, counts: Counter[_Place]) -> Note:
+    """Return the note on one kind of things, with their page or part, or a list of these."""
+    if len(counts) == 1:
+        return Note(f"left out: {things} ({counts.total()})", *next(iter(counts)))
+    parts: dict[str | None, set[int | None]] = {}
+    for page, part in counts:
+        parts.setdefault(part, set()).add(page)
+    common = next(iter(parts)) if len(parts) == 1 else None
+    places = [
+        " ".join(filter(None, ["" if part == common else part, _page_list([page for page in pages if page])]))
+        for part, pages in parts.items()
+    ]
+    places += ["elsewhere"] if None in parts.get(common, ()) else []
+    listed = "; ".join(filter(None, places))
+    if len(listed) > _MAX_LIST:
+        cut = listed[:_MAX_LIST]
+        listed = f"{cut[: max(cut.rfind(','), cut.rfind(';'))]}, …"
+    return Note(f"left out: {things} ({counts.total()}: {listed})", None, common)
+
+
+def _page_list(pages: Collection[int]) -> str:
+    """Return the pages as words, such as "pages 2, 4-6"."""
+    runs: list[list[int]] = []
+    for page in sorted(pages):
+        if runs and page == runs[-1][1] + 1:
+            runs[-1][1] = page
+        else:
+            runs.append([page, page])
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"page{'s' if len(pages) > 1 else ''} {words}" if words else ""

@@ -40,6 +40,11 @@ SHOWN = {
         "It is <math><mfrac><mi>a</mi><mi>b</mi></mfrac><mo>+</mo><msup><mi>x</mi><mn>2</mn></msup></math>",
         "It is a/b+x^2",
     ),
+    "noscript": ("<script>write('x')</script><noscript>Call <b>555-0199</b>.</noscript>Shown", "Call 555-0199. Shown"),
+    "picture that a script shows": (
+        "<img data-src=x alt=Map><noscript><img src=x alt=Map><img src=count></noscript>Shown",
+        "[Map] Shown",
+    ),
     "script": ("<script>alert(1)</script><style>p{}</style><template>t</template>Shown", "Shown"),
     "entities": ("caf&eacute;&nbsp;bar &#8212; &hellip;", "café bar — …"),
 }

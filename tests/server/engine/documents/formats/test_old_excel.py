@@ -10,6 +10,7 @@ import pytest
 from everlong_server.engine.documents.formats.blocks import Unreadable
 from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, text_of
+from tests.server.engine.documents.formats.test_old_slides import group, properties, shape
 
 _FORMATS = ("General", "yyyy-mm-dd hh:mm", "0.0%", '0.00 "kg"')
 
@@ -102,7 +103,7 @@ def test_what_belongs_to_a_sheet() -> None:
     rows += box("A box of words") + box("Ask Бo", 25) + note(0, 0, "Ada")
     rows += beginning(0x20) + chart("Growth") + chart("Growth") + record(0x000A)
     assert texts(old_excel({"A": rows})) == [
-        "A", "Cell", "[Comment by Ada on A1] Ask Бo", "[Header] Acme", "[Footer] Secret", "A box of words", "Growth",
+        "A", "Cell", "[Comment by Ada on A1] Ask Бo", "[Header] Acme", "[Footer] Secret", "A box of words", "[Chart] Growth",
     ]  # fmt: skip
 
 
@@ -110,8 +111,34 @@ def test_hidden_sheets_and_charts() -> None:
     data = old_excel(
         {"A": words(0, 0, "x"), "Chart": chart("Title"), "B": words(0, 0, "y")}, hidden=["A"], charts=["Chart"]
     )
-    assert texts(data) == ["A", "x", "Chart", "Title", "B", "y"]
+    assert texts(data) == ["A", "x", "Chart", "[Chart] Title", "B", "y"]
     assert notes_of(data) == ["A: the sheet is hidden"]
+
+
+def test_the_values_of_a_chart() -> None:
+    def values(kind: int, *cells: bytes) -> bytes:
+        return record(0x1065, struct.pack("<H", kind)) + b"".join(cells)
+
+    series = record(0x1003, bytes(12)) + chart("Rent") + record(0x1025, bytes(32)) + chart("By year")
+    points = values(1, number(0, 0, 300.0), number(1, 0, 310.0)) + values(2, words(0, 0, "2023"), words(1, 0, "2024"))
+    rows = words(0, 0, "x") + beginning(0x20) + series + points + record(0x000A)
+    assert texts(old_excel({"A": rows})) == ["A", "x", "[Chart] By year\n\tRent\n2023\t300\n2024\t310"]
+
+
+def test_pictures_and_word_art() -> None:
+    shapes = shape(properties(picture=b"", description="A red barn\0".encode("utf-16-le")))
+    shapes += shape(properties(letters="Growth\0".encode("utf-16-le"))) + shape(properties(picture=b""))
+    drawing = record(0x00EC, group(shapes)[:40]) + record(0x005D, bytes(22)) + record(0x00EC, group(shapes)[40:])
+    data = old_excel({"A": words(0, 0, "x") + drawing, "B": words(0, 0, "y")})
+    assert texts(data) == ["A", "x", "[A red barn]", "Growth", "B", "y"]
+    assert notes_of(data) == ["A: left out: pictures without a description (1)"]
+
+
+def test_a_damaged_file_whose_cells_can_be_read() -> None:
+    """The library xlrd refuses a style that is too short."""
+    data = old_excel({"A": words(0, 0, "x")}, more=record(0x00E0, bytes(4)))
+    assert texts(data) == ["A", "x"]
+    assert notes_of(data) == ["it is damaged: its comments, text boxes, charts, pictures and headers were not read"]
 
 
 def test_a_stream_in_capitals_and_an_embedded_file() -> None:
@@ -133,6 +160,9 @@ def test_a_file_of_excel_4() -> None:
         + record(0x000A)
     )
     assert texts(data) == ["Sheet 1", "été"]
+    assert notes_of(data) == [
+        "text boxes, charts, pictures and headers of files before Excel 97 are not read; save it as .xlsx to keep them"
+    ]
 
 
 def test_an_encrypted_file_is_refused() -> None:

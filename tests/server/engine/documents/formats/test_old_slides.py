@@ -173,7 +173,16 @@ def test_pictures_and_word_art() -> None:
     picture = shape(properties(picture=b"", description="A red barn\0".encode("utf-16-le")))
     data = old_slides(page(SLIDE, art, picture, shape(properties(picture=b""))))
     assert texts(data) == ["Growth", "[A red barn]"]
-    assert notes_of(data) == ["left out: pictures without a description (1)"]
+    assert notes_of(data) == ["page 1: left out: pictures without a description (1)"]
+
+
+def test_numbers_of_lists_are_noted() -> None:
+    styles = struct.pack("<IHIII", 0x03000000, 1, 0x10003, 0, 0) + struct.pack("<IIIH", 0, 0, 1, 0)
+    tags = container(0x1388, container(0x138A, record(0x138B, record(0x0FAC, styles))))
+    numbered = shape(container(0xF00D, words("One\rTwo")), container(0xF011, tags))
+    data = old_slides(page(SLIDE, box("Plan")), page(SLIDE, numbered))
+    assert texts(data) == ["Plan", "One\nTwo"]
+    assert notes_of(data) == ["page 2: left out: numbers of lists (1)"]
 
 
 def test_embedded_files() -> None:

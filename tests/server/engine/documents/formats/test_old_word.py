@@ -13,6 +13,8 @@ from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 
 FOOTNOTE_PLACES, FOOTNOTES, COMMENT_PLACES, COMMENTS, HEADERS, PIECES, AUTHORS = 2, 3, 4, 5, 11, 33, 36
+STYLES, PARAGRAPHS, LISTS, LEVELS, LIST_REFERENCES = 1, 13, 73, 72, 74
+"""Numbers of tables. That of `LEVELS` is not in use; in a file, the levels follow the lists."""
 
 
 def numbers(*values: int) -> bytes:
@@ -21,9 +23,9 @@ def numbers(*values: int) -> bytes:
 
 def old_word(
     main: str, *, footnotes: str = "", headers: str = "", comments: str = "", boxes: str = "", tables: Mapping[int, bytes] = {},
-    flags: int = 0x0200, streams: Mapping[str, bytes] = {},
+    flags: int = 0x0200, streams: Mapping[str, bytes] = {}, pages: bytes = b"",
 ) -> bytes:  # fmt: skip
-    """Return a file (MS-DOC) with these parts of the text. `tables`: by their number in the list of places."""
+    """Return a file (MS-DOC) with these parts of the text. `tables`: by their number in the list of places. `pages`: from page 3 on."""
     parts = [main, footnotes, headers, "", comments, "", boxes, ""]
     text = "".join(parts)
     header = bytearray(0x400)
@@ -35,7 +37,8 @@ def old_word(
     for number, content in {**tables, PIECES: b"\x02" + numbers(len(piece)) + piece}.items():
         struct.pack_into("<II", header, 0x9A + 8 * number, len(table), len(content))
         table += content
-    return files.compound({"WordDocument": bytes(header) + text.encode("utf-16-le"), "1Table": table, **streams})
+    stream = bytes(header) + text.encode("utf-16-le")
+    return files.compound({"WordDocument": stream.ljust(3 * 512, b"\0") + pages, "1Table": table, **streams})
 
 
 def texts(data: bytes) -> Sequence[str]:
@@ -45,6 +48,55 @@ def texts(data: bytes) -> Sequence[str]:
 def test_paragraphs_fields_and_tables() -> None:
     main = "One\x0bline.\rSee \x13HYPERLINK x\x14the site\x15.\ra\x07b\x07\x07c\x07d\x07\x07Last.\r"
     assert texts(old_word(main)) == ["One\nline.", "See the site.", "a\tb\nc\td\nLast."]
+
+
+def test_a_word_and_its_pronunciation() -> None:
+    field = '\x13 EQ \\* jc2 \\* "Font:MS Mincho" \\* hps10 \\o\\ad(\\s\\up 9(とう),東)\x15'
+    data = old_word(f"{field}京 \x13 EQ \\f(1,2)\x15\r")
+    assert texts(data) == ["東(とう)京"]
+    assert notes_of(data) == ["left out: equations in fields (1)"]
+
+
+def described(main: str, *styles: tuple[int, bytes]) -> bytes:
+    """Return the page that describes the paragraphs of a text. `styles`: the style of each, and its properties."""
+    bounds = [0, *(at + 1 for at, character in enumerate(main) if character in "\r\x07")]
+    page, at = bytearray(512), 500
+    struct.pack_into(f"<{len(bounds)}I", page, 0, *(0x400 + 2 * bound for bound in bounds))
+    for index, (style, properties) in enumerate(styles):
+        data = struct.pack("<H", style) + properties + bytes(len(properties) % 2)
+        at -= len(data) + 2
+        page[4 * len(bounds) + 13 * index] = at // 2
+        page[at : at + 2 + len(data)] = bytes([0, len(data) // 2]) + data
+    page[511] = len(styles)
+    return bytes(page)
+
+
+def level(form: int, text: str, start: int = 1) -> bytes:
+    return struct.pack("<IB23xH", start, form, len(text)) + text.encode("utf-16-le")
+
+
+def in_list(level: int) -> bytes:
+    return struct.pack("<HBHH", 0x260A, level, 0x460B, 1)
+
+
+def test_numbers_of_lists() -> None:
+    main = "One\rTwo\rSub\rPlain\rOf a style\rcell\x07\x07"
+    style = struct.pack("<2xHH4x2H4H", 0xFFF1, 1, 0, 0, 6, 1, 0x460B, 1)
+    tables = {
+        PARAGRAPHS: numbers(0x400, 0x400 + 2 * len(main), 3), LISTS: struct.pack("<HI24x", 1, 7),
+        LEVELS: level(0, "\0.") + level(4, "(\1)") + level(23, "\uf0b7") + level(0, "") * 6,
+        LIST_REFERENCES: numbers(1, 7, 0, 0, 0, 0xFFFFFFFF),
+        STYLES: struct.pack("<HHH", 4, 2, 10) + bytes(2) + struct.pack("<H", len(style)) + style,
+    }  # fmt: skip
+    page = described(
+        main, (0, in_list(0)), (0, in_list(0)), (0, in_list(1)), (0, b""), (1, b""), (0, in_list(2)), (0, b"")
+    )
+    data = old_word(main, tables=tables, pages=page)
+    assert texts(data) == ["1. One", "2. Two", "(a) Sub", "Plain", "3. Of a style", "• cell"]
+    assert notes_of(data) == []
+    damaged = old_word(main, tables=tables | {LISTS: struct.pack("<HI24x", 999, 7)}, pages=page)
+    assert texts(damaged)[:2] == ["One", "Two"]
+    assert notes_of(damaged) == ["the numbers of lists are damaged and were left out"]
 
 
 def test_a_footnote() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, text_of
+from tests.server.engine.documents.formats.reports.opendocument import odf
+from tests.server.engine.documents.formats.reports.presentations import PICTURE, presentation, shape, slide
 
 FOLDER = Path(__file__).parents[4] / "data" / "formats"
 LEASE = ("Über Lease", "Terms", "Rent is 300 crowns", "naïvely", "Except in August.")
@@ -195,6 +197,42 @@ def test_an_archive_of_documents() -> None:
     )
     assert text_of(packed) == "[File] a.pdf\n\nA page.\n\n[File] b/note.txt\n\nA note."
     assert notes_of(packed) == ["c.bin: its format is not supported; it was left out"]
+
+
+HEADING = '<w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr><w:r><w:t>Map</w:t></w:r></w:p>'
+DRAWN = '<w:p><w:r><w:t>x</w:t><w:drawing><a:blip xmlns:a="urn:a"/></w:drawing></w:r></w:p>'
+FRAME = "<text:p>x<draw:frame><draw:image/></draw:frame></text:p>"
+DECK = presentation(*(slide(shape("x") + picture) for picture in (PICTURE, "", PICTURE, PICTURE)))
+PLACES = {
+    "slides": (DECK, "left out: pictures without a description (3: pages 1, 3-4)"),
+    "one slide": (presentation(slide(shape("x")), slide(shape("x") + PICTURE)), "page 2: left out: pictures without a description (1)"),
+    "headings": (files.word_of(DRAWN + HEADING + DRAWN + DRAWN), "left out: pictures without a description (3: Map; elsewhere)"),
+    "one heading": (files.word_of(HEADING + DRAWN), "Map: left out: pictures without a description (1)"),
+    "slides of OpenDocument": (
+        odf(f"<draw:page>{FRAME}</draw:page><draw:page>{FRAME}</draw:page>", "presentation"),
+        "left out: pictures without a description (2: pages 1-2)",
+    ),
+    "headings of OpenDocument": (odf(f"<text:h>Map</text:h>{FRAME}"), "Map: left out: pictures without a description (1)"),
+    "a heading of RTF": (rb"{\rtf1\outlinelevel0 Map\par x {\pict\pngblip 8950}\par}", "Map: left out: pictures (1)"),
+    "a page of a PDF": (
+        files.pdf_of(f"{files.pdf_lines((50, 700, 'Words'))} q 9 0 0 9 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID x EI Q"),
+        "page 1: left out: pictures (1)",
+    ),
+    "files": (
+        files.zipped({"a.html": "<html>x<img src=y>", "b.pptx": DECK}),
+        "left out: pictures without a description (4: a.html; b.pptx pages 1, 3-4)",
+    ),
+    "many": (
+        files.zipped({f"{n:03}.html": "<html>x<img src=y>" for n in range(99)}),
+        "left out: pictures without a description (99: " + "; ".join(f"{n:03}.html" for n in range(9)) + ", …)",
+    ),
+    "pages": (files.epub(["x<img src='y'/>"]), "OEBPS/text/chapter 0.xhtml: left out: pictures without a description (1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "note"), PLACES.values(), ids=PLACES)
+def test_a_note_says_where_something_was_left_out(data: bytes, note: str) -> None:
+    assert notes_of(data) == [note]
 
 
 def test_an_archive_inside_archives_is_read_to_a_limit() -> None:

@@ -171,6 +171,12 @@ def test_an_odt_without_its_manifest_is_read() -> None:
     assert note.part == "META-INF/manifest.xml"
 
 
+def test_pronunciation_in_an_odt_follows_its_word() -> None:
+    ruby = "<text:ruby><text:ruby-base>東</text:ruby-base><text:ruby-text>とう</text:ruby-text></text:ruby>京"
+    made = rezipped(as_odt(["HERE"]), {"content.xml": lambda name, data: (name, data.replace(b"HERE", ruby.encode()))})
+    assert read(made) == ("東(とう)京", [])
+
+
 def lines(text: str) -> list[str]:
     return [line for line in map(str.strip, text.splitlines()) if line]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 
 import pytest
@@ -178,4 +179,46 @@ def test_a_damaged_sheet() -> None:
 def test_a_string_that_is_not_in_the_file() -> None:
     packed = excel(value("A1", "99", 't="s"') + words("B1", "ok"))
     assert text_of(packed) == "Rents\n\n\tok"
-    assert notes_of(packed) == ["left out: cells whose text is not in the file (1)"]
+    assert notes_of(packed) == ["Rents: left out: cells whose text is not in the file (1)"]
+
+
+def binary(kind: int, *values: int | str, flags: int = 0) -> bytes:
+    """Return a record of a file in binary form. `flags`: number of bytes before the values, which are 0."""
+    data = bytes(flags)
+    for each in values:
+        data += (
+            struct.pack("<I", len(each)) + each.encode("utf-16-le")
+            if isinstance(each, str)
+            else struct.pack("<I", each)
+        )
+    head = bytes([kind]) if kind < 128 else bytes([kind & 127 | 128, kind >> 7])
+    return head + bytes([len(data) & 127 | 128, len(data) >> 7]) + data
+
+
+def test_a_file_in_binary_form() -> None:
+    sheet = (
+        binary(129)
+        + binary(148, 0, 0, 0, 0)
+        + binary(145)
+        + binary(0, 0, flags=21)
+        + binary(6, 0, 0, "x")
+        + binary(146)
+    )
+    header = binary(479, "&CFor Ada", "", "", "", "", "", flags=2)
+    comments = binary(632, "Bo") + binary(635, 0, 4, 4, 27, 27) + binary(637, "late payer", flags=1)
+    packed = files.zipped({
+        "_rels/.rels": relations("xl/workbook.bin").replace('/workbook"', '/officeDocument"'),
+        "xl/workbook.bin": binary(131) + binary(143) + binary(156, 0, 1, "worksheet", "Rents")
+        + binary(156, 1, 2, "sheet", "Drawn") + binary(144) + binary(132),
+        "xl/_rels/workbook.bin.rels": relations("worksheets/worksheet.bin", "worksheets/sheet.bin"),
+        "xl/worksheets/worksheet.bin": sheet + header + binary(130),
+        "xl/worksheets/_rels/worksheet.bin.rels": relations("../comments1.bin"),
+        "xl/comments1.bin": comments,
+        "xl/worksheets/sheet.bin": binary(129) + binary(145) + binary(146) + binary(130),
+        "xl/worksheets/_rels/sheet.bin.rels": relations("../drawing1.xml"),
+        "xl/drawing1.xml": BOX,
+    })  # fmt: skip
+    assert text_of(packed).split("\n\n") == [
+        "Rents", "x", "[Comment by Bo on AB5] late payer", "[Header] For Ada", "Drawn", "Box words",
+    ]  # fmt: skip
+    assert notes_of(packed) == ["Drawn: the sheet is hidden"]

@@ -120,6 +120,7 @@ INLINE = {
     "empty check box": (r('<w:fldChar><w:ffData><w:checkBox><w:default w:val="0"/></w:checkBox></w:ffData></w:fldChar>'), "[ ]"),
     "list": (r('<w:fldChar><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="no"/><w:listEntry w:val="yes"/></w:ddList></w:ffData></w:fldChar>'), "yes"),
     "field code": (r("<w:instrText>PAGE</w:instrText>") + t("3"), "3"),
+    "pronunciation": (r(f"<w:ruby><w:rubyPr/><w:rt>{t('とう')}</w:rt><w:rubyBase>{t('東')}</w:rubyBase></w:ruby>") + t("京"), "東(とう)京"),
     "picture": (r('<w:drawing><wp:docPr xmlns:wp="urn:x" descr="A map of  Turku"/></w:drawing>'), "[A map of Turku]"),
 }  # fmt: skip
 

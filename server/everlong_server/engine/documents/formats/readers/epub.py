@@ -93,7 +93,8 @@ def _page(book: _Book, name: str, notes: Notes) -> Iterator[Block]:
     except DAMAGED_ENTRY as error:
         notes.add(f"it is damaged and was left out ({error})", part=name)
         return
-    blocks = list(render(decode(data, notes, part=name), notes))
+    with notes.at(part=name):
+        blocks = list(render(decode(data, notes, part=name), notes))
     if name.lower().endswith(".svg") and not any(block.text for block in blocks):
         notes.add("it is not a page of text; it was left out", part=name)
     yield from blocks

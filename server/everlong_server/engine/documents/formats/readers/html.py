@@ -49,7 +49,7 @@ _INLINE = (
     "sup",
     "u",
 )
-_NO_TEXT = "//script | //style | //template[not(@shadowrootmode)] | //noscript | //rp"
+_NO_TEXT = "//script | //style | //template[not(@shadowrootmode)] | //rp"
 _ARRANGED = ".//section | .//h1 | .//h2 | .//h3 | .//h4 | .//h5 | .//h6"
 """What a cell contains if its table arranges a page. Inner tables are sections."""
 _MAX_CELL = 400
@@ -94,6 +94,7 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
         return
     _open_frames(tree)
     _open_shadows(tree)
+    _open_alternatives(tree)
     _drop_hidden(tree, notes)
     _write_out_numbers(tree)
     _write_out_controls(tree, notes)
@@ -162,6 +163,16 @@ def _open_shadows(tree: Any) -> None:
     """Show the shadow trees that elements declare, in place of what the elements contain but their slots."""
     for shadow in tree.xpath("//template[@shadowrootmode]"):
         shadow.tag = "div"
+
+
+def _open_alternatives(tree: Any) -> None:
+    """Show what browsers without scripts show, but not the pictures and frames that a script shows or that count visits."""
+    shown = set(tree.xpath("//img[not(ancestor::noscript)]/@alt"))
+    for alternative in tree.xpath("//noscript"):
+        for element in alternative.xpath(".//img | .//iframe"):
+            if not element.get("alt") or element.get("alt") in shown:
+                element.drop_tree()
+        alternative.tag = "div"
 
 
 def _write_out_tables(tree: Any) -> None:

@@ -15,6 +15,7 @@ _REPEATED = {"ppt": "footnote"}
 _MISSING = {
     "doc": "it is damaged: its footnotes, headers and comments were not read",
     "ppt": "it is damaged: its slides are not told apart, and texts of its masters are among theirs",
+    "xls": "it is damaged: its comments, text boxes, charts, pictures and headers were not read",
 }
 
 

@@ -114,6 +114,8 @@ class _Reader:
         self._shown = set[str]()
         self._count = 0
         self._author = self._property = ""
+        self._section: str | None = None
+        """The current heading."""
 
     def blocks(self) -> Iterator[Block]:
         """Yield the text."""
@@ -166,9 +168,13 @@ class _Reader:
             name, codec = self._fonts.get(self._state.font, ("", ""))
             self._fonts[self._state.font] = name + data.decode("latin-1"), codec
         elif self._state.hidden and data.strip():
-            self._notes.left_out(self._state.hidden)
+            self._left_out(self._state.hidden)
         elif self._state.listens:
             self._bytes += data[dropped:]
+
+    def _left_out(self, things: str) -> None:
+        with self._notes.at(part=self._section):
+            self._notes.left_out(things)
 
     def _flush(self) -> None:
         """Decode the collected bytes."""
@@ -272,7 +278,7 @@ class _Reader:
         elif word in _QUIET:
             self._state = replace(state, listens=False)
             if word in ("pict", "object"):
-                self._notes.left_out("pictures" if word == "pict" else "embedded objects")
+                self._left_out("pictures" if word == "pict" else "embedded objects")
         else:
             self._state = replace(state, sink=_Sink(word), listens=True, hidden="", markup=False)
 
@@ -345,7 +351,9 @@ class _Reader:
         text = self._taken()
         self._in_table = False
         level = self._level if self._level >= 0 else self._levels.get(self._style, -1)
-        yield Block(text, section=" ".join(text.split()) if text and 0 <= level < 9 else None)
+        section = " ".join(text.split()) if text and 0 <= level < 9 else None
+        self._section = section or self._section
+        yield Block(text, section=section)
         yield from self._notes_on_it()
 
     def _notes_on_it(self) -> Iterator[Block]:

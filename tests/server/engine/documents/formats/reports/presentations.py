@@ -28,8 +28,19 @@ def shape(text, placeholder="", properties=""):
     )
 
 
-def paragraph(text):
-    return f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>"
+def paragraph(text, properties=""):
+    return f"<a:p>{properties}<a:r><a:t>{text}</a:t></a:r></a:p>"
+
+
+def item(text, scheme, level=0, more=""):
+    return paragraph(text, f'<a:pPr lvl="{level}"><a:buAutoNum type="{scheme}"{more}/></a:pPr>')
+
+
+def listed(*paragraphs, styles=""):
+    return f"<p:sp><p:txBody><a:lstStyle>{styles}</a:lstStyle>{''.join(paragraphs)}</p:txBody></p:sp>"
+
+
+PICTURE = '<p:pic><p:nvPicPr><p:cNvPr id="1" name="x"/></p:nvPicPr></p:pic>'
 
 
 def slide(shapes, tag="sld", more=""):
@@ -97,6 +108,23 @@ REPORTS = [
         ["First Second"], [], ["the file does not refer to it"],
     ),
     Report("slide-deleted", "a.pptx", presentation(slide(shape("Kept")), slide(shape("Deleted")), listed=1), ["Kept"], ["Deleted"], []),
+    Report(
+        "numbered-lists", "a.pptx",
+        presentation(
+            slide(
+                listed(
+                    paragraph("Plan"), item("One", "arabicPeriod"), item("Sub", "alphaLcParenR", 1), item("Sub2", "alphaLcParenR", 1),
+                    paragraph(" "), item("Two", "arabicPeriod"), item("Four", "romanUcParenBoth", more=' startAt="4"'),
+                    paragraph("No number"), item("Again", "arabicPeriod"), item("Circle", "circleNumDbPlain"),
+                )
+                + listed(
+                    paragraph("By its level"), paragraph("Not", "<a:pPr><a:buNone/></a:pPr>"),
+                    styles='<a:lvl1pPr><a:buAutoNum type="arabicPlain"/></a:lvl1pPr>',
+                )
+            )
+        ),
+        ["Plan 1. One a) Sub b) Sub2 2. Two (IV) Four No number 1. Again 1. Circle 1 By its level Not"], [], [],
+    ),
     Report(
         "title-of-a-picture", "a.pptx",
         presentation(slide('<p:pic><p:nvPicPr><p:cNvPr id="1" name="x" title="A red boat"/></p:nvPicPr></p:pic>')),

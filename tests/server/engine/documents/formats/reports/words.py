@@ -377,8 +377,8 @@ REPORTS = [
         word_of(
             "<w:p><w:r><w:ruby><w:rt><w:r><w:t>とう</w:t></w:r></w:rt><w:rubyBase><w:r><w:t>東</w:t></w:r></w:rubyBase></w:ruby></w:r></w:p>"
         ),
-        ["東"],
-        ["とう"],
+        ["東(とう)"],
+        [],
         [],
     ),
 ]

@@ -19,6 +19,7 @@ import olefile
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, best_encoding
 from everlong_server.engine.documents.formats.readers import legacy
+from everlong_server.engine.documents.formats.readers.compound.doc_lists import Lists, Piece, Tables
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files
 
 _WORD_6, _WORD_97 = 100, 193
@@ -35,6 +36,7 @@ _FOOTNOTE_PLACES, _FOOTNOTES, _COMMENT_PLACES, _COMMENTS, _HEADERS, _FONTS, _PIE
     36,
 )
 _ENDNOTE_PLACES, _ENDNOTES = 46, 47
+_STYLES, _PARAGRAPHS, _LISTS, _LIST_REFERENCES = 1, 13, 73, 74
 _MAC = 0x0100
 
 
@@ -51,8 +53,12 @@ class _Layout:
 
 _LAYOUT_97 = _Layout(0x4C, 0x9A, 0x9A + 8 * _ENDNOTE_PLACES, 30)
 _LAYOUT_6 = _Layout(0x34, 0x58, 0x1D2, 20)
-_FIELD = re.compile("\x13[^\x13\x14\x15]*(?:\x14([^\x13\x14\x15]*))?\x15")
+_FIELD = re.compile("\x13([^\x13\x14\x15]*)(?:\x14([^\x13\x14\x15]*))?\x15")
 """A field without another one inside: its instructions, and the result that a reader sees."""
+_GUIDE = re.compile(r"\s*EQ\b.*\\up\s*\d*\s*\(([^()]*)\)\s*[,;](.*)\)\s*", re.DOTALL)
+"""The instructions of a field that is a word with its pronunciation above it."""
+_MAX_GUIDE = 1000
+_EQUATION = re.compile(r"\s*EQ\s")
 _PARAGRAPH = re.compile("[^\r\x0c]+[\r\x0c]?|[\r\x0c]")
 _CONTROLS = str.maketrans(
     {
@@ -68,7 +74,7 @@ _CONTROLS = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A note and its place in the text. `shown`: its mark in the text, such as a number."""
+    """A note and its place in the text. `shown`: its mark in the text, such as a number. `text`: "" for the number of a list."""
 
     place: int
     shown: str
@@ -114,6 +120,7 @@ class _Document:
             self._table = ole.openstream("1Table" if flags & _SECOND_TABLE else "0Table").read()
         if self._version < _WORD_6:
             notes.add("footnotes, headers and comments of files of Word 2 are not read; save it as .docx to keep them")
+        self._pieces: list[Piece] = []
         counts = struct.unpack_from("<8I", stream, self._layout.counts)
         is_in_pieces = flags & _COMPLEX if self._is_old else True
         text = self._text(sum(counts) + 1, flags) if is_in_pieces else self._text_in_one(sum(counts), flags)
@@ -152,8 +159,10 @@ class _Document:
                 narrow.append(self._stream[place : place + length])
             elif place & 0x40000000:
                 begin = (place & 0x3FFFFFFF) // 2
+                self._pieces.append(Piece(start, end, begin, 1))
                 text.append(self._stream[begin : begin + length].decode("cp1252", "replace"))
             else:
+                self._pieces.append(Piece(start, end, place, 2))
                 text.append(_wide(self._stream[place : place + 2 * length]))
         return self._decoded(b"".join(narrow)) if narrow else "".join(text)
 
@@ -173,13 +182,31 @@ class _Document:
         return "".join(_padded(data.decode(best, "replace"), best))
 
     def _entry(self, index: int) -> bytes:
+        start, size = self._place(index)
+        return self._table[start : start + size]
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the start and the size of a table."""
         if self._version < _WORD_6:
-            return b""
+            return 0, 0
         start = self._layout.tables + 8 * index
         if index >= _ENDNOTE_PLACES:
             start = self._layout.later_tables + 8 * (index - _ENDNOTE_PLACES)
         start, size = struct.unpack_from("<2I", self._stream, start)
-        return self._table[start : start + size]
+        return start, size
+
+    def _numbers(self) -> list[_Mark]:
+        """Return the numbers and bullets of lists. Older files have them in another form."""
+        if self._is_old:
+            return []
+        pages, styles, named, references = map(self._entry, (_PARAGRAPHS, _STYLES, _LISTS, _LIST_REFERENCES))
+        levels = self._table[sum(self._place(_LISTS)) :]
+        try:
+            lists = Lists(self._stream, self._pieces, Tables(pages, styles, named, levels, references))
+            return [_Mark(place, f"{label} ", "") for place, label in lists.labels(self._main)]
+        except (IndexError, struct.error):
+            self._notes.add("the numbers of lists are damaged and were left out")
+            return []
 
     def _marks(self, places: int, ends: int, text: str, kind: str, size: int) -> Iterator[_Mark]:
         """Yield the notes of one kind. `size`: number of bytes that describe each."""
@@ -208,7 +235,7 @@ class _Document:
         """Yield the text, with each note after the paragraph that refers to it."""
         headers, footers = self._furniture()
         yield from (Block(f"[Header] {text}") for text in headers)
-        marks = sorted(
+        notes = sorted(
             [
                 *self._marks(_FOOTNOTE_PLACES, _FOOTNOTES, self._footnotes, "Footnote", 2),
                 *self._marks(_ENDNOTE_PLACES, _ENDNOTES, self._endnotes, "Endnote", 2),
@@ -217,18 +244,22 @@ class _Document:
             key=lambda mark: mark.place,
         )
         self._notes.left_out("pictures and drawings", self._main.count("\x01") + self._main.count("\x08"))
-        if marks:
+        lost = [field for field in _FIELD.finditer(self._main) if _EQUATION.match(field[1]) and not _shown(field)]
+        self._notes.left_out("equations in fields", len(lost))
+        if notes:
             self._notes.add("footnotes, endnotes and comments follow the paragraphs that refer to them")
+        marks = sorted([*self._numbers(), *notes], key=lambda mark: mark.place)[::-1]
         for match in _PARAGRAPH.finditer(self._main):
             start, end = match.span()
-            here = [mark for mark in marks if mark.place < end]
-            marks = marks[len(here) :]
+            here = []
+            while marks and marks[-1].place < end:
+                here.append(marks.pop())
             paragraph, at = "", start
             for mark in here:
                 paragraph += self._main[at : mark.place] + mark.shown
                 at = max(at, mark.place)
             yield Block(_clean(paragraph + self._main[at:end]).strip())
-            yield from (Block(mark.text) for mark in here)
+            yield from (Block(mark.text) for mark in here if mark.text)
         for text in filter(None, map(str.strip, _clean(self._boxes).split("\n\n"))):
             yield Block(text)
         yield from (Block(f"[Footer] {text}") for text in footers)
@@ -260,10 +291,16 @@ def _padded(text: str, encoding: str) -> Iterator[str]:
             yield "\0"
 
 
+def _shown(field: re.Match[str]) -> str:
+    """Return what a reader sees of a field."""
+    guide = None if field[2] or len(field[1]) > _MAX_GUIDE else _GUIDE.fullmatch(field[1])
+    return f"{guide[2]}({guide[1]})" if guide else field[2] or ""
+
+
 def _clean(text: str) -> str:
     """Return text without control characters: the results of fields, and tables as rows with tabs."""
     for _ in range(8):  # fields inside fields
-        text, count = _FIELD.subn(lambda found: found[1] or "", text)
+        text, count = _FIELD.subn(_shown, text)
         if not count:
             break
     text = text.translate(_CONTROLS)

@@ -15,7 +15,14 @@ import olefile
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
-from everlong_server.engine.documents.formats.readers.compound.shapes import Record, drawn, records, text_of, walk
+from everlong_server.engine.documents.formats.readers.compound.shapes import (
+    Record,
+    drawn,
+    numbered,
+    records,
+    text_of,
+    walk,
+)
 
 _STREAM, _USER = "PowerPoint Document", "Current User"
 _DUAL = "PP97_DUALSTORAGE"
@@ -121,7 +128,9 @@ class _Presentation:
         spoken = dict(self._speaker_notes())
         number = 0
         for number, (slide, texts) in enumerate(self._listed(_SLIDES), 1):
-            parts = [*drawn(slide, texts, self._notes), *_comments(slide)]
+            with self._notes.at(page=number):
+                parts = [*drawn(slide, texts, self._notes), *_comments(slide)]
+                self._notes.left_out("numbers of lists", numbered(slide))
             atom = next((data for kind, _, data in records(slide) if kind == _SLIDE_ATOM), bytes(24))
             show = next((data for kind, _, data in records(slide) if kind == _SHOW), b"")
             if len(show) > 11 and int.from_bytes(show[10:12], "little") & _HIDDEN:
@@ -134,6 +143,7 @@ class _Presentation:
             yield Block("\n\n".join(parts), page=number)
         if not number:
             raise ValueError("it has no slides")
+        self._notes.left_out("numbers of lists", numbered(self._root))
         background = [
             text for master, _ in self._listed(_MASTERS) for text in drawn(master, [], self._notes, is_master=True)
         ]

@@ -16,8 +16,15 @@ _TEXT_BOX, _CLIENT, _ANCHOR = 0xF00D, 0xF011, 0xF00F
 _WIDE, _NARROW, _OUTLINE, _PLACEHOLDER = 0x0FA0, 0x0FA8, 0x0F9E, 0x0BC3
 _PICTURE, _WORD_ART, _DESCRIPTION, _TABLE = 0x0104, 0x00C0, 0x0381, 0x03A0
 """Numbers of properties of shapes: the picture, the letters of WordArt, a description, the rows of a table."""
+_FLAGS, _OLE_SHAPE = 0xF00A, 0x10
+"""A record with the flags of a shape, and that of an embedded object, whose picture shows its content."""
 _LAST_PROMPT = 6
 """The last kind of a placeholder that is filled on slides. The others are dates, numbers, footers and headers."""
+_LIST_STYLES = 0x0FAC
+"""A record with the numbers and pictures before the paragraphs of a text."""
+_HAS_PICTURE, _HAS_SCHEME, _IS_NUMBERED = 0x00800000, 0x01000000, 0x02000000
+_LANGUAGE_SIZES = ((1, 2), (2, 2), (4, 2), (0x20, 4), (0x40, 2))
+"""Flags of the language of a run, and the bytes that each adds."""
 _COMPLEX = 0x8000
 _MAX_DEPTH = 64
 
@@ -66,6 +73,47 @@ def drawn(slide: bytes, texts: Sequence[str], notes: Notes, *, is_master: bool =
     yield from (text for index, text in enumerate(texts) if text and index not in used)
 
 
+def pictures(drawing: bytes, notes: Notes) -> Iterator[str]:
+    """Yield the words of WordArt, and the descriptions of the pictures, in the shapes of an Excel sheet."""
+    for kind, _, body in walk(drawing):
+        if kind == _SHAPE:
+            shape = list(records(body))
+            properties = dict(_properties(shape))
+            yield _letters(properties.get(_WORD_ART, b"")) or _picture(shape, properties, notes)
+
+
+def _picture(shape: list[Record], properties: dict[int, bytes], notes: Notes) -> str:
+    """Return the description of a picture, in brackets; "" for another shape."""
+    is_object = any(kind == _FLAGS and data[4:5] and data[4] & _OLE_SHAPE for kind, _, data in shape)
+    if _PICTURE not in properties or is_object:
+        return ""
+    if description := _letters(properties.get(_DESCRIPTION, b"")):
+        return f"[{description}]"
+    notes.left_out("pictures without a description")
+    return ""
+
+
+def numbered(data: bytes) -> int:
+    """Return how many runs of paragraphs PowerPoint numbers, of the texts in `data`."""
+    return sum(sum(_numbers(body)) for kind, _, body in walk(data) if kind == _LIST_STYLES)
+
+
+def _numbers(styles: bytes) -> Iterator[bool]:
+    """Yield whether each run of paragraphs is numbered (MS-PPT, 2.9.67). Their other styles are skipped."""
+    at = 0
+    while at + 12 <= len(styles):
+        flags = int.from_bytes(styles[at : at + 4], "little")
+        at += 4 + (2 if flags & _HAS_PICTURE else 0)
+        yield bool(flags & _IS_NUMBERED) and styles[at : at + 2] == b"\1\0"
+        at += (2 if flags & _IS_NUMBERED else 0) + (4 if flags & _HAS_SCHEME else 0)
+        letters = int.from_bytes(styles[at : at + 4], "little")
+        at += 8 if letters & 0x100000 else 4
+        language = int.from_bytes(styles[at : at + 4], "little")
+        at += 4 + sum(size for flag, size in _LANGUAGE_SIZES if language & flag)
+        if language & 0x200:
+            at += 4 + 4 * int.from_bytes(styles[at : at + 4], "little")
+
+
 def _grouped(
     group: bytes, texts: Sequence[str], used: set[int], notes: Notes, is_master: bool, depth: int = 0
 ) -> Iterator[str]:
@@ -79,11 +127,8 @@ def _grouped(
             properties = dict(_properties(shape))
             is_table = is_table or (index == 0 and _TABLE in properties)
             text = "" if is_master and _asks(shape) else _shape_text(shape, properties, texts, used)
-            if not text and _PICTURE in properties and not is_master:
-                if description := _letters(properties.get(_DESCRIPTION, b"")):
-                    text = f"[{description}]"
-                else:
-                    notes.left_out("pictures without a description")
+            if not text and not is_master:
+                text = _picture(shape, properties, notes)
             place = next(
                 (struct.unpack("<2i", data[:8]) for inner, _, data in shape if inner == _ANCHOR and len(data) >= 8),
                 (0, 0),

@@ -31,7 +31,6 @@ _FURNITURE = ("page", "page-number", "date-time", "header", "footer")
 _DRAWINGS = (f"{_DRAW}page", f"{_PRESENTATION}notes", f"{_DRAW}frame", f"{_DRAW}control")
 _SKIPPED = (
     f"{_TEXT}tracked-changes",
-    f"{_TEXT}ruby-text",
     f"{_OFFICE}forms",
     f"{_TABLE}shapes",
     f"{_TEXT}sequence-decls",
@@ -98,6 +97,8 @@ class _Reader:
         self._lists = Lists(trees)
         self._controls = controls(trees)
         self._page = 0
+        self._section: str | None = None
+        """The current heading or sheet."""
         self._pending: list[str] = []
         """Footnotes and comments of the current paragraph."""
 
@@ -151,13 +152,16 @@ class _Reader:
         is_heading = bool(text) and element.tag == f"{_TEXT}h"
         if is_heading and element.get(f"{_TEXT}is-list-header") != "true":
             text = f"{self._lists.count_heading(element.get(f'{_TEXT}outline-level', '1'))} {text}".strip()
-        yield Block(text, section=" ".join(text.split()) if is_heading else None)
+        section = " ".join(text.split()) if is_heading else None
+        self._section = section or self._section
+        yield Block(text, section=section)
         yield from (Block(note) for note in self._taken())
 
     def _table(self, element: Any) -> Iterator[Block]:
         """Yield a table or a sheet, the notes on it, and what is drawn on it."""
         if element.getparent().tag == f"{_OFFICE}spreadsheet":
             name = element.get(f"{_TABLE}name", "")
+            self._section = name or None
             yield Block(name, section=name or None)
         yield Block("\n".join(self._rows(element)))
         yield from (Block(note) for note in self._taken())
@@ -223,6 +227,9 @@ class _Reader:
                 return ""
             case tag if tag in _SKIPPED:
                 return ""
+            case tag if tag == f"{_TEXT}ruby-text":  # the pronunciation of the word before it
+                guide = self._inline(child).strip()
+                return f"({guide})" if guide else ""
             case tag if tag == f"{_DRAW}frame":
                 return self._frame(child)
             case tag if tag == f"{_DRAW}control":
@@ -253,7 +260,8 @@ class _Reader:
         words = [f"[{text}]" for text in dict.fromkeys(described) if text]
         for child in frame:
             if child.tag == f"{_DRAW}image" and not words:
-                self._notes.left_out("pictures without a description")
+                with self._notes.at(page=self._page or None, part=self._section):
+                    self._notes.left_out("pictures without a description")
             elif child.tag in (f"{_DRAW}object", f"{_DRAW}object-ole"):
                 return "\n".join([*words, *filter(None, self._object(child))])
         words += [block.text for block in self.blocks(frame)] if frame.tag == f"{_DRAW}frame" else []

@@ -7,6 +7,7 @@ from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Notes
 from everlong_server.engine.documents.formats.readers.equations import M, linear
+from everlong_server.engine.documents.formats.readers.openxml.bullets import Bullets
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R
 
@@ -73,7 +74,14 @@ def _is_furniture(shape: Any) -> bool:
 
 
 def _paragraphs(body: Any) -> str:
-    return "\n".join("".join(_runs(paragraph)) for paragraph in body.iter(f"{A}p")).strip()
+    bullets = Bullets(body)
+    return "\n".join(_line(paragraph, bullets) for paragraph in body.iter(f"{A}p")).strip()
+
+
+def _line(paragraph: Any, bullets: Bullets) -> str:
+    text = "".join(_runs(paragraph))
+    number = bullets.of(paragraph) if text.strip() else ""
+    return f"{number} {text}" if number else text
 
 
 def _runs(paragraph: Any) -> Iterator[str]:

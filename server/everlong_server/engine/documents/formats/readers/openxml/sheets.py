@@ -11,6 +11,7 @@ from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
 from everlong_server.engine.documents.formats.readers import legacy
+from everlong_server.engine.documents.formats.readers.openxml import binary
 from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
@@ -20,6 +21,8 @@ _LETTERS = re.compile(r"[A-Z]{1,3}")
 _LAYOUT = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|\d+|[A-Za-z]|(&))')
 """Codes in headers and footers: fonts, sizes, page numbers; && is a character."""
 _EXCEL_2003 = "{urn:schemas-microsoft-com:office:spreadsheet}"
+_COPY = "[Threaded comment]"
+"""The beginning of a copy of a threaded comment for old versions of Excel."""
 _MAX_COLUMN = 16384
 _ROWS_TOGETHER = 1000
 
@@ -31,7 +34,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         return
     package = Package(file, notes)
     if package.has("xl/workbook.bin"):  # xlsb
-        yield from legacy.read(file, notes, "xlsx")
+        yield from _binary_sheets(file, package, notes)
         return
     main = package.main("sheet.main+xml", r"xl/workbook\d*\.xml")
     workbook, relations = package.xml(main), package.relations(main)
@@ -52,14 +55,41 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         if sheet.get("state", "visible") != "visible":
             notes.add("the sheet is hidden", part=name)
         yield Block(name, section=name or None)
-        yield from _Sheet(package, relation.target, strings, styles, notes).blocks()
+        with notes.at(part=name):
+            yield from _Sheet(package, relation.target, strings, styles, notes).blocks()
     pattern = r"xl/worksheets/sheet(\d+)\.xml"
     for part in package.unnamed(pattern, known, notes) if is_damaged or workbook is None else ():
-        yield from _Sheet(package, part, strings, styles, notes).blocks()
+        with notes.at(part=part):
+            yield from _Sheet(package, part, strings, styles, notes).blocks()
 
 
 def _children(tree: Any, path: str) -> list[Any]:
     return [] if tree is None else tree.findall(path)
+
+
+def _binary_sheets(file: Path, package: Package, notes: Notes) -> Iterator[Block]:
+    """Yield the sheets of a file in binary form (xlsb). Another library reads the cells, and leaves out sheets without any."""
+    relations = package.relations("xl/workbook.bin")
+    sheets = list(binary.sheets(package.read("xl/workbook.bin") or b""))
+    if not sheets:
+        notes.add("it is damaged: its comments, drawings and headers were not read", part="xl/workbook.bin")
+    found: list[Block] = []
+    cells = {"": found}
+    names = {sheet.name for sheet in sheets}
+    for block in legacy.read(file, notes, "xlsx"):
+        if block.section in names:
+            cells[block.section or ""] = found = []
+        found.append(block)
+    yield from cells.pop("")
+    for sheet in sheets:
+        relation = relations.get(sheet.reference)
+        if sheet.is_hidden:
+            notes.add("the sheet is hidden", part=sheet.name)
+        yield from cells.get(sheet.name, [Block(sheet.name, section=sheet.name or None)])
+        if relation is not None and not relation.external:
+            styles = Styles(None, is_1904=False)
+            with notes.at(part=sheet.name):
+                yield from _Sheet(package, relation.target, [], styles, notes).related()
 
 
 def _sheets_of_2003(file: Path) -> Iterator[Block]:
@@ -142,9 +172,12 @@ class _Sheet:
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rows, and what belongs to the sheet."""
-        relations = self._package.relations(self._part)
         yield from row_blocks(map(self._row, _elements(self._package, self._part, "{*}row", self._notes)))
-        for relation in relations.values():
+        yield from self.related()
+
+    def related(self) -> Iterator[Block]:
+        """Yield what belongs to the sheet."""
+        for relation in self._package.relations(self._part).values():
             if relation.external or not self._package.has(relation.target):
                 continue
             match relation.kind:
@@ -195,28 +228,41 @@ class _Sheet:
         return shown(value, self._styles.of(cell.get("s", "")))
 
     def _comments(self, part: str) -> Iterator[str]:
+        if part.endswith(".bin"):
+            for author, place, text in binary.comments(self._package.read(part) or b""):
+                if text and not text.startswith(_COPY):
+                    yield _comment(author, place, text)
+            return
         tree = self._package.xml(part)
         if tree is None:
             return
         authors = [author.text or "" for author in tree.iter("{*}author")]
         for comment in tree.iter("{*}comment", "{*}threadedComment"):
             text = "".join(t.text or "" for t in comment.iter("{*}t", "{*}text")).strip()
-            # A copy of a threaded comment for old versions of Excel.
-            if text and not text.startswith("[Threaded comment]"):
+            if text and not text.startswith(_COPY):
                 index = comment.get("authorId", "")
                 author = authors[int(index)] if index.isdecimal() and int(index) < len(authors) else ""
-                yield f"[Comment{f' by {author}' if author else ''} on {comment.get('ref', '')}] {text}"
+                yield _comment(author, comment.get("ref", ""), text)
 
     def _furniture(self) -> Iterator[Block]:
         """Yield the headers and footers of printed pages, each once."""
         seen = set[str]()
+        for kind, line in self._furniture_lines():
+            text = without_layout(line)
+            if text and text not in seen:
+                seen.add(text)
+                yield Block(f"[{kind}] {text}")
+
+    def _furniture_lines(self) -> Iterator[tuple[str, str]]:
+        if self._part.endswith(".bin"):
+            yield from binary.furniture(self._package.read(self._part) or b"")
+            return
         for part in _elements(self._package, self._part, "{*}headerFooter", self._notes):
-            for line in part:
-                text = without_layout(line.text or "")
-                if text and text not in seen:
-                    seen.add(text)
-                    kind = "Header" if str(line.tag).endswith("Header") else "Footer"
-                    yield Block(f"[{kind}] {text}")
+            yield from (("Header" if str(line.tag).endswith("Header") else "Footer", line.text or "") for line in part)
+
+
+def _comment(author: str, place: str, text: str) -> str:
+    return f"[Comment{f' by {author}' if author else ''} on {place}] {text}"
 
 
 def without_layout(line: str) -> str:

@@ -28,13 +28,15 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
             notes.add("the slide is not in the file", page=number)
             is_damaged = True
         else:
-            yield reader.slide(relation.target, tree, number)
+            with notes.at(page=number):
+                yield reader.slide(relation.target, tree, number)
     # If the list of slides is whole, the other ones in the file were deleted.
     pattern = r"ppt/slides/slide(\d+)\.xml"
     for part in package.unnamed(pattern, reader.seen, notes) if is_damaged or presentation is None else ():
         if (tree := package.xml(part)) is not None:
             number += 1
-            yield reader.slide(part, tree, number)
+            with notes.at(page=number):
+                yield reader.slide(part, tree, number)
 
 
 class _Slides:

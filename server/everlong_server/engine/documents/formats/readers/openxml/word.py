@@ -7,7 +7,7 @@ all are marked, such as "[Footnote 1] …".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from everlong_server.engine.documents.formats.readers.symbols import character, 
 
 _PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk"))
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
-# Copies of text for old programs, pronunciation guides, and properties.
-_NO_TEXT = {W + name for name in ("pPr", "rPr", "rt", "instrText", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
+# Copies of text for old programs, and properties.
+_NO_TEXT = {W + name for name in ("pPr", "rPr", "instrText", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
 _HEX = re.compile("[0-9a-fA-F]{1,4}")
 _MOVED = {f"{W}del", f"{W}moveFrom"}
 _ANNOTATIONS = {"footnoteReference": "Footnote", "endnoteReference": "Endnote", "commentReference": "Comment"}
@@ -52,6 +52,9 @@ class _Document:
         """Relationships of the files that are embedded in the current paragraph."""
         self._shown = set[str]()
         """Headers and footers that were written; most sections repeat them."""
+        self._written: dict[str, Callable[[Any], str]] = {
+            "t": self._letters, "ffData": _legacy_control, "ruby": self._ruby, "drawing": self._drawing, "pict": self._drawing,
+        }  # fmt: skip
 
     def blocks(self) -> Iterator[Block]:
         """Yield the document."""
@@ -59,13 +62,17 @@ class _Document:
             return
         sections = list(self._body.iter(f"{W}sectPr"))
         yield from self._furniture(sections[:1], "header")
+        heading = None
         for block in _outermost(self._body, _PARAGRAPH, _TABLE, _CHUNK):
             if block.tag == _CHUNK:
                 yield from self._chunk(block)
                 continue
-            text = self._block(block).strip()
-            yield Block(text, section=" ".join(text.split()) if text and self._is_heading(block) else None)
-            yield from self._annotation_blocks()
+            with self._notes.at(part=heading):
+                text = self._block(block).strip()
+                section = " ".join(text.split()) if text and self._is_heading(block) else None
+                yield Block(text, section=section)
+                yield from self._annotation_blocks()
+            heading = section or heading
             if block.tag == _PARAGRAPH and len(sections) > 1 and block.find(f"{W}pPr/{W}sectPr") is not None:
                 yield from self._furniture([sections.pop(0)], "footer")
                 yield from self._furniture(sections[:1], "header")
@@ -158,25 +165,26 @@ class _Document:
         if tag in (f"{M}oMath", f"{M}oMathPara"):
             return linear(part)
         match tag.removeprefix(W):
-            case "t":
-                return self._letters(part)
+            case name if name in self._written:
+                return self._written[name](part)
             case "sym":
                 code = part.get(f"{W}char", "")
                 return self._symbol(part.get(f"{W}font", ""), int(code, 16)) if _HEX.fullmatch(code) else ""
             case "footnoteReference" | "endnoteReference" | "commentReference" as name:
                 return self._reference(_ANNOTATIONS[name], part)
-            case "ffData":
-                return _legacy_control(part)
             case "r" if part.find(f"{W}rPr/{W}vanish") is not None and _is_on(part.find(f"{W}rPr/{W}vanish")):
                 self._notes.left_out("passages that the file hides")
                 return ""
             case "object":
                 self._objects += [each.get(f"{R}id", "") for each in part.iter("{*}OLEObject")] or [""]
-            case "drawing" | "pict":
-                return self._drawing(part)
             case name if name in _CHARACTERS:
                 return _CHARACTERS[name]
         return "".join(self._inline(child) for child in part)
+
+    def _ruby(self, ruby: Any) -> str:
+        """Return a word, and its pronunciation in brackets."""
+        word, guide = ("".join(map(self._inline, ruby.iterchildren(W + name))) for name in ("rubyBase", "rt"))
+        return f"{word}({guide})" if guide.strip() else word
 
     def _letters(self, text: Any) -> str:
         fonts = text.getparent().find(f"{W}rPr/{W}rFonts")

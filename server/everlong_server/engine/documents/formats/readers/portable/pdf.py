@@ -41,9 +41,10 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
             notes.add("the page is damaged and was left out", page=number)
             continue
         label = document.get_page_label(number - 1)
-        text = _page(page, number, notes)
         files = list(attached_files(page))
-        extra = annotation_text(document, number - 1, page, notes)
+        with notes.at(page=number):
+            text = _page(page, number, notes)
+            extra = annotation_text(document, number - 1, page, notes)
         printed = f"page {label}" if label and label != str(number) else None
         alternatives = "\n".join(descriptions(page))
         yield Block("\n\n".join(filter(None, (text, alternatives, extra))), page=number, section=printed)
