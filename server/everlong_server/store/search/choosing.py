@@ -16,8 +16,18 @@ import numpy as np
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Bools, Floats, Indexed, Ints, Ranking
 
-WHOLE = ("What is the text about?", "Summarise the text.", "Who are the characters?")
-"""Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it."""
+WHOLE = (
+    "What is the text about?",
+    "Summarise the text.",
+    "Give me the gist.",
+    "Who are the characters?",
+    "How does it end?",
+    "Is it a true story?",
+    "What is the moral?",
+    "What is the theme of the text?",
+)
+"""Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it. The lab notes
+tell how many questions each of them adds."""
 
 # Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3
@@ -39,7 +49,7 @@ _SHOWN_WHOLE = 4
 _NEAR = 0.18
 """Cosine of a question of everyday words with a short text from which the text can hold its answer. "How are you?" is
 below. Chosen on 18 questions about a note, an e-mail and a recipe, and six greetings; not measured on others."""
-_OPENING, _ENDING, _STRETCHES, _CLUSTERED = 2, 1, 5, 400
+_OPENING, _ENDING, _STRETCHES, _CLUSTERED = 2, 3, 5, 400
 """Passages that cover the texts: of each beginning, of each end, and one of each of so many stretches of equal length. The passage of
 a stretch is chosen among at most `_CLUSTERED`."""
 
@@ -127,11 +137,12 @@ def _in_order(ranking: Ranking) -> list[int]:
 def _covering(parts: Sequence[Indexed], ranking: Ranking, limit: int) -> list[int]:
     """Return passages that cover the texts: their beginnings, what represents each stretch, and their ends.
 
-    At most half are beginnings, the first passage of each document before the second ones, so that many documents leave room.
+    At most half are beginnings, the first passage of each document before the second ones, so that many documents leave room. Of the
+    ends, the last passage of each document comes first.
     """
     spans = list(pairwise(ranking.first.tolist()))
     opening = [start + n for n in range(_OPENING) for start, end in spans if start + n < end]
-    ending = [number for start, end in spans for number in range(max(start, end - _ENDING), end)]
+    ending = [end - n for n in range(1, _ENDING + 1) for start, end in spans if start <= end - n]
     covering = [*opening[: max(1, limit // 2)], *_representing(parts, ranking), *ending]
     return list(dict.fromkeys(covering))[:limit]
 

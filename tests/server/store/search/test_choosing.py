@@ -107,8 +107,7 @@ def test_a_query_is_about_the_whole_text_if_it_is_nearer_to_such_a_question_than
     found = chosen(**near, whole=0.55)
     assert found.best == [40], "the question may be about a place after all"
     assert found.cover[:2] == [0, 1]
-    assert found.cover[-1] == 99
-    assert len(found.cover) == 8
+    assert found.cover[7:] == [99, 98, 97], "the end"
     assert [number // 20 for number in found.cover[2:7]] == [0, 1, 2, 3, 4], "a passage of each fifth"
     assert chosen(cosines={40: 0.1}, whole=0.35) == Chosen(), "small talk is near to neither"
     assert chosen(REMARK, cosines={40: 0.1}, whole=0.6).cover, "“Summarise it.” is no question"
@@ -116,7 +115,7 @@ def test_a_query_is_about_the_whole_text_if_it_is_nearer_to_such_a_question_than
 
 def test_before_a_text_has_vectors_meaning_or_words_tell_that_a_query_is_about_all_of_it() -> None:
     one_rare_word = math.log(1 + 100)
-    assert chosen(whole=0.6).cover == [0, 1, 10, 30, 50, 70, 90, 99]
+    assert chosen(whole=0.6).cover == [0, 1, 10, 30, 50, 70, 90, 99, 98, 97]
     assert chosen(words={40: 0.5 * one_rare_word}, shares={40: 1.0}).cover
     assert not chosen(words={40: 0.7 * one_rare_word}, shares={40: 1.0}).cover
     assert not chosen(words={4: 0.5 * math.log(11)}, shares={4: 1.0}, sizes=(10,)).cover, "the text is short"

@@ -60,7 +60,10 @@ def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_n
         for vectors in (False, True):
             if vectors:
                 await corpus.passages.ensure_vectors(document)
-            for text in ("What's this about?", "Summarise the book in three sentences.", "List the main characters"):
+            for text in (
+                "What's this about?", "Summarise the book in three sentences.", "List the main characters", "give me the gist",
+                "how does it end", "Is this a true story?", "whats the moral", "What is the theme of the book?",
+            ):  # fmt: skip
                 query = search_query(text, None)
                 assert query is not None
                 for by_sentences in (False, True):
