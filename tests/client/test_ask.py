@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 
 from everlong_client.cli.main import app
 from everlong_client.cli.originals import Originals
+from everlong_client.cli.status import Status
 from everlong_client.types.document import Document
+from everlong_client.types.model import Model
 from tests.client.fake_server import ANSWER, Fake, FakeServer
 from tests.process import wait_for
 
@@ -163,6 +165,23 @@ def test_status(run: Run, fake: Fake, server: FakeServer, book: Path):
     ]
     status = json.loads(run("status", "--json").stdout)
     assert (status["ready"], status["model"]["id"], status["documents"]) == (True, "tiny", {"ready": 2})
+
+
+def test_status_of_several_models():
+    others = (
+        Model(id="second", loaded=False),
+        Model(id="third", loaded=True),
+        Model(id="encoder", dimensions=384),
+    )
+    status = Status(url="http://a", ready=True, model=Model(id="first", memory="window", loaded=True), others=others)
+    assert list(status.lines())[1:] == [
+        "model      first",
+        "memory     window",
+        "also       second, loaded when a request names it",
+        "also       third, loaded",
+        "also       encoder, embeddings",
+    ]
+    assert [each["id"] for each in status.as_dict()["others"]] == ["second", "third", "encoder"]
 
 
 def test_status_of_no_server(run: Run, closed_url: str):

@@ -14,12 +14,14 @@ from everlong_client.types.model import Model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """The state of a server. `reason`: why it is not ready. `documents`: their number by status."""
+    """The state of a server. `reason`: why it is not ready. `model`: the one that answers by default. `others`: further models, of which
+    the one for embeddings is the last. `documents`: their number by status."""
 
     url: str
     ready: bool
     reason: str | None = None
     model: Model | None = None
+    others: tuple[Model, ...] = ()
     documents: dict[str, int] | None = None
     sessions: int | None = None
 
@@ -35,6 +37,9 @@ class Status:
             kept = "" if model.remembered_tokens is None else f", keeps {model.remembered_tokens:,} tokens of a text"
             yield f"model      {model.id}{size}"
             yield f"memory     {model.memory}{kept}"
+        for other in self.others:
+            use = "embeddings" if other.dimensions else "loaded" if other.loaded else "loaded when a request names it"
+            yield f"also       {other.id}, {use}"
         if self.documents is not None:
             parts = [f"{number:,} {status}" for status, number in sorted(self.documents.items())]
             yield f"documents  {', '.join(parts) or 'none'}"
@@ -44,9 +49,9 @@ class Status:
 def status_of(client: Everlong, url: str) -> Status:
     """Return the status of the server at `url`. Raises `EverlongError` for other failures than being unavailable."""
     try:
-        (model, *_) = client.models.list()
+        model, *others = client.models.list()
     except (APIConnectionError, ServiceUnavailableError) as error:
         return Status(url=url, ready=False, reason=str(error))
     documents = Counter(document.status for document in client.documents.list())
     sessions = len(client.sessions.list())
-    return Status(url=url, ready=True, model=model, documents=dict(documents), sessions=sessions)
+    return Status(url=url, ready=True, model=model, others=tuple(others), documents=dict(documents), sessions=sessions)

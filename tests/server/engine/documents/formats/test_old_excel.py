@@ -94,6 +94,14 @@ def test_rows_and_numbers_as_they_are_shown() -> None:
     ]  # fmt: skip
 
 
+def test_a_built_in_format_of_chinese_excel() -> None:
+    style = record(0x00E0, struct.pack("<HH16x", 0, 31))
+    assert texts(old_excel({"A": number(0, 0, 38754.0) + number(0, 1, 0.125, 3)}, more=style)) == [
+        "A",
+        "2006-02-06\t12.5%",
+    ]
+
+
 def test_days_counted_from_1904() -> None:
     assert texts(old_excel({"A": number(0, 0, 1.0, 1)}, is_1904=True)) == ["A", "1904-01-02"]
 

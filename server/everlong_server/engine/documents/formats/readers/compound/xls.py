@@ -19,7 +19,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files
 from everlong_server.engine.documents.formats.readers.compound.excel_records import Records
-from everlong_server.engine.documents.formats.readers.openxml.cells import FROM_1904, Kind, kind_of, shown
+from everlong_server.engine.documents.formats.readers.openxml.cells import FROM_1904, Kind, built_in, kind_of, shown
 from everlong_server.engine.documents.formats.readers.openxml.sheets import in_one_line, row_blocks
 
 _EXCEL_97 = 80
@@ -86,7 +86,8 @@ def _parts(file: Path, notes: Notes) -> tuple[bytes, list[tuple[str, bytes]]]:
 def _kind(book: Any, style: Any) -> Kind:
     """Return how a cell style shows numbers."""
     found = book.format_map.get(style.format_key)
-    kind = kind_of(found.format_str) if found is not None else Kind.NUMBER
+    code = None if found is None else found.format_str  # xlrd does not know the code of every built-in format
+    kind = built_in(str(style.format_key)) if code is None else kind_of(code)
     return FROM_1904.get(kind, kind) if book.datemode else kind
 
 

@@ -41,7 +41,7 @@ class Styles:
         """`tree`: of the part with the styles, or None. `is_1904`: whether days are counted from 1904."""
         codes = {} if tree is None else {f.get("numFmtId"): f.get("formatCode", "") for f in tree.iter("{*}numFmt")}
         formats = () if tree is None else (xf.get("numFmtId", "0") for xf in tree.iterfind("{*}cellXfs/{*}xf"))
-        kinds = [kind_of(codes[id]) if id in codes else _built_in(id) for id in formats]
+        kinds = [kind_of(codes[id]) if id in codes else built_in(id) for id in formats]
         self._kinds = [FROM_1904.get(kind, kind) for kind in kinds] if is_1904 else kinds
 
     def of(self, style: str) -> Kind:
@@ -49,7 +49,8 @@ class Styles:
         return self._kinds[int(style)] if style.isdecimal() and int(style) < len(self._kinds) else Kind.NUMBER
 
 
-def _built_in(id: str) -> Kind:
+def built_in(id: str) -> Kind:
+    """Return the kind of a number format that files name without a code, such as 31, a date in Chinese Excel."""
     return _BUILT_IN.get(int(id), Kind.NUMBER) if id.isdecimal() else Kind.NUMBER
 
 
