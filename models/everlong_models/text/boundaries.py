@@ -27,7 +27,7 @@ _ALTERNATIVES = (
 _ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
 _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
 _LOOK_AHEAD = 8  # characters that must be known after a cut; the longest that a pattern looks ahead is a contraction
-_COMPOSED = 4  # characters that become one in normalisation form C, at most
+_COMPOSED = 4  # at most so many characters become one in normalisation form C
 _FORM_C = ({"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]})
 _JAMO = (range(0x1161, 0x1176), range(0x11A8, 0x11C3))
 """Vowels and final consonants of Korean, which Unicode composes with the character before by a rule, not by a table."""
@@ -57,11 +57,11 @@ class Boundaries:
             return None
         if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in found):
             return None
-        # Tokens that are looked for after normalisation have the length of their text in it only if they are ASCII.
+        # Composing may change how long the text of a token is that is found afterwards, unless the token is ASCII.
         if normalizer is not None and any(token["normalized"] and not token["content"].isascii() for token in found):
             return None
         contents = [token["content"] for token in found]
-        # A special token's text hides a token that begins in it. After a cut in it, that token would be found.
+        # The text of a special token is skipped, with a token that begins inside it. After a cut there, that token would be found.
         if any(_hides(token["content"], content) for token in added if token["special"] for content in contents):
             return None
         return cls(normalizer is not None, max(map(len, contents), default=0))
@@ -73,7 +73,7 @@ class Boundaries:
         if not self.composes:
             return True
         start, before = start_of(encoding, token), encoding.token_to_chars(token - 1)
-        # Form C makes two characters of some, such as U+0958, and both may begin a pre-token.
+        # Form C splits some characters in two, such as U+0958, and each part may begin a pre-token.
         return before is not None and before[1] <= start and _never_composed(text[start])
 
     def settled_tokens(self, encoding: Encoding, text: str, undecided: int) -> int:

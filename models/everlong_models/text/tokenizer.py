@@ -60,7 +60,6 @@ class Tokenizer:
         self._text.no_padding()
         self._text.encode_special_tokens = True
         self.boundaries = Boundaries.of(spec)
-        self.streams = self.boundaries is not None
         byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
         self._bytes = {character: byte for byte, character in bytes_to_unicode().items()} if byte_level else {}
         self._added = {token["id"] for token in spec.get("added_tokens", [])}
@@ -70,6 +69,11 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
         self._hf = tokenizer
+
+    @property
+    def streams(self) -> bool:
+        """Whether texts can be encoded in pieces, and from places inside them."""
+        return self.boundaries is not None
 
     def to_hf(self) -> PreTrainedTokenizerBase:
         """Return a copy of the Hugging Face tokenizer, with all its rules. Takes half a second for a large vocabulary."""

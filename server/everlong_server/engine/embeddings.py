@@ -35,7 +35,7 @@ _READ = 128
 """Texts of a request that the reranker reads. On two cores they take about a second."""
 _POOL = Pool("everlong-embeddings", 1, niceness=LOW_PRIORITY)
 _BACKGROUND_POOL = Pool("everlong-embeddings-background", 1, niceness=LOW_PRIORITY)
-"""For batches: another request waits for at most one slice of theirs, since the model computes one at a time."""
+"""For batches: another request waits for at most one of their slices, since the model computes one at a time."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ export function SettingsDialog() {
           <option value="dark">dark</option>
         </select>
         <p id="theme-help" class="note">
-          Of this page, in this browser.
+          They apply to this page in this browser.
         </p>
         <NumberField
           id="max-words"

@@ -132,10 +132,10 @@ class PromptBuilder:
         template = WITH_TOOLS if tools or question != content else template or self._template
         model = self._engine.model
         tokenizer, memory = model.tokenizer, model.memory
-        # What nothing was found for is small talk: the end of the text, which the memory keeps, would only be quoted.
+        # Where the search found nothing, the model would only quote the end of the text, which the memory keeps.
         searched, found = found is not None, found or []
         window = memory.visible_tokens - memory.segment_length
-        # A question sees a text that fits into the open segment whole. Small talk does not: the model would go on with the text.
+        # For a question, the model sees all of a text that fits into the open segment. For small talk it does not: it would continue it.
         keeps_tokens = bool(memory.kept_tokens(context.state)) or (small_talk and window > 0)
         prompt_only = keeps_tokens and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]

@@ -27,7 +27,7 @@ WHOLE = (
     "What is the theme of the text?",
 )
 """Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it. The lab notes
-tell how many questions each of them adds."""
+compare these eight with the first three."""
 
 # Cosines of all-MiniLM-L6-v2. Chosen on the 60 questions of "Questions people ask" (docs/research/results.md), not on others.
 _SURE, _POSSIBLE, _POSSIBLE_REMARK = 0.45, 0.25, 0.3

@@ -20,7 +20,7 @@ MAX_NOTES = 100
 _MAX_LENGTH = 200
 _MAX_DEPTH = 4
 _MAX_PLACES, _MAX_LIST = 1000, 90
-"""Places that are counted of one kind of thing, and characters of their list in a note."""
+"""At most so many places are counted for one kind of thing, and a note lists them in so many characters."""
 _Place = tuple[int | None, str | None]
 """A page and a part of the file; None where it is not known."""
 _UNKNOWN: _Place = (None, None)
@@ -88,7 +88,7 @@ class Notes:
 
     @contextmanager
     def at(self, *, page: int | None = None, part: str | None = None) -> Iterator[None]:
-        """Count what is left out meanwhile for this page or part, such as a sheet, inside the part around it."""
+        """Note for this page or part what is left out meanwhile. A part inside another has both names, such as "mail.eml, Sheet 1"."""
         outer = self._place
         self._place = page, ", ".join(filter(None, [outer[1], part]))[:_MAX_LENGTH] or None
         try:

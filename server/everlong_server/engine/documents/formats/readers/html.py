@@ -166,7 +166,7 @@ def _open_shadows(tree: Any) -> None:
 
 
 def _open_alternatives(tree: Any) -> None:
-    """Show what browsers without scripts show, but not the pictures and frames that a script shows or that count visits."""
+    """Keep what browsers without scripts show, but not pictures that are shown anyway, nor those and frames that only count visits."""
     shown = set(tree.xpath("//img[not(ancestor::noscript)]/@alt"))
     for alternative in tree.xpath("//noscript"):
         for element in alternative.xpath(".//img | .//iframe"):

@@ -19,7 +19,7 @@ _LIST, _LEVEL = 0x460B, 0x260A
 """Properties of a paragraph: its list, counted from 1, and the level in it."""
 _TABLE_DEFINITION = 0xD608
 _SIZES = (1, 1, 2, 4, 2, 2, 0, 3)
-"""Bytes of a property's value, by the first bits of its number; 0: they are in the byte before the value."""
+"""Size of a property's value in bytes, by the three highest bits of the property's number; 0: the byte before the value has it."""
 _FORMS = {1: "upperRoman", 2: "lowerRoman", 3: "upperLetter", 4: "lowerLetter", 22: "decimalZero", 255: "none"}
 _BULLET = 23
 _MAX_LEVELS, _MAX_BASES, _MAX_TEXT = 9, 16, 100
@@ -47,7 +47,7 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """How a level is numbered. `text`: characters below 9 stand for the numbers of the levels."""
+    """How a level is numbered. `text`: a character whose code n is below 9 stands for the number of level n."""
 
     start: int
     form: int
@@ -73,15 +73,15 @@ class Lists:
         self._counts: dict[int, dict[int, int]] = {}
 
     def labels(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the places of the paragraphs that have a number or a bullet, and these. `text`: of the document, from its start."""
+        """Yield the start and the number or bullet of each paragraph that has one. `text`: of the document, from its start."""
         start = 0
         for mark in _MARK.finditer(text if any(levels for _, levels in self._lists) else ""):
-            label = self._label(*self._place(mark.start()))
+            label = self._label(*self._list_and_level(mark.start()))
             if label and text[start : mark.start()].strip():
                 yield start, label
             start = mark.end()
 
-    def _place(self, mark: int) -> tuple[int, int]:
+    def _list_and_level(self, mark: int) -> tuple[int, int]:
         """Return the list, counted from 1, and the level of the paragraph that ends at a character; 0 for no list."""
         piece = self._pieces[bisect_right(self._pieces, mark, key=lambda piece: piece.start) - 1]
         place = piece.place + (mark - piece.start) * piece.width

@@ -20,7 +20,7 @@ _CHART_TEXT, _CHART_LABEL, _SERIES, _VALUES, _NUMBER, _STRING = 0x100D, 0x1025, 
 _COMMENT = 0x19
 """The kind of an object that is a comment's box."""
 _CHART, _CHART_RECORDS = 2, 0x20
-"""The kind of a sheet that is a chart, and of records that are a chart."""
+"""How the list of sheets, and a record at the beginning of records, say that what follows is a chart."""
 _POINTS, _CATEGORIES = 1, 2
 """Kinds of values of charts."""
 _EXCEL_97 = 0x0600

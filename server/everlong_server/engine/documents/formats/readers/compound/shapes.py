@@ -17,7 +17,7 @@ _WIDE, _NARROW, _OUTLINE, _PLACEHOLDER = 0x0FA0, 0x0FA8, 0x0F9E, 0x0BC3
 _PICTURE, _WORD_ART, _DESCRIPTION, _TABLE = 0x0104, 0x00C0, 0x0381, 0x03A0
 """Numbers of properties of shapes: the picture, the letters of WordArt, a description, the rows of a table."""
 _FLAGS, _OLE_SHAPE = 0xF00A, 0x10
-"""A record with the flags of a shape, and that of an embedded object, whose picture shows its content."""
+"""The record with the flags of a shape, and the flag of an embedded object. Its picture shows what the object holds."""
 _LAST_PROMPT = 6
 """The last kind of a placeholder that is filled on slides. The others are dates, numbers, footers and headers."""
 _LIST_STYLES = 0x0FAC

@@ -1,4 +1,4 @@
-"""Reads Excel files of 1990 to 2003: a section for each sheet, with its rows, comments, text boxes, charts and headers.
+"""Reads Excel files of 1990 to 2003: a section for each sheet, with its rows, comments, text boxes, charts, pictures and headers.
 
 The library xlrd reads the cells and comments. `excel_records` reads the rest, of files since Excel 97. Files that xlrd cannot read
 are read through the library kreuzberg, which reads the cells alone.

@@ -45,14 +45,14 @@ def comments(part: bytes) -> Iterator[tuple[str, str, str]]:
 
 
 def furniture(sheet: bytes) -> Iterator[tuple[str, str]]:
-    """Yield "Header" or "Footer", and the line with its codes."""
+    """Yield "Header" or "Footer", and its line with the codes of its layout."""
     for kind, data in _records(sheet):
         if kind == _FURNITURE:
             yield from zip(("Header", "Footer") * 3, _strings(data[2:], 6), strict=True)
 
 
 def _records(part: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the type and content of each record, as far as they are not cut off. Both numbers have 7 bits in each byte."""
+    """Yield the type and content of each record; of the last one, what is there. Type and size are numbers of 7 bits in each byte."""
     at = 0
     while at < len(part):
         numbers = [0, 0]

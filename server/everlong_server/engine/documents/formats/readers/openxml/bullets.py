@@ -42,7 +42,7 @@ class Bullets:
         return _shown(count, scheme)
 
     def _automatic(self, properties: Any, level: int) -> Any:
-        """Return the element that numbers a paragraph, which the paragraph has itself or by its level; None if none does."""
+        """Return the `buAutoNum` of a paragraph, or else that of its level in the list style; None if neither has one."""
         style = None if self._styles is None else self._styles.find(f"{A}lvl{level + 1}pPr")
         for holder in (properties, style):
             for element in () if holder is None else holder:
