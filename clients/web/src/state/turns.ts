@@ -1,6 +1,6 @@
 /** The messages of each session, and the turns whose answers are being generated. */
 import { signal } from "@preact/signals";
-import type { Conversation, Evidence, Message, Session } from "everlong-client";
+import type { Conversation, Evidence, Message, Model, Session } from "everlong-client";
 import { NotFoundError, StreamError } from "everlong-client";
 import { errorText } from "./errors.js";
 import { modelOf, sessions, showErrors, updateSession } from "./library.js";
@@ -49,10 +49,14 @@ export function takesQuestions(session: Session): boolean {
   return (answerSettings.value.words ?? (recall === false ? 0 : recall?.passages)) !== 0;
 }
 
+/** The model that answers in a session, once it is known. */
+function servedModel(session: string): Model | null {
+  const known = sessions.value.find(({ id }) => id === session);
+  return known ? modelOf(known) : null;
+}
+
 /** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
 export async function ask(session: string, question: string): Promise<void> {
-  const known = sessions.value.find(({ id }) => id === session);
-  const served = known ? modelOf(known) : null;
   const conversation = client.sessions.connect(session);
   conversations.set(session, conversation);
   conversation.onlost = (error) => void (error ? markOffline("The connection was lost.") : checkServer());
@@ -78,7 +82,7 @@ export async function ask(session: string, question: string): Promise<void> {
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question, { ...sampling(served), ...(finish ? { on_disconnect: "finish" } : {}) })) {
+        for await (const event of conversation.send(question, { ...sampling(servedModel(session)), ...(finish ? { on_disconnect: "finish" } : {}) })) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";

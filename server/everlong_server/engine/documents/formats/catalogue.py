@@ -304,7 +304,8 @@ def _ole_streams(file: Path) -> set[str]:
     import olefile  # noqa: PLC0415 - optional, and only the conversion process needs it
 
     with suppress(OSError, ValueError, IndexError, struct.error), olefile.OleFileIO(file) as ole:
-        if names := {path[0].lower() for path in ole.listdir() if len(path) == 1}:
+        # Not `listdir`: a damaged directory may contain itself, and that follows it as deep as Python can.
+        if names := {each.name.lower() for each in ole.root.kids if each.entry_type == olefile.STGTY_STREAM}:
             return names
     data = file.read_bytes()
     entries = (data[at : at + 66] for at in range(0, len(data) - 65, 128))

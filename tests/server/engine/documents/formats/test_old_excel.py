@@ -9,6 +9,7 @@ import pytest
 
 from everlong_server.engine.documents.formats.blocks import Unreadable
 from tests import files
+from tests.pages import ROOT
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 from tests.server.engine.documents.formats.test_old_slides import group, properties, shape
 
@@ -147,6 +148,14 @@ def test_a_damaged_file_whose_cells_can_be_read() -> None:
     data = old_excel({"A": words(0, 0, "x")}, more=record(0x00E0, bytes(4)))
     assert texts(data) == ["A", "x"]
     assert notes_of(data) == ["it is damaged: its comments, text boxes, charts, pictures and headers were not read"]
+
+
+def test_a_container_whose_small_sectors_follow_each_other_in_a_circle() -> None:
+    data = bytearray((ROOT / "tests" / "data" / "formats" / "libreoffice.xls").read_bytes())
+    table = 512 * (int.from_bytes(data[0x3C:0x40], "little") + 1)
+    data[table + 12 : table + 16] = bytes(4)  # after the fourth sector, the first one follows again
+    with pytest.raises(Unreadable, match="it is damaged"):  # xlrd would read on for ever
+        text_of(bytes(data))
 
 
 def test_a_stream_in_capitals_and_an_embedded_file() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import kreuzberg
 import pytest
 
+from everlong_server.engine.documents.formats import catalogue
 from everlong_server.engine.documents.formats.blocks import Unreadable
 from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, text_of
@@ -97,6 +99,37 @@ def test_numbers_of_lists() -> None:
     damaged = old_word(main, tables=tables | {LISTS: struct.pack("<HI24x", 999, 7)}, pages=page)
     assert texts(damaged)[:2] == ["One", "Two"]
     assert notes_of(damaged) == ["the numbers of lists are damaged and were left out"]
+
+
+def in_lists(main: str, references: bytes, *paragraphs: tuple[int, int]) -> bytes:
+    """Return a file with one list of two levels. `paragraphs`: the reference and the level of each."""
+    tables = {
+        PARAGRAPHS: numbers(0x400, 0x400 + 2 * len(main), 3), LISTS: struct.pack("<HI24x", 1, 7),
+        LEVELS: level(0, "\0.") + level(4, "(\1)") + level(0, "") * 7, LIST_REFERENCES: references,
+    }  # fmt: skip
+    styles = ((0, struct.pack("<HBHH", 0x260A, depth, 0x460B, reference)) for reference, depth in paragraphs)
+    return old_word(main, tables=tables, pages=described(main, *styles))
+
+
+def test_a_page_break_inside_a_paragraph_of_a_list() -> None:
+    data = in_lists("One\rTwo\x0cmore\rThree\r", numbers(1, 7, 0, 0, 0, 0xFFFFFFFF), (1, 0), (1, 0), (1, 0))
+    assert texts(data) == ["1. One", "2. Two", "more", "3. Three"]
+
+
+def test_a_list_that_begins_again_with_other_numbers() -> None:
+    references = numbers(2, 7, 0, 0, 0, 7, 0, 0, 2, 0xFFFFFFFF, 0xFFFFFFFF, 5, 0x10, 3, 0x11)
+    data = in_lists("One\rAgain\rSub\rSub\r", references, (1, 0), (2, 0), (2, 1), (2, 1))
+    assert texts(data) == ["1. One", "5. Again", "(c) Sub", "(d) Sub"]
+
+
+def test_a_directory_that_contains_itself(tmp_path: Path) -> None:
+    data = bytearray(old_word("Some words.\r"))
+    root = 512 * (int.from_bytes(data[0x30:0x34], "little") + 1)
+    data[root + 66] = 1  # a storage, whose child is itself
+    data[root + 76 : root + 80] = bytes(4)
+    file = tmp_path / "file.doc"
+    file.write_bytes(data)
+    assert catalogue.format_of(file, "ole") == "doc", "by the names in the damaged directory"
 
 
 def test_a_footnote() -> None:

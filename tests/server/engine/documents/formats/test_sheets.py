@@ -222,3 +222,16 @@ def test_a_file_in_binary_form() -> None:
         "Rents", "x", "[Comment by Bo on AB5] late payer", "[Header] For Ada", "Drawn", "Box words",
     ]  # fmt: skip
     assert notes_of(packed) == ["Drawn: the sheet is hidden"]
+
+
+def test_a_sheet_in_binary_form_with_spaces_in_its_name() -> None:
+    cell = binary(0, 0, flags=21) + binary(6, 0, 0, "x")
+    sheet = binary(129) + binary(148, 0, 0, 0, 0) + binary(145) + cell + binary(146) + binary(130)
+    packed = files.zipped({
+        "_rels/.rels": relations("xl/workbook.bin").replace('/workbook"', '/officeDocument"'),
+        "xl/workbook.bin": binary(131) + binary(143) + binary(156, 0, 1, "worksheet", "First")
+        + binary(156, 0, 2, "sheet", "A  B") + binary(144) + binary(132),
+        "xl/_rels/workbook.bin.rels": relations("worksheets/worksheet.bin", "worksheets/sheet.bin"),
+        "xl/worksheets/worksheet.bin": sheet, "xl/worksheets/sheet.bin": sheet,
+    })  # fmt: skip
+    assert text_of(packed).split("\n\n") == ["First", "x", "A  B", "x"]

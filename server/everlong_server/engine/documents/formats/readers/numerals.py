@@ -1,4 +1,4 @@
-"""Writes the numbers of lists: digits, letters and Roman numerals."""
+"""Counts the paragraphs of lists, and writes their numbers: digits, letters and Roman numerals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ _ROMAN = {
 _MAX_ROMAN = 4999
 _FORMS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman", "1": "decimal"}
 """The names that OpenDocument and HTML have for the forms."""
+
+
+def count(numbers: dict[int, int], level: int, start: int) -> None:
+    """Count a paragraph of a list at a level, whose first one has the number `start`. Deeper levels then begin again.
+
+    `numbers`: of the last paragraph at each level.
+    """
+    numbers[level] = numbers.get(level, start - 1) + 1
+    for deeper in [each for each in numbers if each > level]:
+        del numbers[deeper]
 
 
 def numeral(number: int, form: str) -> str:

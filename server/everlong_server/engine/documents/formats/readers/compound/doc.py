@@ -20,7 +20,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, best_encoding
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.compound.doc_lists import Lists, Piece, Tables
-from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files
+from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files, storages
 
 _WORD_6, _WORD_97 = 100, 193
 """The first versions of the format (nFib)."""
@@ -89,8 +89,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         else:
             with olefile.OleFileIO(file) as ole:
                 blocks = list(_Document(ole.openstream("WordDocument").read(), ole, notes).blocks())
-                storages = {(path[0], path[1]) for path in ole.listdir() if path[0] == "ObjectPool" and len(path) > 2}
-                objects = list(embedded_files(ole, storages, notes))
+                objects = list(embedded_files(ole, storages(ole, "ObjectPool"), notes))
     except (OSError, ValueError, IndexError, struct.error):
         yield from legacy.read(file, notes, "doc")
         return
@@ -214,7 +213,7 @@ class _Document:
         number = max(0, len(table) - 4) // (4 + size)
         starts = struct.unpack(f"<{len(bounds) // 4}I", bounds[: len(bounds) // 4 * 4])
         for index, place in enumerate(struct.unpack_from(f"<{number}I", table)):
-            note = _clean(text[starts[index] : starts[index + 1]]).strip() if index + 1 < len(starts) else ""
+            note = self._clean(text[starts[index] : starts[index + 1]]).strip() if index + 1 < len(starts) else ""
             if note:
                 details = table[4 * (number + 1) + size * index :][:size]
                 label = self._comment_label(details) if kind == "Comment" else f"{kind} {index + 1}"
@@ -244,8 +243,6 @@ class _Document:
             key=lambda mark: mark.place,
         )
         self._notes.left_out("pictures and drawings", self._main.count("\x01") + self._main.count("\x08"))
-        lost = [field for field in _FIELD.finditer(self._main) if _EQUATION.match(field[1]) and not _shown(field)]
-        self._notes.left_out("equations in fields", len(lost))
         if notes:
             self._notes.add("footnotes, endnotes and comments follow the paragraphs that refer to them")
         marks = sorted([*self._numbers(), *notes], key=lambda mark: mark.place)[::-1]
@@ -258,9 +255,9 @@ class _Document:
             for mark in here:
                 paragraph += self._main[at : mark.place] + mark.shown
                 at = max(at, mark.place)
-            yield Block(_clean(paragraph + self._main[at:end]).strip())
+            yield Block(self._clean(paragraph + self._main[at:end]).strip())
             yield from (Block(mark.text) for mark in here if mark.text)
-        for text in filter(None, map(str.strip, _clean(self._boxes).split("\n\n"))):
+        for text in filter(None, map(str.strip, self._clean(self._boxes).split("\n\n"))):
             yield Block(text)
         yield from (Block(f"[Footer] {text}") for text in footers)
 
@@ -273,9 +270,27 @@ class _Document:
         bounds = struct.unpack(f"<{len(table) // 4}I", table[: len(table) // 4 * 4])
         found: tuple[dict[str, None], dict[str, None]] = {}, {}
         for index, (start, end) in enumerate(pairwise(bounds if self._is_old else bounds[6:])):
-            if text := _clean(self._headers[start:end]).strip():
+            if text := self._clean(self._headers[start:end]).strip():
                 found[index % 6 in (2, 3, 5) and not self._is_old][text] = None
         return list(found[0]), list(found[1])
+
+    def _clean(self, text: str) -> str:
+        """Return text without control characters: the results of fields, and tables as rows with tabs."""
+        for _ in range(8):  # fields inside fields
+            text, count = _FIELD.subn(self._shown, text)
+            if not count:
+                break
+        text = text.translate(_CONTROLS)
+        if "\x07" in text:  # the end of a cell, and of a row after the end of its last cell
+            text = text.replace("\r", "\n").replace("\x07\x07", "\r").replace("\x07", "\t").replace("\r", "\n")
+        return text.replace("\r", "\n").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    def _shown(self, field: re.Match[str]) -> str:
+        """Return what a reader sees of a field."""
+        guide = None if field[2] or len(field[1]) > _MAX_GUIDE else _GUIDE.fullmatch(field[1])
+        if guide is None and not field[2] and _EQUATION.match(field[1]):
+            self._notes.left_out("equations in fields")
+        return f"{guide[2]}({guide[1]})" if guide else field[2] or ""
 
 
 def _wide(data: bytes) -> str:
@@ -289,21 +304,3 @@ def _padded(text: str, encoding: str) -> Iterator[str]:
         yield character
         if not character.isascii() and len(character.encode(encoding, "replace")) == 2:
             yield "\0"
-
-
-def _shown(field: re.Match[str]) -> str:
-    """Return what a reader sees of a field."""
-    guide = None if field[2] or len(field[1]) > _MAX_GUIDE else _GUIDE.fullmatch(field[1])
-    return f"{guide[2]}({guide[1]})" if guide else field[2] or ""
-
-
-def _clean(text: str) -> str:
-    """Return text without control characters: the results of fields, and tables as rows with tabs."""
-    for _ in range(8):  # fields inside fields
-        text, count = _FIELD.subn(_shown, text)
-        if not count:
-            break
-    text = text.translate(_CONTROLS)
-    if "\x07" in text:  # the end of a cell, and of a row after the end of its last cell
-        text = text.replace("\r", "\n").replace("\x07\x07", "\r").replace("\x07", "\t").replace("\r", "\n")
-    return text.replace("\r", "\n").encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from everlong_server.engine.documents.formats.readers.numerals import numeral
+from everlong_server.engine.documents.formats.readers.numerals import count, numeral
 
 _MARK = re.compile("[\r\x07\x0c]")
 """The end of a paragraph."""
@@ -66,32 +66,42 @@ class Lists:
         self._styles = _styles(tables.styles) if tables.styles else {}
         levels = _levels(tables.lists, tables.more)
         self._lists: list[tuple[int, list[_Level]]] = []
-        self._restarts: dict[int, dict[int, int]] = {}
+        self._restarts: dict[int, Collection[int]] = {}
         for key, own, starts in _overrides(tables.overrides):
             self._restarts[len(self._lists)] = starts
-            self._lists.append((key, [own.get(at, level) for at, level in enumerate(levels.get(key, []))]))
+            changed = (own.get(at, level) for at, level in enumerate(levels.get(key, [])))
+            self._lists.append(
+                (key, [replace(level, start=starts.get(at, level.start)) for at, level in enumerate(changed)])
+            )
         self._counts: dict[int, dict[int, int]] = {}
 
     def labels(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield the start and the number or bullet of each paragraph that has one. `text`: of the document, from its start."""
         start = 0
         for mark in _MARK.finditer(text if any(levels for _, levels in self._lists) else ""):
-            label = self._label(*self._list_and_level(mark.start()))
+            found = self._list_and_level(mark.start())
+            if found is None and mark[0] == "\x0c":
+                continue  # a page break inside a paragraph
+            label = self._label(*(found or (0, 0)))
             if label and text[start : mark.start()].strip():
                 yield start, label
             start = mark.end()
 
-    def _list_and_level(self, mark: int) -> tuple[int, int]:
-        """Return the list, counted from 1, and the level of the paragraph that ends at a character; 0 for no list."""
+    def _list_and_level(self, mark: int) -> tuple[int, int] | None:
+        """Return the list, counted from 1, and the level of the paragraph that ends at a character; 0 for no list. None if no
+        paragraph is known to end there."""
         piece = self._pieces[bisect_right(self._pieces, mark, key=lambda piece: piece.start) - 1]
         place = piece.place + (mark - piece.start) * piece.width
         number = bisect_right(self._places, place) - 1
         if not 0 <= number < len(self._pages):
-            return 0, 0
+            return None
         page = self._stream[_PAGE * (self._pages[number] & 0x3FFFFF) :][:_PAGE]
         count = page[_PAGE - 1]
-        index = bisect_right(struct.unpack_from(f"<{count + 1}I", page), place) - 1
-        at = 2 * page[4 * (count + 1) + 13 * index] if 0 <= index < count else 0
+        bounds = struct.unpack_from(f"<{count + 1}I", page)
+        index = bisect_right(bounds, place) - 1
+        if not 0 <= index < count or bounds[index + 1] != place + piece.width:
+            return None
+        at = 2 * page[4 * (count + 1) + 13 * index]
         if not at:
             return self._styles.get(0, (0, 0))
         size, at = (2 * page[at] - 1, at + 1) if page[at] else (2 * page[at + 1], at + 2)
@@ -104,11 +114,9 @@ class Lists:
         if level >= len(levels):
             return ""
         counts = self._counts.setdefault(key, {})
-        for restarted, start in self._restarts.pop(reference - 1, {}).items():
-            counts[restarted] = start - 1
-        counts[level] = counts.get(level, levels[level].start - 1) + 1
-        for deeper in range(level + 1, _MAX_LEVELS):
-            counts.pop(deeper, None)
+        for restarted in self._restarts.pop(reference - 1, ()):
+            counts.pop(restarted, None)
+        count(counts, level, levels[level].start)
         if levels[level].form == _BULLET:
             return "•"
         shown = ""
@@ -140,15 +148,20 @@ def _properties(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _list_of(data: bytes, base: tuple[int, int]) -> tuple[int, int]:
     """Return the list and level that properties set; those of the style where they set none."""
-    found = {name: int.from_bytes(value, "little") for name, value in _properties(data) if name in (_LIST, _LEVEL)}
+    found = _set(data)
     return found.get(_LIST, base[0]), found.get(_LEVEL, base[1])
+
+
+def _set(data: bytes) -> dict[int, int]:
+    """Return the list and the level that properties set, by the number of the property."""
+    return {name: int.from_bytes(value, "little") for name, value in _properties(data) if name in (_LIST, _LEVEL)}
 
 
 def _styles(table: bytes) -> dict[int, tuple[int, int]]:
     """Return the list and level of each paragraph style."""
     head, count, size = struct.unpack_from("<3H", table)
     at = 2 + head
-    stored: dict[int, tuple[int, bytes]] = {}
+    stored: dict[int, tuple[int, dict[int, int]]] = {}
     for number in range(count):
         length = int.from_bytes(table[at : at + 2], "little")
         style = table[at + 2 : at + 2 + length]
@@ -157,17 +170,16 @@ def _styles(table: bytes) -> dict[int, tuple[int, int]]:
             base = int.from_bytes(style[2:4], "little")
             names = size + 2 * int.from_bytes(style[size : size + 2], "little") + 4
             found = int.from_bytes(style[names : names + 2], "little") if base & 15 == _PARAGRAPH_STYLE else 0
-            stored[number] = base >> 4, style[names + 4 : names + 2 + found]
+            stored[number] = base >> 4, _set(style[names + 4 : names + 2 + found])
     styles = {}
     for number in stored:
-        chain, base = list[bytes](), number
-        while base in stored and len(chain) < _MAX_BASES:
-            base, data = stored[base]
-            chain.append(data)
-        place = (0, 0)
-        for data in reversed(chain):
-            place = _list_of(data, place)
-        styles[number] = place
+        merged, base = dict[int, int](), number
+        for _ in range(_MAX_BASES):
+            if base not in stored:
+                break
+            base, own = stored[base]
+            merged = own | merged
+        styles[number] = merged.get(_LIST, 0), merged.get(_LEVEL, 0)
     return styles
 
 

@@ -22,6 +22,19 @@ def embedded_blocks(data: bytes, name: str, notes: Notes) -> Iterator[Block]:
     yield from notes.nested(unwrapped, inner_name or posixpath.basename(name), "Embedded file")
 
 
+def storages(ole: olefile.OleFileIO, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the storages directly inside a storage, of those that are not empty. (`listdir` would follow a damaged
+    directory that contains itself.)"""
+    inside = ole.root
+    for name in path:
+        inside = next((each for each in inside.kids if each.name == name), None)
+        if inside is None:
+            return
+    for each in inside.kids:
+        if each.entry_type == olefile.STGTY_STORAGE and each.kids:
+            yield (*path, each.name)
+
+
 def embedded_files(
     ole: olefile.OleFileIO, storages: Iterable[tuple[str, ...]], notes: Notes
 ) -> Iterator[tuple[str, bytes]]:

@@ -24,7 +24,8 @@ _CHART, _CHART_RECORDS = 2, 0x20
 _POINTS, _CATEGORIES = 1, 2
 """Kinds of values of charts."""
 _EXCEL_97 = 0x0600
-_MAX_POINTS = 1000
+_MAX_SERIES, _MAX_POINTS, _MAX_DEPTH = 255, 1000, 3
+"""Of a chart, as in Excel; points that are kept; and how deep a sheet, a chart in it and so on are read."""
 
 
 @dataclass(slots=True)
@@ -48,26 +49,28 @@ class Records:
 
     def texts(self, name: str, notes: Notes) -> Iterator[str]:
         """Yield the text boxes, charts, descriptions of pictures, and headers and footers of printed pages of a sheet, each once."""
-        found: list[str] = []
         parts: list[_Part] = []
+        charts: list[str] = []
+        deeper = 0  # parts inside those that are read
         for kind, data in _until_end(self.stream, self.sheets.get(name, (len(self.stream), 0))[0]):
-            if kind == _BOF:
+            if kind == _BOF and len(parts) < _MAX_DEPTH:
                 parts.append(_Part(is_chart=int.from_bytes(data[2:4], "little") == _CHART_RECORDS))
-            elif kind != _EOF and parts:
+            elif kind in (_BOF, _EOF) and (deeper or kind == _BOF):
+                deeper += 1 if kind == _BOF else -1
+            elif kind != _EOF and parts and not deeper:
                 parts[-1].take(kind, data)
-            elif len(parts) > 1:  # the end of a chart in the sheet
-                parts[-2].charts += parts.pop().words(notes)
-        for part in parts:  # several if the end of the file is missing
-            found += part.words(notes)
-        yield from dict.fromkeys(filter(None, found))
+            elif kind == _EOF and len(parts) > 1:  # the end of a chart in the sheet
+                charts += parts.pop().words(notes)
+        own = [
+            text for part in parts for text in part.words(notes)
+        ]  # of several parts if the end of the file is missing
+        yield from dict.fromkeys(filter(None, [*own, *charts]))
 
 
 class _Part:
     """What the records of a sheet, or of a chart in it, say."""
 
     def __init__(self, *, is_chart: bool) -> None:
-        self.charts: list[str] = []
-        """The texts of the charts in it."""
         self._chart = _Chart() if is_chart else None
         self._texts: list[str] = []
         self._drawing = bytearray()
@@ -101,7 +104,6 @@ class _Part:
         yield from self._texts
         yield "" if self._chart is None else self._chart.text()
         yield from pictures(bytes(self._drawing), notes)
-        yield from self.charts
 
 
 @dataclass(slots=True)
@@ -138,7 +140,7 @@ class _Chart:
         points, categories = self.values.get(_POINTS, {}), dict[int, str]()
         for each in self.values.get(_CATEGORIES, {}).values():
             categories |= each
-        columns = sorted(points)
+        columns = sorted(points)[:_MAX_SERIES]
         names = [self.names[each] if each < len(self.names) else "" for each in columns]
         lines = [*dict.fromkeys(filter(None, self.titles)), *(["\t".join(["", *names])] if any(names) else [])]
         for place in sorted(set(categories).union(*points.values()))[:_MAX_POINTS]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import xlrd
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers import legacy
-from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files
+from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks, embedded_files, storages
 from everlong_server.engine.documents.formats.readers.compound.excel_records import Records
 from everlong_server.engine.documents.formats.readers.openxml.cells import FROM_1904, Kind, built_in, kind_of, shown
 from everlong_server.engine.documents.formats.readers.openxml.sheets import in_one_line, row_blocks
@@ -28,8 +29,9 @@ _EXCEL_97 = 80
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the sheets in their order, also hidden ones."""
+    stream, objects = _parts(file, notes)
     try:
-        book = _opened(file)
+        book = _opened(stream) if stream else None
     except Exception as error:  # xlrd raises many kinds of errors for damaged files
         if "encrypted" in str(error):
             raise Unreadable("the file cannot be read: it is encrypted; upload it without a password") from None
@@ -37,7 +39,6 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     if book is None:
         yield from legacy.read(file, notes, "xls")
         return
-    stream, objects = _parts(file, notes)
     records = Records(stream)
     if book.biff_version < _EXCEL_97:
         notes.add(
@@ -60,27 +61,30 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         yield from embedded_blocks(data, name, notes)
 
 
-def _opened(file: Path) -> Any:
-    """Return the workbook. Raises what xlrd raises for files that are damaged: errors of many kinds."""
-    log = io.StringIO()
+def _opened(records: bytes) -> Any:
+    """Return the workbook. Raises what xlrd raises for records that are damaged: errors of many kinds."""
+    opened = partial(
+        xlrd.open_workbook, file_contents=records, formatting_info=True, ragged_rows=True, logfile=io.StringIO()
+    )
     try:
-        return xlrd.open_workbook(file, formatting_info=True, ragged_rows=True, logfile=log)
+        return opened()
     except (LookupError, UnicodeDecodeError):  # of an unknown code page, or that is not the declared one
-        return xlrd.open_workbook(file, formatting_info=True, ragged_rows=True, logfile=log, encoding_override="cp1252")
+        return opened(encoding_override="cp1252")
 
 
 def _parts(file: Path, notes: Notes) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """Return the records of the file, and its embedded files."""
+    """Return the records of the file, and its embedded files. (xlrd never ends in some damaged containers.)"""
     if not olefile.isOleFile(file):  # before Excel 5
-        return b"", []
+        return file.read_bytes(), []
+    stream = b""
     try:
         with olefile.OleFileIO(file) as ole:
             name = next((name for name in ("Workbook", "Book") if ole.exists(name)), None)
             stream = ole.openstream(name).read() if name else b""
-            storages = {(path[0],) for path in ole.listdir() if len(path) > 1 and path[0].startswith("MBD")}
-            return stream, list(embedded_files(ole, storages, notes))
+            objects = (path for path in storages(ole) if path[0].startswith("MBD"))
+            return stream, list(embedded_files(ole, objects, notes))
     except (OSError, ValueError, IndexError, struct.error):
-        return b"", []
+        return stream, []
 
 
 def _kind(book: Any, style: Any) -> Kind:

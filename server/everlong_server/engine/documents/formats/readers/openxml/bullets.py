@@ -13,7 +13,9 @@ _FORMS = {
     "arabic": "decimal", "alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman",
 }  # fmt: skip
 _SIGNS = {"Period": "{}.", "ParenR": "{})", "ParenBoth": "({})", "Plain": "{}"}
-_OTHERS = {f"{A}bu{kind}" for kind in ("None", "Char", "Blip")}
+_AUTOMATIC = f"{A}buAutoNum"
+_KINDS = {_AUTOMATIC, *(f"{A}bu{kind}" for kind in ("None", "Char", "Blip"))}
+_LEVELS = 9
 
 
 class Bullets:
@@ -21,18 +23,22 @@ class Bullets:
 
     def __init__(self, body: Any) -> None:
         """`body`: the element with the paragraphs."""
-        self._styles = next(body.iter(f"{A}lstStyle"), None)
+        style = next(body.iter(f"{A}lstStyle"), None)
+        levels = (None if style is None else style.find(f"{A}lvl{level + 1}pPr") for level in range(_LEVELS))
+        self._styles = [_numbering(each) for each in levels]
         self._counts: dict[int, tuple[tuple[str, int], int]] = {}
         """Scheme and start of the list at each level, and the number of its last paragraph."""
 
     def of(self, paragraph: Any) -> str:
         """Count a paragraph that has text, and return its number; "" if it has none."""
         properties = paragraph.find(f"{A}pPr")
-        level = _number("0" if properties is None else properties.get("lvl"), 0)
+        level = min(_number("0" if properties is None else properties.get("lvl"), 0), _LEVELS - 1)
         for deeper in [each for each in self._counts if each > level]:
             del self._counts[deeper]
-        found = self._automatic(properties, level)
+        found = _numbering(properties)
         if found is None:
+            found = self._styles[level]
+        if found is None or found.tag != _AUTOMATIC:
             self._counts.pop(level, None)
             return ""
         scheme, start = found.get("type", ""), _number(found.get("startAt"), 1)
@@ -41,16 +47,10 @@ class Bullets:
         self._counts[level] = (scheme, start), count
         return _shown(count, scheme)
 
-    def _automatic(self, properties: Any, level: int) -> Any:
-        """Return the `buAutoNum` of a paragraph, or else that of its level in the list style; None if neither has one."""
-        style = None if self._styles is None else self._styles.find(f"{A}lvl{level + 1}pPr")
-        for holder in (properties, style):
-            for element in () if holder is None else holder:
-                if element.tag == f"{A}buAutoNum":
-                    return element
-                if element.tag in _OTHERS:
-                    return None
-        return None
+
+def _numbering(properties: Any) -> Any:
+    """Return the element that says what is before a paragraph, such as `buAutoNum` or `buNone`; None if none does."""
+    return next((each for each in (() if properties is None else properties) if each.tag in _KINDS), None)
 
 
 def _shown(number: int, scheme: str) -> str:

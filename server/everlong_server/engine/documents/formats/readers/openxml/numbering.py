@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from everlong_server.engine.documents.formats.readers.numerals import numeral
+from everlong_server.engine.documents.formats.readers.numerals import count, numeral
 from everlong_server.engine.documents.formats.readers.openxml.package import W
 
 _MAX_LEVELS = 9
@@ -31,7 +31,7 @@ class Numbering:
             each.get(f"{W}abstractNumId"): dict(_levels(each)) for each in numbering.iterchildren(f"{W}abstractNum")
         }  # fmt: skip
         self._lists: dict[str, tuple[str, dict[int, _Level]]] = {}
-        self._restarts: dict[str, dict[int, int]] = {}
+        self._restarts: dict[str, set[int]] = {}
         for each in () if numbering is None else numbering.iterchildren(f"{W}num"):
             base = each.find(f"{W}abstractNumId")
             key = "" if base is None else base.get(f"{W}val", "")
@@ -40,7 +40,10 @@ class Numbering:
             for override in each.iterchildren(f"{W}lvlOverride"):
                 levels |= dict(_levels(override))
                 if (start := override.find(f"{W}startOverride")) is not None:
-                    self._restarts.setdefault(id, {})[_number(override.get(f"{W}ilvl"))] = _value(start)
+                    level = _number(override.get(f"{W}ilvl"))
+                    self._restarts.setdefault(id, set()).add(level)
+                    if level in levels:
+                        levels[level] = replace(levels[level], start=_value(start))
             self._lists[id] = key, levels
         self._counts: dict[str, dict[int, int]] = {}
         self._styles = {} if styles is None else {
@@ -54,11 +57,9 @@ class Numbering:
         if level not in levels:
             return ""
         counts = self._counts.setdefault(key, {})
-        for restarted, start in self._restarts.pop(id, {}).items():
-            counts[restarted] = start - 1
-        counts[level] = counts.get(level, levels[level].start - 1) + 1
-        for deeper in range(level + 1, _MAX_LEVELS):
-            counts.pop(deeper, None)
+        for restarted in self._restarts.pop(id, ()):
+            counts.pop(restarted, None)
+        count(counts, level, levels[level].start)
         form, text = levels[level].form, levels[level].text
         if form == "bullet":
             return "•"

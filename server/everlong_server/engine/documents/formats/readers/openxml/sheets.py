@@ -75,7 +75,7 @@ def _binary_sheets(file: Path, package: Package, notes: Notes) -> Iterator[Block
         notes.add("it is damaged: its comments, drawings and headers were not read", part="xl/workbook.bin")
     found: list[Block] = []
     cells = {"": found}
-    names = {sheet.name for sheet in sheets}
+    names = {_heading(sheet.name) for sheet in sheets}
     for block in legacy.read(file, notes, "xlsx"):
         if block.section in names:
             cells[block.section or ""] = found = []
@@ -85,11 +85,16 @@ def _binary_sheets(file: Path, package: Package, notes: Notes) -> Iterator[Block
         relation = relations.get(sheet.reference)
         if sheet.is_hidden:
             notes.add("the sheet is hidden", part=sheet.name)
-        yield from cells.get(sheet.name, [Block(sheet.name, section=sheet.name or None)])
+        yield from cells.pop(_heading(sheet.name), [Block(sheet.name, section=sheet.name or None)])
         if relation is not None and not relation.external:
             styles = Styles(None, is_1904=False)
             with notes.at(part=sheet.name):
                 yield from _Sheet(package, relation.target, [], styles, notes).related()
+
+
+def _heading(name: str) -> str:
+    """Return the name of a sheet as `legacy` gives it."""
+    return " ".join(name.split())
 
 
 def _sheets_of_2003(file: Path) -> Iterator[Block]:
