@@ -33,7 +33,7 @@ _SHORTEST = 25
 _WORDS_WEIGHT = 0.4
 """Weight of a sentence's share of the query's words against the cosine of its vector with the query's. This constant and
 `_NEIGHBOUR_WEIGHT` were chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
-_ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.2, 0.3
+_ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.3, 0.3
 """Weights of the reranker's score of a sentence, and of 1 ÷ its passage's rank in the search, against the share of the query's words.
 Chosen on the questions that its training held out (docs/research/lab-notes.md, "A reranker")."""
 _NEIGHBOUR_WEIGHT = 0.3
