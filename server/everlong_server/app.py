@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +31,7 @@ from everlong_server.api.native import (
     stream,
     tickets,
 )
+from everlong_server.api.native.known_query import require_known_query
 from everlong_server.api.ollama import answers as ollama_answers
 from everlong_server.api.ollama import models as ollama_models
 from everlong_server.api.openai import chat, responses_http, responses_socket
@@ -78,10 +79,11 @@ def create_app(
     app.state.shared = None
     app.state.metrics = metrics
     errors.install_handlers(app)
+    for own in (documents, conversion, fetch, document_text, pages, search, sessions, tickets, keys):
+        app.include_router(own.router, dependencies=[Depends(require_known_query)])
     for module in (
-        documents, conversion, fetch, document_text, pages, search, sessions, stream, files, uploads, chat, completions, responses_http,
-        responses_socket, embeddings, vector_stores, vector_store_files, file_batches, batches, messages, ollama_answers, ollama_models,
-        tickets, keys, health, models, page,
+        stream, files, uploads, chat, completions, responses_http, responses_socket, embeddings, vector_stores, vector_store_files,
+        file_batches, batches, messages, ollama_answers, ollama_models, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())

@@ -24,7 +24,7 @@ CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conform
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
 """Fields that make an answer long, kept small."""
 
-EMBEDDING, EMBEDS = "all-MiniLM-L6-v2", ("/v1/embeddings", "/v1/rerank")
+EMBEDDING, EMBEDS = "all-MiniLM-L6-v2", ("/v1/embeddings", "/v1/rerank", "/v2/rerank")
 """The embedding model, and the operations that take it."""
 
 with warnings.catch_warnings():

@@ -39,6 +39,7 @@ WITHOUT = {
     "/v1/vector_stores/{vector_store_id}/files/{file_id}": "sets fields: a second time changes nothing",
     "/v1/embeddings": "makes nothing",
     "/v1/rerank": "makes nothing",
+    "/v2/rerank": "makes nothing",
     "/v1/sessions/{session_id}/cancel": "cancels: a second time changes nothing",
     "/v1/keys": "the response holds a secret, which is stored nowhere",
     "/v1/tickets": "the response holds a secret, which is stored nowhere; a ticket ends after 30 seconds",

@@ -13,6 +13,11 @@ from everlong_server.api.schemas import Citation, Evidence, Nullable, Recall, Wi
 from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, CallId, by_type, content_kind
 
 MAX_CHOICES = 16
+MAX_METADATA = 16
+MetadataName = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[MetadataName, MetadataValue], Field(max_length=MAX_METADATA)]
+"""Pairs of texts that a client attaches to an object."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -125,7 +130,12 @@ class CreateChatCompletion(Nullable, SamplingParams):
     tool_choice: ChatToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
     parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
     store: Literal[False] = Field(False, description="chats are not stored")
+    metadata: Metadata = Field(default_factory=dict, description="ignored: chats are not stored")
     user: str | None = Field(None, max_length=512, description="ignored")
+    safety_identifier: str | None = Field(None, max_length=512, description="ignored")
+    prompt_cache_key: str | None = Field(
+        None, max_length=512, description="ignored: the server finds what it has read by the messages alone"
+    )
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 

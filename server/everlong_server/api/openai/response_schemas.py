@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.chat_schemas import JsonSchema, require_one
+from everlong_server.api.openai.chat_schemas import JsonSchema, Metadata, require_one
 from everlong_server.api.openai.page_schemas import Page
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
@@ -19,8 +19,6 @@ from everlong_server.api.openai.tools.schemas import (
 )
 from everlong_server.api.schemas import Citation, Evidence, Nullable, Recall, Wire
 from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, by_type, content_kind
-
-MAX_METADATA = 16
 
 
 class InputText(Nullable, Wire):
@@ -137,9 +135,6 @@ class ResponseStreamOptions(Nullable, Wire):
     include_obfuscation: Literal[False] = False
 
 
-MetadataValue = Annotated[str, Field(max_length=512)]
-
-
 class CreateResponse(Nullable, SamplingParams):
     """A new response. Takes OpenAI's fields and those of a native message."""
 
@@ -160,16 +155,16 @@ class CreateResponse(Nullable, SamplingParams):
         default_factory=list, max_length=16
     )
     text: TextConfig = Field(default_factory=TextConfig)
-    metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], MetadataValue] = Field(
-        default_factory=dict, max_length=MAX_METADATA
-    )
+    metadata: Metadata = Field(default_factory=dict, description="the response repeats it")
     tools: list[ResponseTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ResponseToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
     parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
     truncation: Literal["auto", "disabled"] = Field("disabled", description="no effect: nothing is ever truncated")
     user: str | None = Field(None, max_length=512, description="ignored")
     safety_identifier: str | None = Field(None, max_length=512, description="ignored")
-    prompt_cache_key: str | None = Field(None, max_length=512, description="ignored")
+    prompt_cache_key: str | None = Field(
+        None, max_length=512, description="ignored: the server finds what it has read by the response that comes before"
+    )
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 

@@ -11,8 +11,9 @@ from everlong_models.generate.sampling import overlap
 from everlong_server.engine.answering.events import TextDelta, ToolArgumentsDelta, ToolCallStarted
 
 _FENCES = ("", "```", "```json")
-_BARE = re.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*"([\w-]+)"')
-"""The beginning of a call without a marker, up to the end of its name."""
+_BARE = re.compile(r'(?:```(?:json)?\s*)?\{?\s*\{\s*"name"\s*:\s*"([\w-]+)"')
+"""The beginning of a call without a marker, up to the end of its name. A second brace counts, too: Qwen2.5-Coder's template has
+one by mistake, and the model copies it."""
 
 
 class CallParser:
@@ -28,7 +29,7 @@ class CallParser:
         self._response_id = response_id
         self._marker = format.open.split()[0]
         names = [tool.name for tool in tools] if format.writes_json else []
-        self._bare = [f'{fence}{{"name":"{name}"' for name in names for fence in _FENCES]
+        self._bare = [f'{fence}{brace}{{"name":"{name}"' for name in names for fence in _FENCES for brace in ("", "{")]
         """The beginnings of calls without a marker, without white space."""
         self._state: Literal["text", "between", "open", "named", "arguments"] = "text"
         self._held = ""

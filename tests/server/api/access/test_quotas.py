@@ -35,6 +35,7 @@ SPENDING = {
     "POST /api/embed",
     "POST /v1/embeddings",
     "POST /v1/rerank",
+    "POST /v2/rerank",
     "POST /v1/search",
     "POST /v1/vector_stores/{vector_store_id}/search",
 }

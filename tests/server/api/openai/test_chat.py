@@ -216,6 +216,18 @@ def test_sampling_stops_and_logprobs(client: OpenAI) -> None:
         assert refused.value.param == name
 
 
+def test_fields_for_openai_alone_change_nothing(client: OpenAI) -> None:
+    plain = chat(client, user("Who are you?"))
+    ignored = {
+        "metadata": {"team": "a"},
+        "safety_identifier": "u1",
+        "prompt_cache_key": "k1",
+        "user": "me",
+        "store": False,
+    }
+    assert chat(client, user("Who are you?"), **ignored).choices == plain.choices
+
+
 def test_null_fields_count_as_left_out(client: OpenAI) -> None:
     plain = chat(client, user("Hi."))
     nulls = chat(client, {**user("Hi."), "name": None}, stop=None, seed=None, tools=None, response_format=None)

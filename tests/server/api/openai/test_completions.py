@@ -169,7 +169,7 @@ def test_a_retry_replays_the_texts(client: OpenAI) -> None:
         ({"logprobs": 21}, "invalid_value", "logprobs"),
         ({"logprobs": 20, "max_tokens": 100_000}, "invalid_value", "logprobs"),
         ({"sparkle": 1}, "unknown_parameter", "sparkle"),
-        ({"top_logprobs": 2, "model": 7}, "invalid_value", "model"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ],
 )
 def test_invalid_requests_name_the_field(client: OpenAI, fields: dict[str, Any], code: str, param: str) -> None:

@@ -1,4 +1,7 @@
-"""OpenAI's SDK for Node, unmodified, against the same server. The checks themselves are in `node/`."""
+"""OpenAI's SDK for Node, unmodified, against the same server. The checks themselves are in `node/`.
+
+`retrieval/` and `tools/` run those that need another server.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,16 @@ def node() -> str:
     return found
 
 
-@pytest.mark.parametrize("checks", sorted(path.name for path in FOLDER.glob("*.test.mjs")))
-def test_the_sdk_for_node(server: Server, node: str, checks: str) -> None:
+def run_checks(node: str, checks: str, server: Server, **environment: str) -> None:
+    """Run a file of checks against the server."""
     done = subprocess.run(
         [node, "--test", checks], capture_output=True, text=True, cwd=FOLDER, timeout=120, check=False,
-        env={**os.environ, "OPENAI_BASE_URL": f"{server.url}/v1"},
+        env={**os.environ, "OPENAI_BASE_URL": f"{server.url}/v1", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "# pass 0" not in done.stdout
+
+
+@pytest.mark.parametrize("checks", sorted(path.name for path in FOLDER.glob("*.test.mjs")))
+def test_the_sdk_for_node(server: Server, node: str, checks: str) -> None:
+    run_checks(node, checks, server)

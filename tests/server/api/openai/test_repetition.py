@@ -49,3 +49,18 @@ def test_a_response_is_incomplete(client: OpenAI) -> None:
     assert client.responses.retrieve(response.id) == response
     assert response.usage.output_tokens == 1
     assert response.model == MODEL
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_repeats_itself_unless_it_may_not(client: OpenAI, stream: bool) -> None:
+    """Evaluators compare a text with what the model alone generates."""
+    how: dict[str, Any] = {"model": MODEL, "prompt": "Talk.", "stream": stream, **LOOP}
+
+    def complete(**more: Any) -> tuple[str, str, str | None]:
+        answer = client.completions.create(**how, **more)
+        choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+        return "".join(choice.text for choice in choices), choices[-1].finish_reason, choices[-1].stop_reason
+
+    short, _, _ = complete(max_tokens=1)
+    assert complete(max_tokens=LONG) == (LONG * short, "length", None)
+    assert complete(max_tokens=LONG, extra_body={"stop_repetition": True}) == (short, "length", "repetition")

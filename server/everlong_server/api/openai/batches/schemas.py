@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from everlong_server.api.openai.chat_schemas import Metadata
 from everlong_server.api.openai.page_schemas import Page
-from everlong_server.api.openai.response_schemas import MetadataValue
 from everlong_server.api.schemas import Nullable, Wire
 from everlong_server.store.batches.records import Status
 
@@ -27,9 +27,7 @@ class CreateBatch(Nullable, Wire):
     input_file_id: str = Field(max_length=128, description="id of a file with the purpose `batch`")
     endpoint: Endpoint = Field(description="endpoint of all requests of the batch")
     completion_window: Literal["24h"] = Field(description="time after which a batch that is not completed expires")
-    metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], MetadataValue] | None = Field(
-        None, max_length=16, description="up to 16 pairs"
-    )
+    metadata: Metadata | None = Field(None, description="up to 16 pairs")
     output_expires_after: OutputExpiry | None = Field(
         None, description="default: the output files are kept as long as the batch"
     )

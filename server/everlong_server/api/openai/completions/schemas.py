@@ -47,6 +47,11 @@ class CreateCompletion(Nullable, SamplingParams):
     logprobs: int | None = Field(  # type: ignore[assignment]  # a number here
         None, ge=0, le=20, description="number of likeliest tokens with each token's log-probability"
     )
+    top_logprobs: Literal[0] = Field(0, description="not supported: `logprobs` is the number of likeliest tokens")
+    stop_repetition: bool = Field(
+        False,
+        description="end a text that repeats itself over and over, and drop what it repeats. No effect with `ignore_eos` or `json_schema`",
+    )
     echo: bool = Field(False, description="return the prompt before the text, with `logprobs` of its tokens")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
     best_of: Literal[1] = Field(1, description="only 1: a text is not generated several times to choose the best")

@@ -80,6 +80,7 @@ class CreateRerank(Nullable, Wire):
     )
     top_n: int | None = Field(None, ge=1, description="maximum number of results; default: all documents")
     return_documents: bool = Field(False, description="return the texts, too")
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="ignored: documents are never cut")
 
 
 class RerankResult(Wire):

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and `/v1/rerank`: vectors of texts, and their relevance for a query, by the models that the search uses."""
+"""`/v1/embeddings`, `/v1/rerank` and `/v2/rerank`: vectors of texts, and their relevance for a query, by the models that the search uses."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from everlong_server.engine.embeddings import Floats
 from everlong_server.services import Services
 from everlong_server.store.records import new_id
 
-router = APIRouter(prefix="/v1", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
+router = APIRouter(tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
 
-@router.post("/embeddings", response_model=EmbeddingList)
+@router.post("/v1/embeddings", response_model=EmbeddingList)
 async def embeddings(body: CreateEmbeddings, request: Request, services: CallerServices) -> Response:
     """Returns a vector for each text. Texts that mean the same have vectors with a high dot product."""
     content = await run_unless_disconnected(request, _embeddings(services, body))
@@ -61,9 +61,10 @@ def _embedding(vector: Floats, encoding: str) -> str | list[float]:
     return numbers
 
 
-@router.post("/rerank", response_model=Reranking)
+@router.post("/v1/rerank", response_model=Reranking)
+@router.post("/v2/rerank", response_model=Reranking)
 async def rerank(body: CreateRerank, request: Request, services: CallerServices) -> Response:
-    """Orders texts by their relevance for a query, the best first."""
+    """Orders texts by their relevance for a query, the best first. Both paths do the same: clients of Cohere use `/v2/rerank`."""
     reranking = await run_unless_disconnected(request, _rerank(services, body))
     if reranking is None:
         return Response(status_code=CLIENT_CLOSED)
