@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(MiB, ge=1024, description="Maximum size of a JSON body or WebSocket frame, in bytes.")
     max_message_chars: int = Field(200_000, ge=1, description="Maximum length of a message, in characters.")
     recall_passages: int = Field(
-        64, ge=0, le=64, description="Maximum number of passages searched for a question; 0 turns recall off."
+        96, ge=0, le=96, description="Maximum number of passages searched for a question; 0 turns recall off."
     )
     recall_tokens: int | None = Field(
         None,

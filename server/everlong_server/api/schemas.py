@@ -139,7 +139,7 @@ class Recall(Wire):
     """How many passages of the documents the server puts verbatim before the question. Fields that a message leaves out take
     the session's values, then the server's."""
 
-    passages: int | None = Field(None, ge=0, le=64, description="maximum number of passages; 0: none")
+    passages: int | None = Field(None, ge=0, le=96, description="maximum number of passages; 0: none")
     tokens: int | None = Field(
         None, ge=1, description="maximum number of tokens of all passages; at most the model's context"
     )

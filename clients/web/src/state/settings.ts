@@ -46,7 +46,7 @@ export function setAnswers(change: Partial<AnswerSettings>): void {
 }
 
 /** The server's limit of passages for one question. */
-const MOST_PASSAGES = 64;
+const MOST_PASSAGES = 96;
 
 /** The settings as parameters of a message to a model. */
 export function sampling(model: Model | null): Sampling {
