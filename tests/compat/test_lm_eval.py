@@ -191,7 +191,7 @@ def test_it_measures_what_it_measures_with_transformers(lm_eval: Path, tasks: Pa
 def test_on_long_documents_it_measures_the_memory(
     lm_eval: Path, long_tasks: tuple[Path, list[dict[str, str]]], tmp_path: Path
 ) -> None:
-    """The model reads 32 tokens at once, and a document has over 700."""
+    """The model reads 32 tokens at once, and a document has about 800."""
     folder, documents = long_tasks
     model = load_model("rmt-detect", models_dir=tmp_path)
     with Server("rmt-detect", tmp_path / "data") as server:
