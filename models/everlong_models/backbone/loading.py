@@ -81,6 +81,8 @@ def _load_weights(
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Load `name` with transformers. Arguments and errors: see `load_backbone`."""
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
+    if not (folder / "config.json").is_file():
+        raise BackboneError(f"{folder} holds a LoRA adapter: serve it as BACKBONE+{name}")
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     _require_memory(folder, device, dtype)
@@ -243,7 +245,7 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
     """Return the folder of `name` in Hugging Face format. Converts a GGUF file or pulls from the hub if necessary."""
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not _is_complete(path):
             raise BackboneError(f"{path} is a folder without config.json: not a model in Hugging Face format")
         return path
     if (file := _gguf(name, models_dir, progress)) is not None:
@@ -251,7 +253,12 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
     pulled = models_dir / name.replace("/", "--")
     if "/" not in name and not pulled.exists():
         raise unknown_name(name)
-    return pulled if (pulled / "config.json").is_file() else pull(name, models_dir=models_dir, progress=progress)
+    return pulled if _is_complete(pulled) else pull(name, models_dir=models_dir, progress=progress)
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether the folder holds a model, or a LoRA adapter (see `lora`)."""
+    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
 
 
 def _gguf(name: str, models_dir: Path, progress: Progress) -> Path | None:
@@ -355,7 +362,7 @@ def _put(scratch: Path, target: Path) -> None:
     try:
         scratch.rename(target)
     except OSError:
-        if not (target / "config.json").is_file():  # otherwise another process has finished first
+        if not _is_complete(target):  # otherwise another process has finished first
             raise
 
 
