@@ -268,8 +268,13 @@ def _window(config: Any, index: int) -> int | None:
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and kinds[index] != "sliding_attention":
         return None
+    return sliding_window(config)
+
+
+def sliding_window(config: Any) -> int | None:
+    """Return how many positions layers with a sliding window see; None if the architecture has no such layers, whatever its config says."""
     window: int | None = getattr(config, "sliding_window", None)
-    return window
+    return window if hasattr(type(config), "sliding_window") else None
 
 
 def _rotation(config: Any, attention: Any, index: int) -> str | None:

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from everlong_models.backbone.backbone import Backbone, CacheAdapter
+from everlong_models.backbone.description import sliding_window
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.attention import additive_mask
@@ -76,8 +77,8 @@ class Layers:
                 f"{type(base).__name__} has no {', '.join(missing)}: its layers cannot be run one by one"
             )
         # A mixture of window and full attention needs a mask for each layer.
-        if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-            raise BackboneError(f"sliding_window={config.sliding_window}: this memory needs full causal attention")
+        if (window := sliding_window(config)) and getattr(config, "use_sliding_window", True):
+            raise BackboneError(f"sliding_window={window}: this memory needs full causal attention")
         self._base: Any = base
         self._modules: nn.ModuleList = getattr(base, self.parts[-2])
         self._final_norm: nn.Module = getattr(base, self.parts[-1])

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -94,6 +95,7 @@ def _load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                **_text_part(folder),
             )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -107,6 +109,21 @@ def _load_weights(
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
     return model.to(device), tokenizer
+
+
+_TEXT_KEYS = {r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.", r"^language_model\.lm_head": "lm_head"}
+"""Names of weights in models that also read pictures → in the decoder alone."""
+
+
+def _text_part(folder: Path) -> dict[str, Any]:
+    """Return arguments that load only the decoder of a model that also reads pictures; none if transformers loads a decoder anyway."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    text, decoders = config.get_text_config(), AutoModelForCausalLM._model_mapping
+    whole = decoders.get(type(config), None)
+    if text is config or type(text) not in decoders or not (whole is None or "ConditionalGen" in whole.__name__):
+        return {}
+    text.tie_word_embeddings = bool(config.tie_word_embeddings or text.tie_word_embeddings)
+    return {"config": text, "key_mapping": _TEXT_KEYS}
 
 
 def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress) -> tuple[Backbone, Tokenizer] | None:
@@ -187,7 +204,7 @@ def has_own_memory(name: str, *, models_dir: Path, progress: Progress = lambda m
         return False
     try:
         config = json.loads((find_backbone(name, models_dir=models_dir, progress=progress) / "config.json").read_text())
-        return config["model_type"] in FAMILIES
+        return config.get("text_config", config)["model_type"] in FAMILIES
     except (OSError, ValueError, LookupError, TypeError):  # loading reports a damaged config
         return False
 
