@@ -25,10 +25,10 @@ from everlong_models.backbone.loading import (
     weight_bytes,
 )
 from everlong_models.backbone.recurrent.model import Recurrent
-from everlong_models.catalogue.entry import TRAINED, Entry, entries
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout, update_tensors
 from everlong_models.kernels.low_rank import merge
+from everlong_models.lora import ADAPTER_WEIGHTS, find_adapter, read_adapter
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.compact import Compact, CompactConfig
@@ -40,6 +40,7 @@ from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.window import Window, WindowConfig
+from everlong_models.naming import display_name, find_model, folder_name, model_name, resolve_backbone, split_adapter
 from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.text.tool_format import ToolFormat
@@ -48,6 +49,7 @@ from everlong_models.weights import (
     WEIGHTS,
     Manifest,
     TemplateName,
+    attach_updates,
     load_weights,
     own_parameters,
     read_manifest,
@@ -147,7 +149,8 @@ def load_model(
     """Load the model `name`.
 
     `name` is a model folder with `everlong.json`, the name of one in `models_dir` or in the package, or a backbone (see `load_backbone`),
-    which gets an untrained memory; a recurrent model gets `native` by default. `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone. A
+    which gets an untrained memory; a recurrent model gets `native` by default. `BACKBONE+ADAPTER` is a backbone with a LoRA adapter (see
+    `lora`). `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone. A
     model folder has its own memory and accepts no others, but accepts `options` if that memory has nothing to train.
 
     `quantize`, `bfloat16`: see `Backbone.optimize`; they only affect a CPU. `bfloat16` None means: True for a memory that has nothing to
@@ -160,6 +163,9 @@ def load_model(
     build = partial(_build_around_backbone, quantize=quantize) if plan.kind.around else _build_from_scratch
     module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)
     loaded = _load_memory_weights(plan, module, backbone)
+    if plan.adapter is not None:
+        attach_updates(read_adapter(plan.adapter, progress), backbone, plan.adapter / ADAPTER_WEIGHTS)
+        tokenizer = _tokenizer_of(plan.adapter, tokenizer, module.vocab_size)
     module.requires_grad_(False)
     if bfloat16 is None:
         bfloat16 = plan.kind.training_free
@@ -167,9 +173,9 @@ def load_model(
         plan, module, backbone, tokenizer, device, progress, quantize=quantize, bfloat16=bfloat16
     )
     return Model(
-        name=_folder_name(plan.folder) if plan.manifest else _display_name(name),
+        name=model_name(name, models_dir),
         memory_name=plan.memory_name,
-        backbone_name=None if backbone is None else _display_name(str(plan.backbone_name)),
+        backbone_name=None if backbone is None else display_name(str(plan.backbone_name)),
         memory=module,
         tokenizer=tokenizer,
         chat=ChatFormat.of(tokenizer),
@@ -189,7 +195,8 @@ def load_model(
 class _Plan:
     """What to load: the result of resolving a model's name, before any weights are read.
 
-    `manifest`: None for a plain backbone, which has no `everlong.json`. `backbone_name`: None if the manifest names none.
+    `manifest`: None for a plain backbone, which has no `everlong.json`. `backbone_name`: None if the manifest names none. `adapter`: the
+    folder of a LoRA adapter for a plain backbone.
     """
 
     folder: Path
@@ -198,12 +205,19 @@ class _Plan:
     kind: MemoryKind
     config: MemoryConfig
     backbone_name: str | None
+    adapter: Path | None
 
 
 def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, Any], progress: Progress) -> _Plan:
     """Resolve `name` to a folder, and choose the memory and its config. Raises `AdapterError` or `ConfigError`."""
+    name, added = split_adapter(name, models_dir)
+    adapter = None if added is None else find_adapter(added, models_dir)
     folder = find_model(name, models_dir)
     manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+    if manifest and adapter:
+        raise AdapterError(
+            f"{name}+{added}: an adapter needs a plain backbone, such as {manifest.backbone or 'a folder'}"
+        )
     spec = dict(manifest.memory) if manifest else {"name": memory or _default_memory(name, models_dir, progress)}
     memory_name = str(spec.pop("name", None))
     if memory_name not in MEMORIES:
@@ -213,15 +227,15 @@ def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, An
         limit = f"cannot be set: the model folder {folder} has its own memory, {manifest.memory}"
         raise ConfigError("memory", memory or options, limit)
     config = memory_config(memory_name, spec | options)
-    backbone_name = name if manifest is None else _resolve_backbone(folder, manifest.backbone)
-    return _Plan(folder, manifest, memory_name, kind, config, backbone_name)
+    backbone_name = name if manifest is None else resolve_backbone(folder, manifest.backbone)
+    return _Plan(folder, manifest, memory_name, kind, config, backbone_name, adapter)
 
 
 def _default_memory(name: str, models_dir: Path, progress: Progress) -> str:
     """Return the memory around the plain backbone `name`. Tells `progress` if it is not the usual one."""
     if not has_own_memory(name, models_dir=models_dir, progress=progress):
         return DEFAULT_MEMORY
-    progress(f"{_display_name(name)} has a recurrent state of its own, which is its memory (--memory {NATIVE_MEMORY})")
+    progress(f"{display_name(name)} has a recurrent state of its own, which is its memory (--memory {NATIVE_MEMORY})")
     return NATIVE_MEMORY
 
 
@@ -260,7 +274,7 @@ def _build_from_scratch(
     if plan.manifest is None or plan.manifest.backbone is not None:
         limit = "cannot be built around a backbone: name a model folder with everlong.json"
         raise ConfigError("memory", plan.memory_name, limit)
-    progress(f"loading {_folder_name(plan.folder)} ({device})")
+    progress(f"loading {folder_name(plan.folder)} ({device})")
     # Models from scratch are small: they use float32 on every device.
     module = plan.kind.build(plan.config).to(device, dtype or torch.float32).eval()
     tokenizer = load_tokenizer(plan.folder)
@@ -281,6 +295,17 @@ def _load_memory_weights(plan: _Plan, module: SegmentReader, backbone: Backbone 
     if plan.manifest.trained and not loaded and own_parameters(module):
         raise AdapterError(f'{plan.folder / WEIGHTS} does not exist: add it, or set "trained": false in {MANIFEST}')
     return loaded
+
+
+def _tokenizer_of(adapter: Path, tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
+    """Return the adapter's own tokenizer, whose chat template it was trained with; `tokenizer` if it has none."""
+    if not (adapter / "tokenizer_config.json").is_file():
+        return tokenizer
+    own = load_tokenizer(adapter)
+    if own.vocab_size > vocab_size:
+        raise AdapterError(f"{adapter}: its tokenizer has {own.vocab_size} tokens, the backbone only {vocab_size}")
+    own.add_eos_ids(tokenizer.eos_ids)
+    return own
 
 
 def _fingerprint_and_optimise(
@@ -325,31 +350,6 @@ def memory_config(name: str, options: dict[str, Any]) -> MemoryConfig:
         raise ConfigError(field, first["input"], f"{first['msg']} (memory {name})") from error
 
 
-def find_model(name: str, models_dir: Path) -> Path:
-    """Resolve a model name to a folder: a path, a model in `models_dir`, or one shipped with the package.
-
-    Does not check that the folder exists.
-    """
-    folder = Path(name).expanduser()
-    models = [parent / name for parent in (models_dir, TRAINED) if (parent / name / MANIFEST).is_file()]
-    return folder if folder.exists() or not models else models[0]
-
-
-def model_name(name: str, models_dir: Path) -> str:
-    """Return the name of the `Model` that `load_model` makes of `name`."""
-    folder = find_model(name, models_dir)
-    return _folder_name(folder) if (folder / MANIFEST).is_file() else _display_name(name)
-
-
-def catalogue_entry(name: str, models_dir: Path) -> Entry | None:
-    """Return the catalogue's entry of the model `name`, or of its backbone; None if the catalogue has neither.
-
-    Raises `AdapterError` for a model folder that cannot be read.
-    """
-    folder = find_model(name, models_dir)
-    return entries().get((read_manifest(folder).backbone or "") if (folder / MANIFEST).is_file() else name)
-
-
 def model_bytes(
     name: str,
     *,
@@ -363,30 +363,18 @@ def model_bytes(
     The arguments are those of `load_model`. Raises `BackboneError` for a name that cannot be found, and `AdapterError` for a model
     folder that cannot be read.
     """
+    name, adapter = split_adapter(name, models_dir)
     folder, own = find_model(name, models_dir), 0
+    if adapter is not None and (file := find_adapter(adapter, models_dir) / ADAPTER_WEIGHTS).is_file():
+        own = file.stat().st_size
     backbone, memory_name = name, memory or DEFAULT_MEMORY
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
         own = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).is_file() else 0
-        if (resolved := _resolve_backbone(folder, manifest.backbone)) is None:
+        if (resolved := resolve_backbone(folder, manifest.backbone)) is None:
             return own
         backbone, memory_name = resolved, str(manifest.memory.get("name"))
     kind = MEMORIES.get(memory_name)
     one_copy = quantize and kind is not None and kind.one_copy
     weights = weight_bytes(backbone, models_dir=models_dir, device=device, one_copy=one_copy)
     return None if weights is None else own + weights
-
-
-def _resolve_backbone(folder: Path, name: str | None) -> str | None:
-    """Return a backbone's name, or its path if it is a folder relative to the manifest's."""
-    return str(folder / name) if name and (folder / name).exists() else name
-
-
-def _display_name(name: str) -> str:
-    path = Path(name).expanduser()
-    return _folder_name(path) if path.exists() else name
-
-
-def _folder_name(path: Path) -> str:
-    """Return a folder's name, even if the path is `.` or `..`. A symbolic link keeps its own name."""
-    return path.name if path.name not in ("", "..") else path.resolve().name

@@ -59,7 +59,7 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise AdapterError(f"cannot read {file}: {error}") from error
     except ValidationError as error:
-        raise AdapterError(f"{file}: {_first(error)}") from error
+        raise AdapterError(f"{file}: {first_error(error)}") from error
 
 
 def save_weights(
@@ -122,13 +122,7 @@ def load_weights(
     file = folder / WEIGHTS
     if not file.exists():
         return False
-    try:
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise AdapterError(f"cannot read {file} as safetensors: {error}") from error
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise AdapterError(f"{file}: tensor {name!r} contains NaN or infinity")
+    tensors = read_tensors(file)
     lora = {
         name: tensors.pop(name) for name in list(tensors) if name.startswith("lora.") and name.endswith((".A", ".B"))
     }
@@ -145,8 +139,20 @@ def load_weights(
                 )
             own[name].copy_(tensor)
         if lora and updates:
-            _attach(lora, lora_scale, backbone, file)
+            attach_updates(lora, backbone, file, lora_scale)
     return True
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file. Raises `AdapterError` if it is damaged, or a tensor is not finite."""
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise AdapterError(f"cannot read {file} as safetensors: {error}") from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise AdapterError(f"{file}: tensor {name!r} contains NaN or infinity")
+    return tensors
 
 
 def load_updates(folder: Path) -> dict[str, Tensor]:
@@ -157,7 +163,13 @@ def load_updates(folder: Path) -> dict[str, Tensor]:
     )
 
 
-def _attach(lora: dict[str, Tensor], scale: float, backbone: Backbone | Recurrent | None, file: Path) -> None:
+def attach_updates(
+    lora: dict[str, Tensor], backbone: Backbone | Recurrent | None, file: Path, scale: float = 1.0
+) -> None:
+    """Attach low-rank updates, `lora.<layer>.A` and `lora.<layer>.B`, to the backbone's layers.
+
+    Raises `AdapterError`, which names `file`, for updates that do not fit.
+    """
     if backbone is None:
         raise AdapterError(f"{file}: low-rank updates need a backbone, and this model has none")
     layers = dict(backbone.model.named_modules())
@@ -179,11 +191,15 @@ def _attach(lora: dict[str, Tensor], scale: float, backbone: Backbone | Recurren
             raise AdapterError(
                 f"{file}: the low-rank update of {name!r} must have the layer's shape {tuple(layer.weight.shape)}, got {shape}"
             )
-        a, b = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (a, b))
-        attach(layer, (a, scale * b), transposed=transposed)
+        attach(layer, (wide(a), scale * wide(b)), transposed=transposed)
 
 
-def _first(error: ValidationError) -> str:
+def wide(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32, or as it is if its type is wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def first_error(error: ValidationError) -> str:
     """Return pydantic's first error in one line, with the field."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"

@@ -25,7 +25,8 @@ from everlong_models.catalogue.default import HOW_TO_CHOOSE
 from everlong_models.catalogue.entry import Entry, entries, unknown_name
 from everlong_models.catalogue.machine import require_memory
 from everlong_models.catalogue.pull import locate
-from everlong_models.model import find_model
+from everlong_models.lora import find_adapter
+from everlong_models.naming import find_model, split_adapter
 from everlong_models.weights import MANIFEST, read_manifest
 from everlong_server.hosts import authority, is_loopback
 from everlong_server.observability.tracing import TracingError, start_tracing
@@ -107,6 +108,12 @@ def _model(settings: Settings) -> Iterator[Check]:
     models_dir = settings.models_dir.expanduser()
     name = settings.model or default_models(settings)[0]
     chosen = "" if settings.model else f" (the default here; another one: {HOW_TO_CHOOSE})"
+    name, adapter = split_adapter(name, models_dir)
+    if adapter is not None:
+        try:
+            yield Check("adapter", True, str(find_adapter(adapter, models_dir)))
+        except EverlongModelError as error:
+            yield Check("adapter", False, str(error))
     folder, pulled = find_model(name, models_dir), models_dir / name.replace("/", "--")
     backbone = name
     if (folder / MANIFEST).is_file():

@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     )
     model: str | None = Field(
         None,
-        description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, or a backbone (Hugging Face folder, .gguf file or hub name); unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
+        description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, a backbone (Hugging Face folder, .gguf file or hub name), or BACKBONE+ADAPTER with a LoRA adapter; unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set.",
     )
     models: tuple[str, ...] = Field((), description="Further models that requests can name, as a JSON list.")
     models_memory: int | None = Field(

@@ -11,9 +11,10 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from everlong_models.backbone.gguf_blocks import floats_of
-from everlong_models.backbone.gguf_file import GGUFFile
-from everlong_models.backbone.quantised_weights import config_of
+from everlong_models.backbone.gguf.blocks import floats_of
+from everlong_models.backbone.gguf.families import config_of
+from everlong_models.backbone.gguf.file import GGUFFile
+from everlong_models.backbone.gguf.rope import TENSORS
 
 WIDTH, MLP, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 2, 8, 2, 264
 KINDS = {"attn_q": Kind.Q4_K, "attn_k": Kind.Q4_K, "attn_v": Kind.Q6_K, "attn_output": Kind.Q5_K}
@@ -54,7 +55,7 @@ _PRE, _POST, _HEADS = (
     ["post_attention_norm", "post_ffw_norm"],
     ["attn_q_norm", "attn_k_norm"],
 )
-NORMS = {"qwen3": _PRE + _HEADS, "gemma2": _PRE + _POST, "gemma3": _PRE + _POST + _HEADS}
+NORMS = {"qwen3": _PRE + _HEADS, "gemma2": _PRE + _POST, "gemma3": _PRE + _POST + _HEADS, "olmo2": _POST + _HEADS}
 """Norms of a layer, where they are not `_PRE`."""
 FIELDS: dict[str, dict[str, int | float]] = {
     "qwen3": {"attention.key_length": 32},
@@ -64,29 +65,45 @@ FIELDS: dict[str, dict[str, int | float]] = {
     },
     "gemma3": {"attention.key_length": 32, "attention.sliding_window": 16},
     "phi3": {"rope.dimension_count": 24},
+    "granite": {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.0},
 }  # fmt: skip
 """Metadata of a family."""
 
 
-def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = False, **more: object) -> Path:
-    """Write a model with a tokenizer of bytes. `more`: other metadata. Qwen2 and Llama have biases of queries, keys and values."""
+def write(
+    file: Path,
+    family: str = "qwen2",
+    *,
+    seed: int = 0,
+    tied: bool = False,
+    factors: dict[str, np.ndarray] | None = None,
+    pre: str = "qwen2",
+    **more: object,
+) -> Path:
+    """Write a model with a tokenizer of bytes. `factors`: vectors of rotary factors; `more`: other metadata.
+
+    Qwen2 and Llama have biases of queries, keys and values. SmolLM3 and OLMo have four layers, of which the last differs: it rotates nothing, or has no window.
+    """
+    layers = 4 if family in ("smollm3", "olmo2") else LAYERS
     writer, kv_width = gguf.GGUFWriter(file, family), WIDTH // HEADS * KV_HEADS
     writer.add_context_length(2048)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(MLP)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10_000.0)
-    for name, value in FIELDS.get(family, {}).items():
-        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{family}.{name}", value)
-    for name, value in more.items():
-        writer.add_string(name, str(value))
+    fields = {f"{family}.{name}": value for name, value in FIELDS.get(family, {}).items()} | more
+    for name, value in fields.items():
+        writers = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        writers[type(value)](name, value)
+    for name, vector in (factors or {}).items():
+        writer.add_tensor(name, vector.astype(np.float32))
     characters = [bytes_to_unicode()[byte] for byte in range(256)]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|{n}|>" for n in range(VOCABULARY - 260))]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list([*characters, "he", *special])
     writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * len(special))
     writer.add_token_merges(["h e"])
@@ -103,7 +120,7 @@ def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = Fals
         rows = sum(sizes.pop(name)[0] for name in ("attn_q", "attn_k", "attn_v"))
         del sizes["ffn_gate"]
         sizes |= {"attn_qkv": (rows, WIDTH), "ffn_up": (2 * MLP, WIDTH)}
-    matrices = {f"blk.{n}.{name}": (name, size) for n in range(LAYERS) for name, size in sizes.items()}
+    matrices = {f"blk.{n}.{name}": (name, size) for n in range(layers) for name, size in sizes.items()}
     matrices |= {name: (name, (VOCABULARY, WIDTH)) for name in ("token_embd", *(() if tied else ("output",)))}
     random = np.random.default_rng(seed)
     for number, (name, (part, size)) in enumerate(matrices.items()):
@@ -112,10 +129,10 @@ def write(file: Path, family: str = "qwen2", *, seed: int = 0, tied: bool = Fals
         writer.add_tensor(f"{name}.weight", made, raw_shape=made.shape, raw_dtype=kind)
         if part in ("attn_q", "attn_k", "attn_v") and family in ("qwen2", "llama"):
             writer.add_tensor(f"{name}.bias", random.normal(0, 1, size[0]).astype(np.float32))
-    for name in ("output_norm", *(f"blk.{n}.{part}" for n in range(LAYERS) for part in NORMS.get(family, _PRE))):
+    for name in ("output_norm", *(f"blk.{n}.{part}" for n in range(layers) for part in NORMS.get(family, _PRE))):
         width = WIDTH
-        if "_q_" in name or "_k_" in name:
-            width = WIDTH // HEADS
+        if "_q_" in name or "_k_" in name:  # OLMo 2's are of all heads
+            width = (WIDTH if "_q_" in name else kv_width) if family == "olmo2" else WIDTH // HEADS
         writer.add_tensor(f"{name}.weight", random.uniform(0.5, 1.5, width).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -146,12 +163,14 @@ def float_model(path: Path) -> PreTrainedModel:
     if family == "phi3":
         names["ffn_up"] = "mlp.gate_up_proj"
     for name, tensor in file.tensors.items():
+        if name in TENSORS:
+            continue
         *block, part, field = name.split(".")
         weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
         heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(part)
         if family.startswith("gemma") and "norm" in part:  # Gemma's modules add 1
             weights = weights - 1
-        if heads and family == "llama":
+        if heads and family in ("llama", "granite", "smollm3"):
             weights = weights.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         prefix = "lm_head" if part == "output" else f"model.{f'layers.{block[1]}.' if block else ''}{names[part]}"
         state[f"{prefix}.{field}"] = weights

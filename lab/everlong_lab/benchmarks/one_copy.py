@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 from everlong_lab.harness.report import Report, Target
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.description import describe
-from everlong_models.backbone.gguf_blocks import floats_of
-from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.backbone.gguf.blocks import floats_of
+from everlong_models.backbone.gguf.families import config_of, float_tensors
+from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.loading import load_backbone
-from everlong_models.backbone.quantised_weights import config_of, float_tensors, unsupported_reason
+from everlong_models.backbone.quantised_weights import unsupported_reason
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.attention import additive_mask, causal_mask
 

@@ -18,7 +18,8 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import Progress, architecture, load_backbone, load_tokenizer
 from everlong_models.errors import ConfigError, RunError
 from everlong_models.memories.base import SegmentReader
-from everlong_models.model import MEMORIES, find_model, memory_config
+from everlong_models.model import MEMORIES, memory_config
+from everlong_models.naming import find_model
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.weights import Manifest, load_updates, load_weights, read_manifest, save_weights
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from everlong_models.backbone import quantised_llama, rotary
 from everlong_models.backbone.cache import zeros
 from everlong_models.backbone.description import FAMILIES as DESCRIBED
-from everlong_models.backbone.description import describe, has_fixed_frequencies, unsupported_reason
+from everlong_models.backbone.description import describe, has_fixed_frequencies, sliding_window, unsupported_reason
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.backbone.llama import Llama
 from everlong_models.backbone.observing import Observer, observed
@@ -26,6 +26,12 @@ from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.attention import additive_mask
 from everlong_models.kernels.yield_point import yield_point
+
+_PROBE = 4
+"""Tokens with which a model is tried."""
+_CLOSE = 0.005, 0.3
+"""How far the logits of all tokens at once, and of a decode step, may differ, as a share of their norm. The first are computed in the same
+way; in a step, rounding to bfloat16 can choose other experts."""
 
 
 class Backbone(nn.Module):
@@ -51,10 +57,12 @@ class Backbone(nn.Module):
             self.heads: int = config.num_attention_heads
             self.width: int = config.hidden_size
             self.vocab_size: int = config.vocab_size
+            self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
+            self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
         except AttributeError as error:
             raise self._unfit(f"its config has no {error.name}") from error
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
-        self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
+        except RuntimeError as error:  # what transformers raises for a field that differs between layers (Gemma 4)
+            raise self._unfit("its layers have heads of different sizes") from error
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self._quantised = None if quantised is None else quantised_llama.build(model, quantised, bfloat16=False)
         self._optimised: Llama | None = None
@@ -72,26 +80,35 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Run two positions; raise `BackboneError` if the first depends on the second or a layer stores no keys and values.
+        """Run some tokens; raise `BackboneError` if the model computes something else than its own forward does.
 
-        No config field tells this. transformers' causal language models include BERT, which is bidirectional unless its
-        config has `is_decoder`, and decoders in which some or all layers have no attention.
+        No config field tells this. transformers' causal language models include BERT, which is bidirectional unless its config has
+        `is_decoder`, decoders in which some layers have no attention, and decoders that need tokens besides embeddings (Gemma 3n).
         """
-        training = self.model.training
+        training, last = self.model.training, _PROBE - 1
         self.model.eval()  # dropout would make the rows differ, and consume random numbers
+        tokens = torch.randint(self.vocab_size, (2, _PROBE), generator=torch.Generator().manual_seed(0))
+        tokens[1, 0] = tokens[0, 0]
+        tokens = tokens.to(self.device)
         try:
-            first, second, other = torch.randn(3, self.width, generator=torch.Generator().manual_seed(0))
-            x = 0.02 * torch.stack([torch.stack([first, second]), torch.stack([first, other])])  # (2, 2, D)
-            kv = self.new_kv(2, 2).fill_(torch.inf)
-            one, same = self.hidden(x.to(self.device, self.dtype), kv=kv)[:, 0].float()
+            x, kv = self.embed(tokens), self.new_kv(2, _PROBE).fill_(torch.inf)
+            one, same = self.hidden(x[:, :last], kv=kv)[:, 0].float()
+            if kv[..., :last, :].isinf().any():
+                raise self._unfit("not all of its layers keep keys and values")
+            if (one - same).norm() > 1e-3 * one.norm():
+                raise self._unfit("its attention is not causal")
+            expected = self.model(tokens, use_cache=False).logits
+            step = self.hidden(x[:, last:], kv=kv, at=torch.tensor([last, last], device=self.device))
+            found = self.logits(self.hidden(x)), self.logits(step)
+        except BackboneError:
+            raise
         except Exception as error:  # models raise all kinds of errors for a cache that is not transformers' own
             raise self._unfit(f"its layers do not take keys and values ({' '.join(str(error).split())})") from error
         finally:
             self.model.train(training)
-        if kv.isinf().any():
-            raise self._unfit("not all of its layers keep keys and values")
-        if (one - same).norm() > 1e-3 * one.norm():
-            raise self._unfit("its attention is not causal")
+        for logits, wanted, close in zip(found, (expected, expected[:, last:]), _CLOSE, strict=True):
+            if not (logits - wanted).float().norm() <= close * wanted.float().norm():
+                raise self._unfit("its logits do not follow from embeddings, keys, values and its head alone")
 
     def optimize(self, *, quantize: bool = False, bfloat16: bool = False) -> str | None:
         """Switch `hidden` and `logits` to a fast inference path, permanently: same results, no gradients.
@@ -221,7 +238,7 @@ class Backbone(nn.Module):
             )  # eager attention adds it to the scores
 
         visible, config = cursor.visible(), self.model.config.get_text_config()
-        window = getattr(config, "sliding_window", None)
+        window = sliding_window(config)
         kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
         if window is None or "sliding_attention" not in kinds:
             return mask(visible)
@@ -234,7 +251,7 @@ class Backbone(nn.Module):
             return self._optimised.logits(hidden)
         config = self.model.config
         scores: Tensor = self.model.get_output_embeddings()(hidden)
-        scores = scores * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+        scores = scores * (getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0)
         cap = getattr(config, "final_logit_softcapping", None)
         return scores if cap is None else torch.tanh(scores / cap) * cap
 

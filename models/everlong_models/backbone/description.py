@@ -232,26 +232,28 @@ def _layer(config: Any, layer: Any, index: int, rotation: int) -> LayerDescripti
         qkv, both = (Part(a.q_proj), Part(a.k_proj), Part(a.v_proj)), (Part(mlp.gate_proj), Part(mlp.up_proj))
     return LayerDescription(
         *qkv, Part(a.o_proj), *both, Part(mlp.down_proj),
-        norms=_norms(layer), window=_window(config, index), rotation=rotation,
+        norms=_norms(layer), window=layer_window(config, index), rotation=rotation,
     )  # fmt: skip
 
 
-def _norms(layer: Any) -> Norms:
-    def weight(owner: Any, name: str) -> Tensor | None:
-        norm = getattr(owner, name, None)
-        return None if norm is None else _norm_weight(norm)
-
+def norm_modules(layer: Any) -> dict[str, nn.Module]:
+    """Return a layer's norms by the fields of `Norms`."""
     after = hasattr(layer, "post_feedforward_layernorm")  # then "post attention" is a norm of what attention adds
-    queries = weight(layer.self_attn, "q_norm")
-    return Norms(
-        before=weight(layer, "input_layernorm"),
-        between=weight(layer, "pre_feedforward_layernorm" if after else "post_attention_layernorm"),
-        after_attention=weight(layer, "post_attention_layernorm") if after else None,
-        after_mlp=weight(layer, "post_feedforward_layernorm"),
-        queries=queries,
-        keys=weight(layer.self_attn, "k_norm"),
-        whole=queries is not None and len(queries) != layer.self_attn.head_dim,
-    )
+    names = {
+        "before": (layer, "input_layernorm"),
+        "between": (layer, "pre_feedforward_layernorm" if after else "post_attention_layernorm"),
+        "after_attention": (layer, "post_attention_layernorm" if after else ""),
+        "after_mlp": (layer, "post_feedforward_layernorm"),
+        "queries": (layer.self_attn, "q_norm"),
+        "keys": (layer.self_attn, "k_norm"),
+    }
+    found = {field: getattr(owner, name, None) for field, (owner, name) in names.items()}
+    return {field: norm for field, norm in found.items() if norm is not None}
+
+
+def _norms(layer: Any) -> Norms:
+    weights = {field: _norm_weight(norm) for field, norm in norm_modules(layer).items()}
+    return Norms(**weights, whole="queries" in weights and len(weights["queries"]) != layer.self_attn.head_dim)
 
 
 def _norm_weight(norm: Any) -> Tensor:
@@ -264,19 +266,31 @@ def _norm_weight(norm: Any) -> Tensor:
     )
 
 
-def _window(config: Any, index: int) -> int | None:
+def layer_window(config: Any, index: int) -> int | None:
+    """Return how many positions a query of a layer sees, its own included; None: all."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and kinds[index] != "sliding_attention":
         return None
+    return sliding_window(config)
+
+
+def sliding_window(config: Any) -> int | None:
+    """Return how many positions layers with a sliding window see; None if the architecture has no such layers, whatever its config says."""
     window: int | None = getattr(config, "sliding_window", None)
-    return window
+    return window if hasattr(type(config), "sliding_window") else None
 
 
 def _rotation(config: Any, attention: Any, index: int) -> str | None:
     """Return the name of a layer's rotary tables (see `Rotations`)."""
     if not getattr(attention, "use_rope", True):
         return None
-    return str(config.layer_types[index]) if _by_kind(config.rope_parameters) else ""
+    return rotary_kind(config, index)
+
+
+def rotary_kind(config: Any, index: int) -> str:
+    """Return the name of a layer's rotary tables in transformers' module; "" for the only ones."""
+    rope = getattr(config, "rope_parameters", None)
+    return str(config.layer_types[index]) if rope and _by_kind(rope) else ""
 
 
 def _kind(matrix: nn.Module) -> type[nn.Module]:

@@ -20,7 +20,7 @@ results silently.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from everlong_models.backbone.backbone import Backbone, CacheAdapter
+from everlong_models.backbone.description import layer_window, norm_modules, rotary_kind
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.attention import additive_mask
@@ -39,7 +40,7 @@ from everlong_models.kernels.yield_point import yield_point
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """What all layers of one pass share.
+    """What the layers of one pass get, by layer.
 
     `cursor`: where keys and values go. `visible`: the causal mask (B, 1, T, C); None at the start, where attention is
     causal without one. `rotary`: cosines and sines (1 or B, T, head dim); empty in families without rotary positions.
@@ -47,9 +48,9 @@ class LayerContext:
     """
 
     cursor: KVCursor
-    visible: Tensor | None
-    rotary: tuple[Tensor, ...]
-    arguments: Mapping[str, Any]
+    visible: Sequence[Tensor | None]
+    rotary: Sequence[tuple[Tensor, ...]]
+    arguments: Sequence[Mapping[str, Any]]
 
 
 class SelfAttention(NamedTuple):
@@ -65,6 +66,8 @@ class Layers:
     Shapes: B rows, T positions, H heads of dimension d, D width, C capacity of a key/value tensor.
     """
 
+    cache_argument: ClassVar[str] = "past_key_values"
+    """The argument of transformers' layer modules that takes keys and values."""
     parts: ClassVar[tuple[str, ...]] = ("rotary_emb", "layers", "norm")
     """Names of what the base model consists of; the last two are its list of layers and its final norm."""
 
@@ -75,11 +78,10 @@ class Layers:
             raise BackboneError(
                 f"{type(base).__name__} has no {', '.join(missing)}: its layers cannot be run one by one"
             )
-        # A mixture of window and full attention needs a mask for each layer.
-        if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-            raise BackboneError(f"sliding_window={config.sliding_window}: this memory needs full causal attention")
         self._base: Any = base
         self._modules: nn.ModuleList = getattr(base, self.parts[-2])
+        self._windows = [layer_window(config, layer) for layer in range(len(self._modules))]
+        self._tables = [rotary_kind(config, layer) for layer in range(len(self._modules))]
         self._final_norm: nn.Module = getattr(base, self.parts[-1])
         self._attention: str = config._attn_implementation
 
@@ -88,8 +90,12 @@ class Layers:
 
     @property
     def alike(self) -> bool:
-        """Whether the layers differ in nothing but their weights, so that one module can compute any of them."""
-        return True
+        """Whether the layers differ in nothing but their weights, so that one module can compute several of them at once.
+
+        Layers with experts cannot: which ones they use depends on the input.
+        """
+        experts = getattr(self._base.config, "num_experts", 0)
+        return not experts and len(set(zip(self._windows, self._tables, strict=True))) == 1
 
     def require_masks(self) -> None:
         """Raise `BackboneError` unless whole layers accept an explicit mask; halves of layers need none."""
@@ -105,20 +111,22 @@ class Layers:
         one is given. With `at` (B,) each row continues at its own position, after the positions that `kv` holds.
         """
         cursor = KVCursor(x.shape[1], x.device, kv, at)
-        visible = None if cursor.at_start else cursor.visible()[:, None]
-        x, rotary = self._place(x, cursor.positions)
-        arguments: dict[str, Any] = {
-            "attention_mask": self._mask(cursor, visible, x.dtype),
-            "past_key_values": None if kv is None else CacheAdapter(cursor),
-        }
-        if rotary:
-            arguments["position_embeddings"] = rotary
-        return x, LayerContext(cursor, visible, rotary, arguments)
+        visible = {window: self._visible(cursor, window) for window in set(self._windows)}
+        masks = {window: self._mask(cursor, visible[window], x.dtype) for window in visible}
+        x, tables = self._place(x, cursor.positions)
+        cache = None if kv is None else CacheAdapter(cursor)
+        rotary = [tables.get(kind, ()) for kind in self._tables]
+        arguments: list[dict[str, Any]] = [
+            {"attention_mask": masks[window], self.cache_argument: cache}
+            | ({"position_embeddings": each} if each else {})
+            for window, each in zip(self._windows, rotary, strict=True)
+        ]
+        return x, LayerContext(cursor, [visible[window] for window in self._windows], rotary, arguments)
 
     def __call__(self, layer: int, h: Tensor, shared: LayerContext) -> Tensor:
         """Return the output (B, T, D) of `layer` for its input `h` (B, T, D)."""
         yield_point()
-        out: Tensor = self._modules[layer](h, **shared.arguments)
+        out: Tensor = self._modules[layer](h, **shared.arguments[layer])
         return out
 
     def end(self, h: Tensor) -> Tensor:
@@ -136,12 +144,22 @@ class Layers:
 
         Works only in a pass without keys and values, and if the layers are `alike`.
         """
-        out: Tensor = functional_call(self._modules[0], dict(weights), (h,), dict(shared.arguments))
+        out: Tensor = functional_call(self._modules[0], dict(weights), (h,), dict(shared.arguments[0]))
         return out
 
-    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the first layer's input for embeddings `x` at `positions` (1 or B, T), and rotary tables, if any."""
-        return x, self._base.rotary_emb(x, position_ids=positions)
+    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Mapping[str, tuple[Tensor, ...]]]:
+        """Return the first layer's input for embeddings `x` at `positions` (1 or B, T), and rotary tables, if any, by their kind."""
+        return x, {
+            kind: self._base.rotary_emb(x, position_ids=positions, **({"layer_type": kind} if kind else {}))
+            for kind in set(self._tables)
+        }
+
+    @staticmethod
+    def _visible(cursor: KVCursor, window: int | None) -> Tensor | None:
+        """Return the mask (B, 1, T, C) of layers with this window; None where attention is causal without one."""
+        if cursor.at_start and (window is None or window >= cursor.positions.shape[1]):
+            return None
+        return cursor.visible(window)[:, None]
 
     def _mask(self, cursor: KVCursor, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """Return the mask as transformers' attention wants it: None or booleans for SDPA, addends for eager."""
@@ -171,7 +189,7 @@ class SplitLayers(Layers, ABC):
     ) -> Tensor:
         """Return softmax attention (B, T, H·d) of queries (B, H, T, d); store keys and values (B, kv heads, T, d)."""
         keys, values = shared.cursor.store(layer, keys, values)
-        mask = shared.visible
+        mask = shared.visible[layer]
         context = F.scaled_dot_product_attention(
             queries, keys, values, mask, dropout, is_causal=mask is None, scale=scale, enable_gqa=True
         )
@@ -188,8 +206,8 @@ class GPT2Layers(SplitLayers):
         """Not if attention is scaled by the layer's index."""
         return not self._base.config.scale_attn_by_inverse_layer_idx
 
-    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return self._base.drop(x + self._base.wpe(positions)), ()
+    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Mapping[str, tuple[Tensor, ...]]]:
+        return self._base.drop(x + self._base.wpe(positions)), {}
 
     def norm(self, layer: int, x: Tensor) -> Tensor:
         return cast(Tensor, self._base.h[layer].ln_1(x))
@@ -208,44 +226,58 @@ class GPT2Layers(SplitLayers):
 
 
 class LlamaLayers(SplitLayers):
-    """Rotary positions, grouped keys and values: Llama and architectures whose layers have the same halves."""
+    """Rotary positions, grouped keys and values: Llama and architectures whose layers have the same halves.
+
+    They may have norms before, between and after the halves, and norms of queries and keys.
+    """
 
     @property
     def alike(self) -> bool:
         """Not if only some layers rotate their keys (SmolLM3)."""
-        return all(_rotates(module.self_attn) for module in self._modules)
+        return super().alike and all(_rotates(module.self_attn) for module in self._modules)
 
-    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Mapping[str, tuple[Tensor, ...]]]:
         multiplier = getattr(self._base, "embedding_multiplier", None)  # Granite
         x = x if multiplier is None else x * multiplier
         x = F.dropout(x, getattr(self._base, "embedding_dropout", 0.0), self._base.training)  # Starcoder2
-        return x, self._base.rotary_emb(x, position_ids=positions)
+        return super()._place(x, positions)
 
     def norm(self, layer: int, x: Tensor) -> Tensor:
-        return cast(Tensor, self._base.layers[layer].input_layernorm(x))
+        return self._normed(layer, "before", x)
 
     def attend(self, layer: int, normed: Tensor, shared: LayerContext) -> SelfAttention:
         block = self._base.layers[layer]
         attention = block.self_attn
-        queries, keys, values = (_heads(attention, name, normed) for name in "qkv")
+        queries, keys, values = _heads(block, normed)
         rotated = queries
         if _rotates(attention):
-            rotated, keys = apply_rotary_pos_emb(queries, keys, *shared.rotary)
+            rotated, keys = apply_rotary_pos_emb(queries, keys, *shared.rotary[layer])
         dropout = attention.attention_dropout if attention.training else 0.0
         context = self._attention_over(shared, layer, rotated, keys, values, attention.scaling, dropout)
         context = F.dropout(attention.o_proj(context), getattr(attention, "residual_dropout", 0.0), attention.training)
-        return SelfAttention(queries, _scaled(block, context))
+        return SelfAttention(queries, self._normed(layer, "after_attention", _scaled(block, context)))
 
     def feed_forward(self, layer: int, x: Tensor) -> Tensor:
         block = self._base.layers[layer]
-        return torch.add(x, _scaled(block, block.mlp(block.post_attention_layernorm(x))))
+        added = block.mlp(self._normed(layer, "between", x))
+        return torch.add(x, self._normed(layer, "after_mlp", _scaled(block, added)))
+
+    def _normed(self, layer: int, name: str, x: Tensor) -> Tensor:
+        """Return `x` after the layer's norm of this name, if it has one (see `norm_modules`)."""
+        norm = norm_modules(self._base.layers[layer]).get(name)
+        return x if norm is None else cast(Tensor, norm(x))
 
 
-def _heads(attention: Any, name: str, normed: Tensor) -> Tensor:
-    """Return the heads (B, H, T, d) of projection `name` ("q", "k" or "v"), normalised per head where the family does."""
-    heads = getattr(attention, f"{name}_proj")(normed).unflatten(-1, (-1, attention.head_dim))
-    norm = getattr(attention, f"{name}_norm", None)  # Qwen3
-    return cast(Tensor, heads if norm is None else norm(heads)).transpose(1, 2)
+def _heads(block: Any, normed: Tensor) -> Iterator[Tensor]:
+    """Yield the heads (B, H, T, d) of queries, keys and values, normalised where the family does."""
+    attention, norms = block.self_attn, norm_modules(block)
+    for name, norm in (("q", norms.get("queries")), ("k", norms.get("keys")), ("v", None)):
+        projected = getattr(attention, f"{name}_proj")(normed)
+        heads = projected.unflatten(-1, (-1, attention.head_dim))
+        if norm is not None:
+            whole = cast(Tensor, norm.weight).numel() != attention.head_dim  # OLMo 2's is one norm of all heads
+            heads = norm(projected).view_as(heads) if whole else norm(heads)
+        yield heads.transpose(1, 2)
 
 
 def _rotates(attention: Any) -> bool:
@@ -258,24 +290,35 @@ def _scaled(block: Any, branch: Tensor) -> Tensor:
     return branch if multiplier is None else branch * multiplier
 
 
+class GPTNeoXLayers(Layers):
+    """Attention and feed-forward network side by side."""
+
+    cache_argument = "layer_past"
+    parts = ("rotary_emb", "layers", "final_layer_norm")
+
+
 FAMILIES: dict[str, type[Layers]] = {
     "gpt2": GPT2Layers,
+    "gpt_neox": GPTNeoXLayers,
     **dict.fromkeys(
-        ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "arcee", "starcoder2", "seed_oss", "gemma"],
+        [
+            "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "granite", "arcee", "starcoder2", "seed_oss", "gemma",
+            "gemma3_text", "olmo2", "olmo3",
+        ],
         LlamaLayers,
     ),
     **dict.fromkeys(
-        ["phi3", "olmo", "olmo2", "stablelm", "cohere", "glm", "glm4", "ernie4_5", "helium", "apertus", "nemotron"],
+        ["phi3", "gemma2", "olmo", "stablelm", "cohere", "glm", "glm4", "ernie4_5", "helium", "apertus", "nemotron"],
         Layers,
     ),
-}
+}  # fmt: skip
 """transformers' `model_type` of every architecture whose layers can be run one by one."""
 
 
 def layers_of(backbone: Backbone) -> Layers:
     """Return the layers of `backbone`.
 
-    Raises `BackboneError` for an architecture that is not in `FAMILIES`, and for layers with a sliding window.
+    Raises `BackboneError` for an architecture that is not in `FAMILIES`.
     """
     return _find(backbone, Layers)
 
@@ -283,7 +326,7 @@ def layers_of(backbone: Backbone) -> Layers:
 def split_layers_of(backbone: Backbone) -> SplitLayers:
     """Return the layers of `backbone`, with their halves.
 
-    Raises `BackboneError` for an architecture that has none in `FAMILIES`, and for layers with a sliding window.
+    Raises `BackboneError` for an architecture that has none in `FAMILIES`.
     """
     return _find(backbone, SplitLayers)
 

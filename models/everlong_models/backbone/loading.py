@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.backbone.gguf.conversion import convert, is_complete, put
+from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.backbone.recurrent.model import Recurrent, recurrent_kernels
 from everlong_models.catalogue.entry import entries, unknown_name
@@ -81,6 +80,8 @@ def _load_weights(
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Load `name` with transformers. Arguments and errors: see `load_backbone`."""
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
+    if not (folder / "config.json").is_file():
+        raise BackboneError(f"{folder} holds a LoRA adapter: serve it as BACKBONE+{name}")
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     _require_memory(folder, device, dtype)
@@ -94,6 +95,7 @@ def _load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                **_text_part(folder),
             )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -109,6 +111,21 @@ def _load_weights(
     return model.to(device), tokenizer
 
 
+_TEXT_KEYS = {r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.", r"^language_model\.lm_head": "lm_head"}
+"""Names of weights in models that also read pictures → in the decoder alone."""
+
+
+def _text_part(folder: Path) -> dict[str, Any]:
+    """Return arguments that load only the decoder of a model that also reads pictures; none if transformers loads a decoder anyway."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    text, decoders = config.get_text_config(), AutoModelForCausalLM._model_mapping
+    whole = decoders.get(type(config), None)
+    if text is config or type(text) not in decoders or not (whole is None or "ConditionalGen" in whole.__name__):
+        return {}
+    text.tie_word_embeddings = bool(config.tie_word_embeddings or text.tie_word_embeddings)
+    return {"config": text, "key_mapping": _TEXT_KEYS}
+
+
 def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress) -> tuple[Backbone, Tokenizer] | None:
     """Load the GGUF file of `name` with one copy of its weights. Return None if that is not supported."""
     file = GGUFFile(path)
@@ -118,7 +135,7 @@ def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress)
     if reason is not None:
         progress(f"{path.name}: {reason} needs a second copy of the weights, in float32")
         return None
-    folder = _convert(name, path, models_dir, progress, quantised=file)
+    folder = convert(name, path, models_dir, progress, quantised=file)
     progress(f"loading {path.name} (cpu, quantised)")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -187,7 +204,7 @@ def has_own_memory(name: str, *, models_dir: Path, progress: Progress = lambda m
         return False
     try:
         config = json.loads((find_backbone(name, models_dir=models_dir, progress=progress) / "config.json").read_text())
-        return config["model_type"] in FAMILIES
+        return config.get("text_config", config)["model_type"] in FAMILIES
     except (OSError, ValueError, LookupError, TypeError):  # loading reports a damaged config
         return False
 
@@ -243,15 +260,15 @@ def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda me
     """Return the folder of `name` in Hugging Face format. Converts a GGUF file or pulls from the hub if necessary."""
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not is_complete(path):
             raise BackboneError(f"{path} is a folder without config.json: not a model in Hugging Face format")
         return path
     if (file := _gguf(name, models_dir, progress)) is not None:
-        return _convert(name, file, models_dir, progress)
+        return convert(name, file, models_dir, progress)
     pulled = models_dir / name.replace("/", "--")
     if "/" not in name and not pulled.exists():
         raise unknown_name(name)
-    return pulled if (pulled / "config.json").is_file() else pull(name, models_dir=models_dir, progress=progress)
+    return pulled if is_complete(pulled) else pull(name, models_dir=models_dir, progress=progress)
 
 
 def _gguf(name: str, models_dir: Path, progress: Progress) -> Path | None:
@@ -287,99 +304,8 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
         raise BackboneError(
             f"no backbone {name!r}: not a folder, not a GGUF file, not pulled before, and the hub pull failed ({error})"
         ) from error
-    _put(scratch, target)
+    put(scratch, target)
     return target
-
-
-def _convert(name: str, file: Path, models_dir: Path, progress: Progress, *, quantised: GGUFFile | None = None) -> Path:
-    """Convert the GGUF file of `name` to a folder, once: reading GGUF takes ten times as long.
-
-    The folder is in Hugging Face format, in float32; for a `quantised` file it is that of `quantised_weights`, with the tokenizer.
-    """
-    # Hash the whole file: after further training only the tensors differ, which follow the metadata. Hashing takes a
-    # small part of the time that loading the conversion, several times as large, takes.
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    _require_official(name, file, digest)
-    key = hashlib.sha256(f"{file.name}:{digest}".encode()).hexdigest()
-    target = models_dir / f"{file.stem}-{key[:12]}"
-    if quantised is not None:
-        target = target.with_name(f"{target.name}-q{quantised_weights.LAYOUT}")
-    if (target / "config.json").is_file():
-        return target
-    progress(f"converting {file.name} (once, about 20 s)")
-    models_dir.mkdir(parents=True, exist_ok=True)
-    # Written to a scratch folder and renamed, so that a killed or concurrent conversion never leaves half a model.
-    scratch = Path(tempfile.mkdtemp(dir=models_dir, prefix=".converting-"))
-    try:
-        try:
-            source = {"gguf_file": file.name, "trust_remote_code": False}
-            with without_progress_bars():
-                tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
-                if quantised is None:
-                    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
-                    _save_floats(model, scratch)
-                else:
-                    quantised_weights.write_folder(quantised, digest, scratch)
-            _repair_tokenizer(tokenizer, file)
-        except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
-            raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
-        tokenizer.save_pretrained(scratch)
-        _put(scratch, target)
-        return target
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _require_official(name: str, file: Path, digest: str) -> None:
-    """Raise `BackboneError` if `file` is not the one that the catalogue knows by `name`.
-
-    A pull checks this, too, but a file can change afterwards, or come with another wheel.
-    """
-    if name in entries() and digest != entries()[name].sha256:
-        raise BackboneError(
-            f"{file} has the SHA-256 {digest}, and {name} must have {entries()[name].sha256}: delete the file, or reinstall the package "
-            "that it belongs to. To use another file, give its path instead of the name"
-        )
-
-
-def _save_floats(model: PreTrainedModel, folder: Path) -> None:
-    # Loading dequantised the tensors, but transformers refuses to save a model whose config says it is quantised.
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.hf_quantizer = None
-    model.save_pretrained(folder)
-
-
-def _put(scratch: Path, target: Path) -> None:
-    try:
-        scratch.rename(target)
-    except OSError:
-        if not (target / "config.json").is_file():  # otherwise another process has finished first
-            raise
-
-
-_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-"""Names of the special tokens: transformers' → GGUF's."""
-
-
-def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Restore what some versions of transformers' GGUF reader drop or get wrong.
-
-    These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rule of
-    SmolLM's tokenizer: every digit is a token of its own.
-    """
-    metadata = GGUFFile(file).metadata
-    for name, key in _SPECIAL.items():
-        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token is not None:
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(token)))
-    if metadata.get("tokenizer.ggml.pre") == "smollm":
-        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
-
-        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
-            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
-        )
 
 
 def architecture(backbone: Backbone | Recurrent) -> str:

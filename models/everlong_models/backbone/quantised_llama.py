@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models.backbone.description import Description, LayerDescription, Part, describe
-from everlong_models.backbone.gguf_blocks import floats_of
+from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.kernels.attention import additive_mask, causal, causal_mask

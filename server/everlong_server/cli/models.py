@@ -54,7 +54,7 @@ def _default(folder: Path) -> str:
 
 def _others(folder: Path) -> set[str]:
     """Return the names of the models that a server loads on demand."""
-    from everlong_models.model import model_name
+    from everlong_models.naming import model_name
 
     return {model_name(given, folder) for given in settings_or_fail().models}
 
@@ -122,7 +122,7 @@ def pull(
     """Download a model, unless it is here. Run it again after an interruption: it continues where it ended."""
     from everlong_models import EverlongModelError
     from everlong_models.catalogue.pull import pull as pull_entry
-    from everlong_models.model import catalogue_entry, find_model
+    from everlong_models.naming import catalogue_entry, find_model
 
     folder = chosen_models_dir(models_dir)
     try:
@@ -152,7 +152,7 @@ def _say(message: str) -> None:
 def _find(name: str, models_dir: Path | None) -> Path:
     from everlong_models import EverlongModelError
     from everlong_models.backbone.loading import find_backbone
-    from everlong_models.model import find_model
+    from everlong_models.naming import find_model
     from everlong_models.weights import MANIFEST
 
     if ((folder := find_model(name, chosen_models_dir(models_dir))) / MANIFEST).is_file():

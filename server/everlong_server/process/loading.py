@@ -15,7 +15,8 @@ from everlong_models.backbone.loading import Progress
 from everlong_models.catalogue.machine import OVERHEAD, free_memory
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.cpu import sampling_kernel, thread_pool
-from everlong_models.model import Model, find_model, load_model, model_bytes, model_name
+from everlong_models.model import Model, load_model, model_bytes
+from everlong_models.naming import find_model, model_name
 from everlong_models.weights import MANIFEST
 from everlong_server.process.served_model import served_model
 from everlong_server.services import ModelSource

@@ -12,7 +12,7 @@ from everlong_models.catalogue.default import HOW_TO_CHOOSE, defaults, described
 from everlong_models.catalogue.machine import Machine, require_memory, this_machine
 from everlong_models.catalogue.pull import locate, pull
 from everlong_models.errors import BackboneError
-from everlong_models.model import catalogue_entry
+from everlong_models.naming import catalogue_entry
 from everlong_server.settings import Settings
 
 

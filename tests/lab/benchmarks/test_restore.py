@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from everlong_lab.benchmarks import restore
-from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.backbone.gguf.file import GGUFFile
 
 
 def test_llama_cpps_file_has_the_same_weights_under_its_names(tmp_path):

@@ -37,6 +37,12 @@ SMALL = {
 }
 
 
+PER_LAYER = {"vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 8, "head_dim": 8, "pad_token_id": 0}
+MORE = {
+    transformers.Gemma3nForCausalLM: PER_LAYER | {"num_kv_shared_layers": 0, "laurel_rank": 8},
+    transformers.Gemma4ForCausalLM: PER_LAYER | {"global_head_dim": 16},
+}
+"""Further settings."""
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 SLIDING = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
@@ -47,7 +53,7 @@ SLIDING = {
 @pytest.mark.parametrize(
     ("kind", "config", "more"),
     [
-        (BertLMHeadModel, BertConfig, {"is_decoder": True}),
+        (transformers.OPTForCausalLM, transformers.OPTConfig, {"word_embed_proj_dim": 16}),
         (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
         (MixtralForCausalLM, MixtralConfig, {}),
     ],
@@ -67,6 +73,17 @@ def test_a_causal_decoder_of_any_family_is_taken(kind, config, more, dtype):
     [
         (BertLMHeadModel, BertConfig, r"BertLMHeadModel \(bert\): its attention is not causal"),
         (RobertaForCausalLM, RobertaConfig, r"RobertaForCausalLM \(roberta\): its attention is not causal"),
+        (transformers.BloomForCausalLM, transformers.BloomConfig, r"\(bloom\): its layers do not take keys and values"),
+        (
+            transformers.Gemma3nForCausalLM,
+            transformers.Gemma3nTextConfig,
+            r"\(gemma3n_text\): its logits do not follow from embed",
+        ),
+        (
+            transformers.Gemma4ForCausalLM,
+            transformers.Gemma4TextConfig,
+            r"\(gemma4_text\): its layers have heads of different",
+        ),
         (MambaForCausalLM, MambaConfig, r"MambaForCausalLM \(mamba\): its config has no num_attention_heads"),
         (RwkvForCausalLM, RwkvConfig, r"\(rwkv\): not all of its layers keep keys and values"),
         (RecurrentGemmaForCausalLM, RecurrentGemmaConfig, r"\(recurrent_gemma\): not all of its layers keep"),
@@ -76,10 +93,15 @@ def test_a_causal_decoder_of_any_family_is_taken(kind, config, more, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_is_not_a_causal_decoder_is_refused(kind, config, reason, dtype):
     sizes = SMALL if kind is not MambaForCausalLM else {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}
+    model = kind(config(**(sizes | MORE.get(kind, {}))))
+    if kind in MORE:  # as they are initialised, their layers ignore the tokens
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            parameter.data.normal_(0, 0.3)
     with pytest.raises(
         BackboneError, match=f"{reason}.*this memory needs a decoder with causal attention in every layer"
     ):
-        Backbone(kind(config(**sizes)).to(dtype))
+        Backbone(model.to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -146,3 +168,25 @@ def test_layers_with_a_sliding_window_keep_it_in_a_longer_cache(config, read) ->
         at = torch.tensor([read + 9, read + 4])  # the second row goes back to an earlier position
         step = backbone.logits(backbone.hidden(x[[0, 1], at][:, None], kv=kv, at=at))
         torch.testing.assert_close(step[:, 0], whole[[0, 1], at], rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_that_computes_more_than_a_product_is_refused() -> None:
+    with pytest.raises(
+        BackboneError, match=r"\(bert\): its logits do not follow from embeddings, keys, values and its head alone"
+    ):
+        Backbone(BertLMHeadModel(BertConfig(**SMALL, is_decoder=True)))
+
+
+def test_a_window_that_the_architecture_does_not_have_is_ignored() -> None:
+    """As transformers does."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, sliding_window=3)).double().eval()
+    tokens = torch.randint(0, 32, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(tokens).logits
+        for optimised in (False, True):
+            backbone = Backbone(model)
+            assert not optimised or backbone.optimize() is None
+            x, kv = backbone.embed(tokens), backbone.new_kv(1, 12)
+            backbone.hidden(x[:, :6], kv=kv)
+            found = backbone.logits(backbone.hidden(x[:, 6:], kv=kv, at=torch.tensor([6])))
+            torch.testing.assert_close(found, expected[:, 6:], rtol=1e-5, atol=1e-5)

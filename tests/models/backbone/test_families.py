@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.description import FAMILIES, describe
+from everlong_models.backbone.gguf import families as gguf_families
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.compact import Compact, CompactConfig
@@ -76,7 +76,7 @@ def row(kind: str) -> tuple[str, str, str, str, str]:
         except (BackboneError, ConfigError):
             continue
         taken.append(f"`{name}`")
-    answers = [fast, fused, kind in quantised_weights.FAMILIES]
+    answers = [fast, fused, kind in gguf_families.FAMILIES]
     return (kind, *("yes" if answer else "no" for answer in answers), ", ".join(taken))  # type: ignore[return-value]
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from everlong_models.backbone import loading
+from everlong_models.backbone.gguf import conversion
 from everlong_models.backbone.loading import (
     DEFAULT_BACKBONE,
     find_backbone,
@@ -241,7 +242,7 @@ def test_special_tokens_are_those_of_the_file():
     right = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     assert (right["bos_token"], right["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
-    loading._repair_tokenizer(tokenizer, DEFAULT_FILE)
+    conversion._repair_tokenizer(tokenizer, DEFAULT_FILE)
     assert {name: getattr(tokenizer, name) for name in right} == right
     assert tokenizer.tokenize("a 1991") == ["a", "Ġ", "1", "9", "9", "1"]
 
@@ -255,7 +256,7 @@ class TestGGUF:
         file.write_bytes(data)
         with pytest.raises(BackboneError, match=f"cannot read {file} as GGUF"):
             load(file, tmp_path)
-        assert list((tmp_path / "models").iterdir()) == []
+        assert not list(tmp_path.glob("models/*"))
 
     @pytest.fixture
     def convert(self, tmp_path, monkeypatch):
@@ -274,9 +275,10 @@ class TestGGUF:
             def from_pretrained(*_: object, **__: object) -> Fake:
                 return Fake()
 
-        monkeypatch.setattr(loading, "AutoModelForCausalLM", Fake)
-        monkeypatch.setattr(loading, "AutoTokenizer", Fake)
-        monkeypatch.setattr(loading, "_repair_tokenizer", lambda *_: None)
+        monkeypatch.setattr(conversion, "AutoModelForCausalLM", Fake)
+        monkeypatch.setattr(conversion, "AutoTokenizer", Fake)
+        monkeypatch.setattr(conversion, "_repair_tokenizer", lambda *_: None)
+        monkeypatch.setattr(conversion, "_read_here", lambda *_: None)
         file = tmp_path / "model.gguf"
         file.write_bytes(b"first")
 

@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.gguf_blocks import KINDS, codes_of, floats_of
-from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.backbone.gguf.blocks import KINDS, codes_of, floats_of
+from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
@@ -67,6 +67,7 @@ def test_a_matrix_keeps_the_grid_of_its_blocks(kind: Kind) -> None:
     ("family", "tied"),
     [
         ("qwen2", False), ("qwen2", True), ("llama", False), ("qwen3", False), ("gemma2", True), ("gemma3", True), ("phi3", False),
+        ("granite", True), ("smollm3", True), ("olmo2", False),
     ],
 )  # fmt: skip
 @torch.no_grad()
@@ -171,7 +172,7 @@ def test_a_window_answers_the_same_after_its_state_was_stored(file, models):
 class TestFiles:
     def test_of_another_architecture_or_kind_are_loaded_with_float_weights(self, tmp_path):
         for change, reason in (
-            ({"qwen2.rope.scaling.type": "yarn"}, "rotary positions with scaling 'yarn'"),
+            ({"qwen2.rope.scaling.type": "su"}, "rotary positions with scaling 'su'"),
             ({"family": "gemma"}, "architecture 'gemma'"),
         ):
             file = GGUFFile(tiny_gguf.write(tmp_path / "other.gguf", **change))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from everlong_models.backbone.gguf_file import GGUFFile
+from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.loading import weight_bytes
 from everlong_models.catalogue.entry import entries
 from everlong_models.catalogue.machine import weights_needed

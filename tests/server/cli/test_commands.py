@@ -95,6 +95,9 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     done = everlong("doctor", **fine | {"EVERLONG_MODEL": "smollm2"})
     assert done.returncode == 1
     assert "Did you mean" in done.stdout
+    done = everlong("doctor", **fine | {"EVERLONG_MODEL": "smollm2-135m-instruct+nobody/adapter"})
+    assert done.returncode == 1
+    assert "no adapter 'nobody/adapter'" in done.stdout
 
 
 def test_a_sqlite_without_fts5_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -4,7 +4,7 @@
 
 Weights get four bits where that loses nothing: a group that llama.cpp stored as Q4_1 yields its codes q exactly, because its
 minimum and maximum are codes 0 and 15. All other weights get eight bits. `QuantisedMatrix.of` takes codes as they are in a file
-(`backbone.gguf_blocks`).
+(`backbone.gguf.blocks`).
 
 x is quantised to 16 bits, with a scale for each group of 32 (`simd.quantise_16`). So q · x is an integer sum without rounding, two
 products per instruction. d and c have 16 bits, as in llama.cpp's files; the sums of x that c is multiplied by are float32. A

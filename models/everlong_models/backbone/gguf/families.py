@@ -1,0 +1,257 @@
+"""What GGUF files of each architecture have: names of tensors and metadata, and the config of transformers that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from everlong_models.backbone.gguf import rope
+from everlong_models.backbone.gguf.blocks import floats_of
+from everlong_models.backbone.gguf.file import GGUFFile
+
+ATTENTION = ("attn_q", "attn_k", "attn_v")
+NORMS = {
+    "attn_norm": "before", "ffn_norm": "between", "post_attention_norm": "after_attention", "post_ffw_norm": "after_mlp",
+    "attn_q_norm": "queries", "attn_k_norm": "keys",
+}  # fmt: skip
+"""Norms of a layer in a GGUF file → fields of `kernels.norms.Norms`."""
+_REST = ("attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_CONFIG = {
+    "hidden_size": "embedding_length", "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}  # fmt: skip
+"""Fields of transformers' config → names in a GGUF file."""
+_PRE = ("attn_norm", "ffn_norm")
+_POST = ("post_attention_norm", "post_ffw_norm")
+_HEADS = ("attn_q_norm", "attn_k_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What files of an architecture have. `kind`: transformers' `model_type`; `norms`: of a layer; `fields`: like `_CONFIG`, if they are there.
+
+    `turned`: llama.cpp rotates neighbouring numbers of a head, so it reorders the rows of queries and keys. `fused`: one tensor for
+    queries, keys and values, and one for gate and up. `plus_one`: transformers' norms add 1 to their weights, llama.cpp's do not.
+    `known`: transformers reads such files, too.
+    """
+
+    kind: str
+    norms: tuple[str, ...] = _PRE
+    turned: bool = False
+    fused: bool = False
+    plus_one: bool = False
+    known: bool = True
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+_GEMMA = {"head_dim": "attention.key_length", "sliding_window": "attention.sliding_window"}
+_CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_GRANITE = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}  # fmt: skip
+_FAMILIES = {
+    "llama": Family("llama", turned=True),
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3", (*_PRE, *_HEADS), fields={"head_dim": "attention.key_length"}),
+    "gemma2": Family("gemma2", (*_PRE, *_POST), plus_one=True, fields=_GEMMA | _CAPS),
+    "gemma3": Family("gemma3_text", (*_PRE, *_POST, *_HEADS), plus_one=True, fields=_GEMMA),
+    "phi3": Family("phi3", fused=True, fields={"sliding_window": "attention.sliding_window"}),
+    "granite": Family("granite", turned=True, known=False, fields=_GRANITE),
+    "smollm3": Family("smollm3", turned=True, known=False),
+    "olmo2": Family("olmo2", (*_POST, *_HEADS), known=False, fields={"sliding_window": "attention.sliding_window"}),
+}
+"""By the architecture's name in a GGUF file. Files of OLMo 3 are files of OLMo 2 with a sliding window."""
+FAMILIES = (*(family.kind for family in _FAMILIES.values()), "olmo3")
+"""transformers' `model_type` of the families whose files are read here."""
+_LARGEST = {"gemma2": 46, "gemma3": 62}
+"""Layers of Gemma's 27B, whose attention is scaled by the width."""
+_SPLITS = (
+    "default", "gpt-2", "olmo", "refact", "smollm", "smaug-bpe", "dbrx", "llama-bpe", "llama3", "llama-v3", "qwen2",
+)  # fmt: skip
+"""`tokenizer.ggml.pre` of files that transformers does not know: how texts are split before merging. These are read right."""
+DIGITS = ("smollm", "refact")
+"""Of these: every digit is a token of its own."""
+
+
+def family_of(file: GGUFFile) -> Family:
+    """Return the family of a file that can be read."""
+    return _FAMILIES[str(file.metadata["general.architecture"])]
+
+
+def unreadable_reason(file: GGUFFile) -> str | None:
+    """Return in words what is in this file that nothing here reads; None if all is read."""
+    name = str(file.metadata.get("general.architecture"))
+    if (family := _FAMILIES.get(name)) is None:
+        return f"architecture {name!r}"
+    lacking = [each for each in _CONFIG.values() if f"{name}.{each}" not in file.metadata]
+    if lacking:
+        return f"metadata without {', '.join(lacking)}"
+    if (reason := rope.unreadable_reason(file, name, _head_dim(file, name))) is not None:
+        return reason
+    split = file.metadata.get("tokenizer.ggml.pre")
+    if not family.known and (file.metadata.get("tokenizer.ggml.model") != "gpt2" or split not in _SPLITS):
+        return f"a tokenizer of kind {file.metadata.get('tokenizer.ggml.model')!r}, {split!r}"
+    names = tensor_names(int(file.metadata[f"{name}.block_count"]), family)
+    if missing := sorted(names - file.tensors.keys() - {"output.weight"}):
+        return f"tensors without {', '.join(missing[:3])}"
+    biases = {f"{each.removesuffix('.weight')}.bias" for each in names if "norm" not in each}
+    if unknown := sorted(file.tensors.keys() - names - biases - set(rope.TENSORS)):
+        return f"tensors {', '.join(unknown[:3])}"
+    return None
+
+
+def misread_by_transformers(file: GGUFFile) -> bool:
+    """Return whether transformers refuses this file, or would ignore what changes the result, such as Llama 3's rotary frequencies."""
+    name = str(file.metadata.get("general.architecture"))
+    family = _FAMILIES.get(name)
+    if family is None:
+        return rope.is_scaled(file, name)
+    largest = file.metadata.get(f"{name}.block_count") == _LARGEST.get(name, 0)
+    return not family.known or largest or rope.is_scaled(file, name) or rope.is_partial(file, name)
+
+
+def tensor_names(layers: int, family: Family) -> set[str]:
+    """Return the names of all tensors but biases and rotary factors."""
+    fused = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+    parts = (*family.norms, *(fused if family.fused else (*_REST, *ATTENTION)))
+    outside = {"token_embd.weight", "output_norm.weight", "output.weight"}
+    return outside | {f"blk.{layer}.{part}.weight" for layer in range(layers) for part in parts}
+
+
+def _head_dim(file: GGUFFile, name: str) -> int:
+    heads = file.metadata[f"{name}.embedding_length"] // file.metadata[f"{name}.attention.head_count"]
+    return int(file.metadata.get(f"{name}.attention.key_length", heads))
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """Return the dimension of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def config_of(file: GGUFFile) -> PretrainedConfig:
+    """Return the model's config. `unreadable_reason` must be None."""
+    name, family = str(file.metadata["general.architecture"]), family_of(file)
+    fields: dict[str, Any] = {ours: file.metadata[f"{name}.{theirs}"] for ours, theirs in _CONFIG.items()}
+    for ours, theirs in family.fields.items():
+        if (value := file.metadata.get(f"{name}.{theirs}")) is not None:
+            fields[ours] = value
+    fields["rope_theta"] = file.metadata.get(f"{name}.rope.freq_base", 10000.0)
+    fields |= {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    for token in ("bos", "eos"):
+        fields[f"{token}_token_id"] = file.metadata.get(f"tokenizer.ggml.{token}_token_id")
+    if name == "llama" or not family.known:
+        fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if name != "llama":
+        fields["pad_token_id"] = file.metadata.get("tokenizer.ggml.padding_token_id")
+    kind = "olmo3" if name == "olmo2" and "sliding_window" in fields else family.kind
+    fields |= _fields(file, name, kind, fields)
+    return AutoConfig.for_model(kind, **fields)
+
+
+def _fields(file: GGUFFile, name: str, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return further fields: rotary positions, and what files leave to the program that reads them (llama.cpp's `load_hparams`)."""
+    by_width = fields["hidden_size"] // fields["num_attention_heads"]
+    found: dict[str, Any] = {}
+    if name in _LARGEST:
+        largest = fields["num_hidden_layers"] == _LARGEST[name]
+        found = {"query_pre_attn_scalar": by_width if largest else fields["head_dim"], "tie_word_embeddings": True}
+    if name == "granite":
+        found["attention_multiplier"] = fields.get("attention_multiplier") or by_width**-0.5
+    if name == "phi3":
+        found |= {
+            "original_max_position_embeddings": rope.original_length(file, name, fields["max_position_embeddings"]),
+            "sliding_window": fields.get("sliding_window") or None,
+        }
+    parameters = rope.parameters(file, name, fields["rope_theta"], fields["max_position_embeddings"], by_width)
+    if kind in ("gemma3_text", "olmo3"):  # their sliding windows have rotary positions of their own, without scaling
+        near = file.metadata.get(f"{name}.rope.freq_base_swa", 10000.0 if name == "gemma3" else fields["rope_theta"])
+        found["rope_parameters"] = {
+            "sliding_attention": {"rope_type": "default", "rope_theta": near}, "full_attention": parameters,
+        }  # fmt: skip
+    elif parameters["rope_type"] != "default" or name == "phi3":
+        found["rope_parameters"] = parameters
+    return found
+
+
+def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[str, Tensor]:
+    """Return a layer's weights as float32, by the names of transformers' modules."""
+    found, family = {}, family_of(file)
+    turned = turned_heads(family, config)
+    for part, module in _modules(family).items():
+        for suffix in ("weight", "bias"):
+            name = f"blk.{layer}.{part}.{suffix}"
+            if name in file.tensors:
+                tensor = file.tensors[name]
+                weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
+                weights = torch.from_numpy(unturned(weights.numpy(), turned.get(part)))
+                found[f"{module}.{suffix}"] = weights - 1 if family.plus_one and part in NORMS else weights
+    return found
+
+
+def all_float_tensors(file: GGUFFile, config: PretrainedConfig) -> Iterable[tuple[str, Tensor]]:
+    """Yield all weights as float32, by the names of transformers' modules."""
+    family = family_of(file)
+    for name, module in (("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")):
+        if (tensor := file.tensors.get(f"{name}.weight")) is not None:
+            weights = floats_of(file.rows(f"{name}.weight").copy(), tensor.kind).reshape(tensor.shape)
+            yield f"{module}.weight", weights - 1 if family.plus_one and name == "output_norm" else weights
+    for layer in range(config.num_hidden_layers):
+        for name, weights in float_tensors(file, config, layer).items():
+            yield f"model.layers.{layer}.{name}", weights
+
+
+def _modules(family: Family) -> dict[str, str]:
+    """Return, for parts of a layer in a GGUF file, the names of transformers' modules."""
+    after = _POST[0] in family.norms
+    return {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+        "attn_qkv": "self_attn.qkv_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.gate_up_proj" if family.fused else "mlp.up_proj",
+        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm" if after else "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
+    }  # fmt: skip
+
+
+def source(family: Family, config: PretrainedConfig, part: str) -> tuple[str, slice]:
+    """Return the tensor of a layer that has a matrix, and its rows there."""
+    if not family.fused:
+        return part, slice(None)
+    d, F = head_dim(config), config.intermediate_size
+    q = config.num_attention_heads * d
+    k = q + config.num_key_value_heads * d
+    fused = {
+        "attn_q": ("attn_qkv", slice(0, q)), "attn_k": ("attn_qkv", slice(q, k)), "attn_v": ("attn_qkv", slice(k, None)),
+        "ffn_gate": ("ffn_up", slice(0, F)), "ffn_up": ("ffn_up", slice(F, None)),
+    }  # fmt: skip
+    return fused.get(part, (part, slice(None)))
+
+
+def turned_heads(family: Family, config: PretrainedConfig) -> dict[str, int]:
+    """Return the number of heads of the matrices whose rows llama.cpp reorders."""
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    return heads if family.turned else {}
+
+
+def unturned(rows: np.ndarray, heads: int | None) -> np.ndarray:
+    """Return rows of queries or keys in transformers' order: the first numbers of all pairs of a head before the second ones."""
+    return rows if heads is None else rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def vector_of(file: GGUFFile, name: str) -> Tensor:
+    """Return a vector as float32. Raises `ValueError` for one in blocks."""
+    kind = file.tensors[name].kind
+    if kind not in (Kind.F32, Kind.F16):
+        raise ValueError(f"{name} must be F32 or F16, is {kind.name}")
+    return torch.from_numpy(file.rows(name)[0].view(np.float32 if kind == Kind.F32 else np.float16).astype(np.float32))

@@ -1,0 +1,59 @@
+"""Names of models: to folders, to names that requests use, and `BACKBONE+ADAPTER` to its two parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from everlong_models.catalogue.entry import TRAINED, Entry, entries
+from everlong_models.weights import MANIFEST, read_manifest
+
+
+def find_model(name: str, models_dir: Path) -> Path:
+    """Resolve a model name to a folder: a path, a model in `models_dir`, or one shipped with the package.
+
+    Does not check that the folder exists.
+    """
+    folder = Path(name).expanduser()
+    models = [parent / name for parent in (models_dir, TRAINED) if (parent / name / MANIFEST).is_file()]
+    return folder if folder.exists() or not models else models[0]
+
+
+def split_adapter(name: str, models_dir: Path) -> tuple[str, str | None]:
+    """Split `BACKBONE+ADAPTER` at its last plus. A name without one, or of an existing file or folder, has no adapter."""
+    backbone, _, adapter = name.rpartition("+")
+    return (backbone, adapter) if backbone and adapter and not find_model(name, models_dir).exists() else (name, None)
+
+
+def model_name(name: str, models_dir: Path) -> str:
+    """Return the name of the `Model` that `load_model` makes of `name`."""
+    backbone, adapter = split_adapter(name, models_dir)
+    if adapter is not None:
+        return f"{model_name(backbone, models_dir)}+{display_name(adapter)}"
+    folder = find_model(name, models_dir)
+    return folder_name(folder) if (folder / MANIFEST).is_file() else display_name(name)
+
+
+def catalogue_entry(name: str, models_dir: Path) -> Entry | None:
+    """Return the catalogue's entry of the model `name`, or of its backbone; None if the catalogue has neither.
+
+    Raises `AdapterError` for a model folder that cannot be read.
+    """
+    name, _ = split_adapter(name, models_dir)
+    folder = find_model(name, models_dir)
+    return entries().get((read_manifest(folder).backbone or "") if (folder / MANIFEST).is_file() else name)
+
+
+def resolve_backbone(folder: Path, name: str | None) -> str | None:
+    """Return a backbone's name, or its path if it is a folder relative to the manifest's."""
+    return str(folder / name) if name and (folder / name).exists() else name
+
+
+def display_name(name: str) -> str:
+    """Return the name of a path's last part, or another `name` as it is."""
+    path = Path(name).expanduser()
+    return folder_name(path) if path.exists() else name
+
+
+def folder_name(path: Path) -> str:
+    """Return a folder's name, even if the path is `.` or `..`. A symbolic link keeps its own name."""
+    return path.name if path.name not in ("", "..") else path.resolve().name

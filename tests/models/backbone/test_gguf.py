@@ -1,0 +1,170 @@
+"""GGUF files that transformers refuses or misreads: the same model as transformers' own, from float weights and from one copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from everlong_models.backbone.gguf.families import config_of, misread_by_transformers
+from everlong_models.backbone.gguf.file import GGUFFile
+from everlong_models.backbone.loading import load_backbone
+from everlong_models.errors import BackboneError
+from tests.models import tiny_gguf
+
+THETA, LENGTH = 1e4, 2048
+HALF = tiny_gguf.WIDTH // tiny_gguf.HEADS // 2
+TOKENS = torch.randint(0, tiny_gguf.VOCABULARY, (2, 200), generator=torch.Generator().manual_seed(1))
+
+
+def llama_3(factor: float) -> np.ndarray:
+    """Return Llama 3's factors: 1 for short waves, `factor` for long ones, and a way from one to the other."""
+    waves = 2 * np.pi * THETA ** (np.arange(HALF) / HALF)
+    way = np.clip((8192 / waves - 1) / (4 - 1), 0, 1)
+    return 1 / ((1 - way) / factor + way)
+
+
+SHORT, LONG = 1 + np.arange(12) / 12, 2 + np.arange(12) / 3
+PLAIN = {"rope_type": "default", "rope_theta": THETA}
+ORIGINAL = {"original_max_position_embeddings": 64}
+SCALED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], dict[str, Any]]] = {
+    "llama 3": (
+        "llama", {}, {"rope_freqs.weight": llama_3(32.0)},
+        PLAIN | {
+            "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "linear": (
+        "llama", {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, {},
+        PLAIN | {"rope_type": "linear", "factor": 4.0},
+    ),
+    "yarn": (
+        "qwen2",
+        {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0, "qwen2.rope.scaling.original_context_length": 64}, {},
+        PLAIN | ORIGINAL | {"rope_type": "yarn", "factor": 4.0},
+    ),
+    "longrope": (
+        "phi3", {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": 1.25},
+        {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG},
+        PLAIN | ORIGINAL | {
+            "rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": SHORT.tolist(), "long_factor": LONG.tolist(),
+            "attention_factor": 1.25,
+        },
+    ),
+    "olmo 3": (
+        "olmo2",
+        {
+            "olmo2.attention.sliding_window": 16, "olmo2.rope.scaling.type": "yarn", "olmo2.rope.scaling.factor": 4.0,
+            "olmo2.rope.scaling.original_context_length": 64, "olmo2.rope.scaling.attn_factor": 1.25,
+        }, {},
+        {"sliding_attention": PLAIN, "full_attention": PLAIN | ORIGINAL | {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25}},
+    ),
+}  # fmt: skip
+"""Family, metadata, factors, and the `rope_parameters` of the original model."""
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def same(found: Any, wanted: Any) -> bool:
+    """Whether the parameters are equal, up to the rounding of float32."""
+    if isinstance(wanted, dict):
+        return all(same(found[name], value) for name, value in wanted.items())
+    return bool(found == (pytest.approx(wanted, rel=1e-6) if isinstance(wanted, int | float | list) else wanted))
+
+
+def from_config(file: Path, rope: dict[str, Any]) -> PreTrainedModel:
+    """Return transformers' model with the file's weights, and with these rotary positions."""
+    config = config_of(GGUFFile(file))
+    config.rope_parameters = rope
+    model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(tiny_gguf.float_model(file).state_dict())
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", SCALED)
+@torch.no_grad()
+def test_rotary_positions_are_the_original_models(kind: str, tmp_path: Path) -> None:
+    family, metadata, factors, rope = SCALED[kind]
+    file = tiny_gguf.write(tmp_path / "scaled.gguf", family, factors=factors, **metadata)
+    expected = from_config(file, rope)(TOKENS).logits
+    plain = from_config(file, {"sliding_attention": PLAIN, "full_attention": PLAIN} if kind == "olmo 3" else PLAIN)(
+        TOKENS
+    ).logits
+    assert distance(plain, expected) > 0.003
+    for one_copy, close in ((False, 1e-5), (True, 0.005)):
+        backbone, _ = load_backbone(str(file), models_dir=tmp_path / "models", one_copy=one_copy)
+        assert (backbone.digest is not None) == one_copy
+        assert same(backbone.model.config.rope_parameters, rope)
+        assert distance(backbone.logits(backbone.hidden(backbone.embed(TOKENS))), expected) < close
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "granite": {
+        "attention_multiplier": 0.05, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0, "model_type": "granite",
+    },
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0], "model_type": "smollm3"},
+    "olmo2": {"model_type": "olmo2", "sliding_window": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FIELDS)
+@torch.no_grad()
+def test_families_that_transformers_does_not_read_are_read_with_float_weights(family: str, tmp_path: Path) -> None:
+    """`test_one_copy` has the other tests of these."""
+    tied = family != "olmo2"
+    file = tiny_gguf.write(tmp_path / "model.gguf", family, tied=tied, pre="refact" if family == "granite" else "dbrx")
+    backbone, tokenizer = load_backbone(str(file), models_dir=tmp_path / "models")
+    config = backbone.model.config
+    assert same({name: getattr(config, name, None) for name in FIELDS[family]}, FIELDS[family])
+    expected = tiny_gguf.float_model(file)(TOKENS).logits
+    assert torch.equal(backbone.model(TOKENS).logits, expected)
+    assert distance(backbone.logits(backbone.hidden(backbone.embed(TOKENS))), expected) < 1e-5
+    assert len(tokenizer.encode("he said 1991")) == len("he said 1991") - 1, "'he' is one token"
+    assert tokenizer.eos_ids == (259,)
+
+
+def test_the_layers_without_scales_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(tiny_gguf.FIELDS, "granite")
+    config = config_of(GGUFFile(tiny_gguf.write(tmp_path / "model.gguf", "granite")))
+    assert config.attention_multiplier == pytest.approx((2 * HALF) ** -0.5)
+    assert (config.embedding_multiplier, config.residual_multiplier, config.logits_scaling) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "reason"),
+    [
+        ("llama", {"factors": {"rope_freqs.weight": np.linspace(1, 8, HALF)}}, "rotary positions with other factors than Llama 3's"),
+        ("llama", {"llama.rope.scaling.type": "su"}, "rotary positions with scaling 'su'"),
+        ("llama", {"llama.rope.scaling.type": "linear"}, "rotary positions with scaling 'linear', without a factor"),
+        ("qwen2", {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0}, "rotary positions with scaling 'yarn', without the original length"),
+        ("phi3", {"factors": {"rope_factors_long.weight": LONG}}, "rotary positions with scaling 'longrope'"),
+        ("starcoder2", {"starcoder2.rope.scaling.type": "yarn"}, "architecture 'starcoder2'"),
+        ("smollm3", {"pre": "viking"}, "a tokenizer of kind 'gpt2', 'viking'"),
+    ],
+)  # fmt: skip
+def test_what_nobody_reads_is_refused(family: str, more: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    file = tiny_gguf.write(tmp_path / "other.gguf", family, **more)
+    for one_copy in (True, False):
+        with pytest.raises(BackboneError, match=f"{file} cannot be read: {reason}"):
+            load_backbone(str(file), models_dir=tmp_path / "models", one_copy=one_copy)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+def test_files_that_transformers_reads_right_are_left_to_it(family: str, tmp_path: Path) -> None:
+    """Their fingerprints stay."""
+    assert not misread_by_transformers(GGUFFile(tiny_gguf.write(tmp_path / "plain.gguf", family)))
+
+
+@pytest.mark.parametrize(("family", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_attention_of_gemmas_27b_is_scaled_by_its_width(family: str, layers: int, tmp_path: Path) -> None:
+    file = GGUFFile(tiny_gguf.write(tmp_path / "plain.gguf", family))
+    file.metadata |= {f"{family}.block_count": layers, f"{family}.embedding_length": 40 * tiny_gguf.HEADS}
+    assert misread_by_transformers(file)
+    assert config_of(file).query_pre_attn_scalar == 40
