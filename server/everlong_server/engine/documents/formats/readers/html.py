@@ -314,6 +314,8 @@ def _write_out_pictures(tree: Any, notes: Notes) -> None:
         if picture.get("alt") is None and not alt:
             notes.left_out("pictures without a description")
         _replace(picture, f"[{alt}]" if alt else "")
+    for title in tree.xpath("//svg//title"):
+        _replace(title, f"[{_words(title)}]" if _words(title) else "")
     for media in tree.xpath(_MEDIA):
         media.tail = f" {media.tail or ''}"
         notes.left_out(f"embedded media: {media.tag}")

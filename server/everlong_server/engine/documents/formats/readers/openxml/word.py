@@ -20,6 +20,8 @@ from everlong_server.engine.documents.formats.readers.openxml.package import MC,
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
 _PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk"))
+_EQUATIONS = (f"{M}oMathPara", f"{M}oMath")
+_BLOCKS = (_PARAGRAPH, _TABLE, *_EQUATIONS)
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 # Copies of text for old programs, and properties.
 _NO_TEXT = {W + name for name in ("pPr", "rPr", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
@@ -66,7 +68,7 @@ class _Document:
         sections = list(self._body.iter(f"{W}sectPr"))
         yield from self._furniture(sections[:1], "header")
         heading, initial = None, ""
-        for block in _outermost(self._body, _PARAGRAPH, _TABLE, _CHUNK):
+        for block in _outermost(self._body, *_BLOCKS, _CHUNK):
             if block.tag == _CHUNK:
                 yield from self._chunk(block)
                 continue
@@ -155,7 +157,9 @@ class _Document:
             rows = _outermost(block, _ROW)
             return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
         if block.tag == _CELL:
-            return "\n".join(self._block(inner) for inner in _outermost(block, _PARAGRAPH, _TABLE)).strip()
+            return "\n".join(self._block(inner) for inner in _outermost(block, *_BLOCKS)).strip()
+        if block.tag in _EQUATIONS:
+            return linear(block)
         number, text = self._numbering.of(block), "".join(self._inline(part) for part in block)
         return f"{number} {text}" if number and text.strip() else text
 
@@ -169,7 +173,7 @@ class _Document:
             return ""
         if tag in (_PARAGRAPH, _TABLE):  # of a text box
             return f"\n{self._block(part)}\n"
-        if tag in (f"{M}oMath", f"{M}oMathPara"):
+        if tag in _EQUATIONS:
             return linear(part)
         if tag == f"{MC}AlternateContent":
             return self._alternative(part)
