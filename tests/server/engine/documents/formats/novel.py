@@ -24,6 +24,8 @@ _CONVERTED = {"docx": ("doc",), "odp": ("ppt",), "xlsx": ("xls", "ods")}
 """Formats that LibreOffice makes of another one."""
 _CHAPTER, _SLIDE = 40, 8
 """Paragraphs of a chapter, and of a slide."""
+_MAX_MESSAGE = 3_000_000
+"""Characters of a message: `tests.files` makes no larger ones."""
 
 
 def as_odp(texts: Sequence[str]) -> bytes:
@@ -68,7 +70,7 @@ def write(folder: Path, times: int = 1) -> None:
     (folder / f"{name}.pdf").write_bytes(as_pdf(pieces))
     whole = "\n\n".join(texts)
     (folder / f"{name}-utf-16.txt").write_bytes(whole.encode("utf-16"))
-    (folder / f"{name}.msg").write_bytes(outlook("Novel", whole))
+    (folder / f"{name}.msg").write_bytes(outlook("Novel", whole[:_MAX_MESSAGE]))
     (folder / f"{name}.zip").write_bytes(
         zipped({f"{number:04}.txt": "\n\n".join(chapter) for number, chapter in enumerate(chapters)})
     )
