@@ -171,6 +171,26 @@ def test_letters_with_a_meaning_are_not_recognised_again() -> None:
     assert read(data) == ("Words.", [])
 
 
+def arabic(drawn: str, meanings: dict[str, str]) -> bytes:
+    """Return a PDF that draws characters from left to right. `meanings`: the letters that each stands for."""
+    lines = "\n".join(f"<{ord(code):02x}> <{letters.encode('utf-16-be').hex()}>" for code, letters in meanings.items())
+    table = (
+        "/CIDInit /ProcSet findresource begin 12 dict begin begincmap 1 begincodespacerange <00> <ff> endcodespacerange\n"
+        f"{len(meanings)} beginbfchar\n{lines}\nendbfchar endcmap end end"
+    )
+    stream = f"<< /Length {len(table)} >>\nstream\n{table}\nendstream"
+    data = files.pdf_of(files.pdf_lines((72, 700, drawn)), objects=[stream])
+    return data.replace(b"/Encoding /WinAnsiEncoding", b"/ToUnicode 6 0 R")
+
+
+@pytest.mark.parametrize(
+    "word", [["س", "لا", "م"], ["ا", "لإ", "ي", "ج", "ا", "ر"], ["ا", "ل", "ب"], ["الله"]], ids="".join
+)
+def test_arabic_ligatures(word: list[str]) -> None:
+    drawn = "".join(chr(65 + place) for place in range(len(word)))
+    assert text_of(arabic(drawn, dict(zip(drawn, reversed(word), strict=True)))) == "".join(word)
+
+
 @pytest.mark.parametrize(
     "before",
     [

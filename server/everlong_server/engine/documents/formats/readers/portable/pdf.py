@@ -14,6 +14,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.hyphens import join_hyphens
 from everlong_server.engine.documents.formats.readers.portable.annotations import annotation_text, attached_files
 from everlong_server.engine.documents.formats.readers.portable.columns import column_text
+from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
@@ -89,7 +90,7 @@ def _page(page: Any, number: int, notes: Notes) -> str:
     textpage = page.get_textpage()
     text = column_text(textpage)
     if text is None:
-        text = textpage.get_text_range()
+        text = with_ligatures(textpage.get_text_range(), textpage)
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)
     text = join_hyphens(text.replace("\r\n", "\n")).replace("\ufffe", "-").strip()
