@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option, Typer
 
-from everlong_client.cli.uploads import exit_on_sigterm
-from everlong_lab.cli.common import Device, Output, command, names_of, progress, reported, writable, write
-from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail, out
+from everlong_lab.cli.common import Device, Output, measured, names_of, progress, reported, writable
+from everlong_lab.cli.formats import formats, readers
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail
 
 if TYPE_CHECKING:
-    from everlong_lab.harness.report import Report
+    pass
 
 bench = Typer(add_completion=False, no_args_is_help=True, help="Measure performance and compare it with targets.")
 
@@ -42,7 +41,7 @@ def flat(
     if backbone is not None and (own := [name for name in chosen if MEMORIES[name].recurrent]):
         raise fail(f"--memories: {own[0]} is measured with a tiny model of its own; leave it out or omit --backbone")
     _on(device)
-    _report(
+    measured(
         lambda: flat.run(
             quick=quick, progress=progress, streams=numbers, device=device, memories=chosen, backbone=backbone
         ),
@@ -62,7 +61,7 @@ def read(
 
     numbers = _numbers("--documents", documents, 1)
     _on(device)
-    _report(lambda: read.run(quick=quick, progress=progress, documents=numbers, device=device), output)
+    measured(lambda: read.run(quick=quick, progress=progress, documents=numbers, device=device), output)
 
 
 @bench.command()
@@ -70,7 +69,7 @@ def restart(output: Output = None, quick: Quick = False) -> None:
     """Compare the time to an answer right after a restart with that before it."""
     from everlong_lab.benchmarks import restart
 
-    _report(lambda: restart.run(quick=quick, progress=progress), output)
+    measured(lambda: restart.run(quick=quick, progress=progress), output)
 
 
 @bench.command()
@@ -86,7 +85,7 @@ def restore(
 
     if width % 64:
         raise fail(f"--width {width}: must be a multiple of 64")
-    _report(lambda: restore.run(tokens=tokens, width=width, layers=layers, quick=quick, progress=progress), output)
+    measured(lambda: restore.run(tokens=tokens, width=width, layers=layers, quick=quick, progress=progress), output)
 
 
 @bench.command()
@@ -98,7 +97,7 @@ def start(
     """Measure the time from the command to the first token, with a model served before."""
     from everlong_lab.benchmarks import start
 
-    _report(lambda: start.run(starts=starts, quick=quick, progress=progress), output)
+    measured(lambda: start.run(starts=starts, quick=quick, progress=progress), output)
 
 
 @bench.command()
@@ -116,7 +115,7 @@ def families(
     if width % 128:
         raise fail(f"--width {width}: must be a multiple of 128")
     chosen = list(supported()) if only is None else names_of(only, supported(), "--only")
-    _report(
+    measured(
         lambda: run(families=chosen, width=width, layers=layers, tokens=tokens, turns=turns, progress=progress), output
     )
 
@@ -136,7 +135,7 @@ def one_copy(
     if not text.is_file():
         raise fail(f"--text: no file {text}")
     with reported(BackboneError):
-        _report(
+        measured(
             lambda: one_copy.run(
                 file, text.read_text(), models_dir=chosen_models_dir(models_dir), tokens=tokens, progress=progress
             ),
@@ -170,14 +169,14 @@ def peers(
 
     if prompt is not None:
         with reported(PeerMissing):
-            _report(lambda: run_turns(model=model, prompt=prompt, turns=turns, progress=progress), output)
+            measured(lambda: run_turns(model=model, prompt=prompt, turns=turns, progress=progress), output)
         return
     chosen = [name.strip() for name in peers.split(",")]
     if unknown := [name for name in chosen if name not in PEERS]:
         raise fail(f"--peers: no {unknown[0]!r}; must be of {', '.join(PEERS)}")
     sizes = _numbers("--lengths", lengths, 500)
     with reported(PeerMissing):
-        _report(lambda: run(lengths=sizes, peers=chosen, model=model, progress=progress), output)
+        measured(lambda: run(lengths=sizes, peers=chosen, model=model, progress=progress), output)
 
 
 @bench.command()
@@ -201,7 +200,7 @@ def serve(
     sizes, at_once = _numbers("--lengths", lengths, 500), _numbers("--streams", streams, 1)
     plan = ServePlan(memory, sizes, at_once, rounds, turns, written, first_ms, token_ms, recall, guidellm, ab)
     with reported(LoadGeneratorMissing):
-        _report(lambda: run(plan, progress=progress), output)
+        measured(lambda: run(plan, progress=progress), output)
 
 
 @bench.command()
@@ -214,7 +213,7 @@ def sessions(
     """Measure how many sessions with a long document fit into a gigabyte of Redis, and how fast they resume."""
     from everlong_lab.benchmarks import sessions as measured
 
-    _report(lambda: measured.run(count=sessions, tokens=tokens, quick=quick, progress=progress), output)
+    measured(lambda: measured.run(count=sessions, tokens=tokens, quick=quick, progress=progress), output)
 
 
 @bench.command()
@@ -230,22 +229,13 @@ def crowd(
 
     if not sockets + uploads:
         raise fail("--sockets and --uploads are both 0: at least one must be greater")
-    _report(
+    measured(
         lambda: crowd.run(sockets=sockets, uploads=uploads, written=written, quick=quick, progress=progress), output
     )
 
 
-@bench.command()
-def formats(
-    files: Annotated[list[Path], Argument(help="Convert these files.", metavar="FILE", exists=True, dir_okay=False)],
-    output: Output = None,
-) -> None:
-    """Measure CPU time and memory of converting files to text, compared with the library kreuzberg."""
-    from everlong_lab.benchmarks import formats as measured
-    from everlong_server.errors import ServerError
-
-    with reported(ServerError):
-        _report(lambda: measured.run(files, progress=progress), output)
+bench.command("formats")(formats)
+bench.command("readers")(readers)
 
 
 @bench.command()
@@ -264,7 +254,7 @@ def recall(
     from everlong_lab.benchmarks import recall
 
     folder = chosen_models_dir(models_dir)
-    _report(
+    measured(
         lambda: recall.run(
             megabytes=megabytes, texts=texts, questions=questions, rounds=rounds, models_dir=folder, progress=progress
         ),
@@ -301,7 +291,7 @@ def soak(
         folder.absolute(), minutes, clients, every, faults, warm_up, model=model, warm_up_answers=warm_up_answers
     )
     with reported(ValueError, RuntimeError):
-        _report(lambda: run(plan, progress), output)
+        measured(lambda: run(plan, progress), output)
 
 
 @bench.command()
@@ -328,7 +318,7 @@ def history(
 
     plan = HistoryPlan(file, operations, faults, minutes, clients, replicas, seed, sentinel)
     with reported(ClusterError, RuntimeError):
-        _report(lambda: run(plan, progress), output)
+        measured(lambda: run(plan, progress), output)
 
 
 @bench.command()
@@ -359,7 +349,7 @@ def chaos(
         raise fail(f"--model {model}: no such folder")
     plan = CampaignPlan(points, minutes, seed, replicas, workers, away, burst, model, fault or None, redis_program)
     try:
-        report = _report(lambda: run(plan, progress, plot), output)
+        report = measured(lambda: run(plan, progress, plot), output)
     except ClusterError as error:  # for example a folder without a model; the message ends with the server's log
         raise fail(" ".join(str(error).split())) from None
     if not all(target.met for target in report.targets[1:]):  # all but the number of points, which depends on time
@@ -384,12 +374,3 @@ def _numbers(name: str, given: str, least: int) -> list[int]:
     if wrong := [number for number in numbers if not least <= number <= 10_000_000]:
         raise fail(f"{name} {wrong[0]}: must be from {least:,} to 10,000,000")
     return numbers
-
-
-def _report(measure: Callable[[], Report], output: Path | None) -> Report:
-    """Measure, show and write a report. An `EverlongModelError` becomes an error message. SIGTERM also ends the servers that it started."""
-    with reported(), exit_on_sigterm():
-        report = measure()
-    report.show(out)
-    write(report.document(command=command()), output)
-    return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.table import Table
 from typer import Option
 
+from everlong_client.cli.uploads import exit_on_sigterm
 from everlong_server.cli.common import chosen_models_dir, err, fail, out
 
 if TYPE_CHECKING:
+    from everlong_lab.harness.report import Report
     from everlong_models.model import Model
 
 
@@ -145,3 +147,12 @@ def show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: An
         table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else f"{value}" for value in row.values()))
     out.print(table)
     write({"command": command(), "machine": machine(), "rows": rows, **more}, output)
+
+
+def measured(measure: Callable[[], Report], output: Path | None) -> Report:
+    """Measure, show and write a report. An `EverlongModelError` becomes an error message. SIGTERM also ends the servers that it started."""
+    with reported(), exit_on_sigterm():
+        report = measure()
+    report.show(out)
+    write(report.document(command=command()), output)
+    return report

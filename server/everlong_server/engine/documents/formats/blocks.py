@@ -105,12 +105,14 @@ class Notes:
         else:
             self._more += count
 
-    def recognised(self, picture: Callable[[], Any], *, page: int) -> str:
-        """Return the text of a page that is a picture, with a note on it. `picture`: returns a `PIL.Image`."""
+    def recognised(
+        self, picture: Callable[[], Any], *, page: int, what: str = "the page is a picture without text"
+    ) -> str:
+        """Return the text of a page that is a picture, with a note on it. `picture`: returns a `PIL.Image`. `what`: why it has none."""
         if self._recogniser is not None:
             return self._recogniser.read(picture, self, page=page)
         self.add(
-            "the page is a picture without text; its text is recognised if pip install 'everlong[ocr]' is run on the server",
+            f"{what}; its text is recognised if pip install 'everlong[ocr]' is run on the server",
             page=page,
         )
         return ""

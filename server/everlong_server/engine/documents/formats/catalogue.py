@@ -152,7 +152,7 @@ _BINARY_FORMATS = (
 # Atomic, as each comment could otherwise end at any later one, in 2^n ways.
 _BLANK = rb"(?>\s|<!--.*?-->|<\?xml[^>]*\?>)*+"
 _HTML = re.compile(
-    _BLANK + rb"(?:<!doctype\s+html|<html[\s>]|<head[\s>]|<body[\s>]|<!doctype[^>]*>\s*<html)",
+    _BLANK + rb"(?:<!doctype\s+html|<(?:\w+:)?html[\s>]|<head[\s>]|<body[\s>]|<!doctype[^>]*>\s*<(?:\w+:)?html)",
     re.DOTALL | re.IGNORECASE,
 )
 _XML_OFFICE = (
@@ -181,7 +181,7 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if start.startswith(b"%PDF-"):
         return "pdf"
-    if head[257:262] == b"ustar":
+    if head[257:262] == b"ustar" or _is_old_tar(head):
         return "tar"
     for beginning, kind in _BINARY_FORMATS:
         if (start if beginning[:1] in b"P{" else head).startswith(beginning):
@@ -198,6 +198,14 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
             if office.search(head):
                 return format
     return None if declared == "text" else _message_kind(start, declared) or _page_kind(head, declared)
+
+
+def _is_old_tar(head: bytes) -> bool:
+    """Whether a file begins with the header of a tar archive before POSIX: only its checksum tells."""
+    header = head[:512]
+    checksum = header[148:156].strip(b" \0")
+    is_octal = len(header) == 512 and checksum.isdigit() and checksum.translate(None, b"89") == checksum
+    return is_octal and int(checksum, 8) == sum(header) - sum(header[148:156]) + 8 * 32
 
 
 def _is_prose(head: bytes) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
+from everlong_server.engine.documents.formats.labels import encoding_of, japanese
 
 _SIGNATURES = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -25,6 +26,8 @@ _CANDIDATES = [
     "big5", "cp949", "euc_jp",
 ]  # fmt: skip
 """The legacy encodings of the WHATWG's encoding standard that pages still use. Rarer ones make a guess worse."""
+_RARE = ["cp874", "mac_roman", "cp850", "mac_cyrillic"]
+"""Encodings of texts that fit none of the others."""
 FONT_CHARSETS = {
     77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
     163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
@@ -152,7 +155,7 @@ def _of_file(file: Path) -> tuple[str, bool]:
         sample = stream.read(_SAMPLE)
     if 2 * damaged <= others:
         return "utf-8", False
-    best = best_encoding(sample)
+    best = _likeliest(sample)
     if best is None:
         raise Unreadable("it is not UTF-8, and no other encoding fits: save it as UTF-8")
     return best, True
@@ -184,8 +187,10 @@ def decode(data: bytes, notes: Notes, *, declared: str | None = None, part: str 
             return data.decode()
         except UnicodeDecodeError:
             pass
-    encoding: str | None = _known(declared) or _declared_in(data) or iso2022(data)
+    encoding: str | None = encoding_of(declared) or _declared_in(data) or iso2022(data)
     text = data.decode(encoding or "utf-8", "replace")
+    if encoding is not None and encoding.startswith("iso2022_jp") and "\N{REPLACEMENT CHARACTER}" in text:
+        text = japanese(data)
     damaged = text.count("\N{REPLACEMENT CHARACTER}")
     if damaged and encoding is None and 2 * damaged > _others(text):
         encoding = _guess(data)
@@ -200,24 +205,18 @@ def decode(data: bytes, notes: Notes, *, declared: str | None = None, part: str 
 def _declared_in(data: bytes) -> str | None:
     """Return the encoding that a page declares; None for UTF-8, which it is not, and for unknown ones."""
     declared = _DECLARED.search(data[:4096])
-    return _known((declared[1] or declared[2]).decode("ascii", "replace")) if declared else None
-
-
-def _known(name: str | None) -> str | None:
-    try:
-        codec = codecs.lookup(name) if name else None
-    except (LookupError, ValueError):
-        return None
-    if codec is None or not codec._is_text_encoding or codec.name.startswith("utf"):
-        return None
-    # As in browsers, Latin-1 means Windows-1252.
-    return "cp1252" if codec.name in ("iso8859-1", "ascii") else codec.name
+    return encoding_of((declared[1] or declared[2]).decode("ascii", "replace")) if declared else None
 
 
 def _guess(page: bytes) -> str:
     """Return the likeliest legacy encoding of a page. As in browsers, it is Windows-1252 unless another one fits better."""
     words = _TAG.sub(b" ", page)
-    return best_encoding(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
+    return _likeliest(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
+
+
+def _likeliest(sample: bytes) -> str | None:
+    """Return the likeliest legacy encoding of a text; None if none fits."""
+    return best_encoding(sample) or best_encoding(sample, _RARE, "mac_roman")
 
 
 def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, preferred: str = "cp1252") -> str | None:

@@ -17,6 +17,7 @@ import pypdfium2
 from pypdfium2 import raw
 
 from everlong_server.engine.documents.formats.pictures import NO_PAGE
+from everlong_server.engine.documents.formats.readers.portable.ligatures import reading_order
 
 MAX_PIXELS = 8_000_000
 _YELLOW = np.array((255, 235, 110), np.uint16)
@@ -68,13 +69,14 @@ def _boxes(page: Any, passage: str, size: tuple[int, int]) -> Iterator[tuple[int
     textpage = page.get_textpage()
     letters: list[str] = []
     places: list[int] = []  # the index of each letter on the page
-    for index in range(textpage.count_chars()):
-        for letter in _letters(chr(raw.FPDFText_GetUnicode(textpage, index))):
+    shown = "".join(chr(raw.FPDFText_GetUnicode(textpage, index)) for index in range(textpage.count_chars()))
+    for index in reading_order(shown, textpage):
+        for letter in _letters(shown[index]):
             letters.append(letter)
             places.append(index)
     text = "".join(letters)
     for start, end in _found(text, passage):
-        first, last = places[start], places[end - 1]
+        first, last = min(places[start:end]), max(places[start:end])
         for number in range(textpage.count_rects(first, last - first + 1)):
             left, bottom, right, top = textpage.get_rect(number)
             corners = [

@@ -175,7 +175,7 @@ def encoded(said: str, encoding: str) -> bytes:
     [
         encoded("", "utf-8"),
         encoded('<script charset="utf-8" src="a.js"></script>', "utf-8"),
-        encoded("<title>What a charset is</title>", "utf-8"),
+        encoded("<meta name=description content='What a charset is'>", "utf-8"),
         encoded("<meta charset=iso-8859-1>", "utf-8"),
         encoded("<meta charset=iso-8859-1>", "windows-1252"),
         encoded('<meta http-equiv="Content-Type" content="text/html; charset=windows-1251">', "windows-1251"),

@@ -100,8 +100,11 @@ def test_the_package_is_found_without_its_container(missing: str) -> None:
 def test_a_picture_in_the_spine_is_noted() -> None:
     data = changed("text/chapter%200.xhtml", "cover.svg")
     added = files.rezipped(data, {}, {"OEBPS/cover.svg": b"<svg/>"})
-    assert text_of(added) == "Two."
-    assert notes_of(added) == ["OEBPS/cover.svg: it is not a page of text; it was left out"]
+    assert text_of(added) == "Two.\n\nOne."
+    assert notes_of(added) == [
+        "OEBPS/text/chapter 0.xhtml: the book does not name it; it was added at the end",
+        "OEBPS/cover.svg: it is not a page of text; it was left out",
+    ]
 
 
 def renamed(change: Callable[[str], str], href: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import files
-from tests.server.engine.documents.formats.reading import notes_of, text_of
+from tests.server.engine.documents.formats.reading import notes_of, read, text_of
 
 
 def page(*lines: str) -> bytes:
@@ -139,6 +139,56 @@ def test_pages_without_text_are_noted() -> None:
         "page 2: the page is a picture without text; its text is recognised if pip install 'everlong[ocr]' is run on the server",
         "page 3: the page has drawings and no text",
     ]  # fmt: skip
+
+
+OCR = "its text is recognised if pip install 'everlong[ocr]' is run on the server"
+LETTER = "0 0 m 5 10 l 9 0 l 7 0 l 5 6 l 3 0 l h f"
+GLYPHS = (
+    "/F1 << /Type /Font /Subtype /Type0 /BaseFont /ABCDEF+X /Encoding /Identity-H /DescendantFonts [<< /Type /Font "
+    "/Subtype /CIDFontType2 /BaseFont /ABCDEF+X /CIDSystemInfo << /Registry (Adobe) /Ordering (Identity) /Supplement 0 >> >>] >>"
+)
+STRIPS = " ".join(f"q 612 0 0 79 0 {79 * n} cm BI /W 2 /H 2 /CS /G /BPC 8 ID 0000 EI Q" for n in range(10))
+WITHOUT_TEXT = {
+    "outlines": (" ".join(f"q 1 0 0 1 {10 * n} 700 cm {LETTER} Q" for n in range(20)), "the letters of the page are drawings"),
+    "a frame": ("10 10 m 90 10 l 90 90 l h s", None),
+    "a font without meaning": ("BT /F1 12 Tf 72 700 Td <002400250026> Tj ET", "the file does not say what the letters of the page mean"),
+    "strips": (files.pdf_lines((72, 20, "Scanned in 2024")) + STRIPS, "the page is a picture without text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "why"), WITHOUT_TEXT.values(), ids=WITHOUT_TEXT)
+def test_a_page_whose_letters_are_no_text(content: str, why: str | None) -> None:
+    data = files.pdf_of(content)
+    if "Tj" in content and "Scanned" not in content:
+        data = data.replace(b"/F1 3 0 R", GLYPHS.encode())
+    notes = read(data)[1]
+    assert [note.text for note in notes] == [f"{why}; {OCR}" if why else "the page has drawings and no text"]
+    assert notes[0].page == 1
+
+
+def test_letters_with_a_meaning_are_not_recognised_again() -> None:
+    data = files.pdf_of(files.pdf_lines((72, 700, "Words.")) + WITHOUT_TEXT["outlines"][0])
+    assert read(data) == ("Words.", [])
+
+
+def arabic(drawn: str, meanings: dict[str, str]) -> bytes:
+    """Return a PDF that draws characters from left to right. `meanings`: the letters that each stands for."""
+    lines = "\n".join(f"<{ord(code):02x}> <{letters.encode('utf-16-be').hex()}>" for code, letters in meanings.items())
+    table = (
+        "/CIDInit /ProcSet findresource begin 12 dict begin begincmap 1 begincodespacerange <00> <ff> endcodespacerange\n"
+        f"{len(meanings)} beginbfchar\n{lines}\nendbfchar endcmap end end"
+    )
+    stream = f"<< /Length {len(table)} >>\nstream\n{table}\nendstream"
+    data = files.pdf_of(files.pdf_lines((72, 700, drawn)), objects=[stream])
+    return data.replace(b"/Encoding /WinAnsiEncoding", b"/ToUnicode 6 0 R")
+
+
+@pytest.mark.parametrize(
+    "word", [["س", "لا", "م"], ["ا", "لإ", "ي", "ج", "ا", "ر"], ["ا", "ل", "ب"], ["الله"]], ids="".join
+)
+def test_arabic_ligatures(word: list[str]) -> None:
+    drawn = "".join(chr(65 + place) for place in range(len(word)))
+    assert text_of(arabic(drawn, dict(zip(drawn, reversed(word), strict=True)))) == "".join(word)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files that other programs made: LibreOffice 7.4, pandoc 3, Chromium's print to PDF, WeasyPrint 70, and libraries of Python."""
+"""Files that other programs made: LibreOffice 7.4, pandoc 3, Chromium's print to PDF, Ghostscript, cairo, and libraries of Python."""
 
 from __future__ import annotations
 
@@ -53,6 +53,12 @@ HOLDS = {
     "ebooklib.epub": (*ALL, "3. Größenordnung"),
     "reportlab.pdf": (*LATIN[:2], *LATIN[3:5], *LATIN[6:8], "tenant: Ida Roth", "Ada 310"),
     "weasyprint.pdf": (*LATIN, "Malfunctioning thermostats overcompensate"),
+    "libreoffice.epub": (*ALL, "Ada\t 300"),
+    "libreoffice.xhtml": ALL,
+    "libreoffice-7.rtf": (*ALL, "[Header] Running header", "1.\tGrößenordnung", "[Comment by Bo] late payer"),
+    "ghostscript.pdf": (*LATIN, "Malfunctioning thermostats overcompensate"),
+    "cairo.pdf": ("Über Lease", "malfunctioning thermostats", "Ida Roth"),
+    "xlwt.xls": ("Größe", "Über den Mietvertrag\tДоговор аренды\t賃貸契約", "2024-01-02\t25%\t01234"),
     "pandoc.docx": (*LEASE, "x^2+a/b", "a\tb\n1\t2", "crowns[1] per month"),
     "pandoc.odt": (*LEASE, "x^2+a/b", "a\tb\n1\t2", "crowns[1] per month"),
     "pandoc.pptx": (*LEASE, "x^2+a/b", "a\tb\n1\t2"),

@@ -161,6 +161,13 @@ def stamped(data: bytes, words: str) -> bytes:
     return out.getvalue()
 
 
+def test_a_page_whose_letters_are_outlines(recogniser: Recogniser) -> None:
+    file = Path(__file__).parents[4] / "data" / "formats" / "ghostscript-outlines.pdf"
+    text, notes = read(file.read_bytes(), recogniser=recogniser)
+    assert "Die Miete beträgt 300 Kronen, außer im August." in text
+    assert [page for page, _ in confidences(notes)] == [1]
+
+
 def test_a_picture_without_text(recogniser: Recogniser) -> None:
     text, notes = read(saved(scan()), recogniser=recogniser)
     assert text == ""

@@ -8,7 +8,9 @@ from tests.server.engine.documents.formats.reading import read
 from tests.server.engine.documents.formats.reports import (
     Report,
     archives,
+    encodings,
     messages,
+    mistakes,
     mixed,
     opendocument,
     pages,
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.long
 
 REPORTS = [
     (f"{module.__name__.rpartition('.')[2]}-{report.name}", report)
-    for module in (archives, messages, mixed, opendocument, pages, portable, presentations, words)
+    for module in (archives, encodings, messages, mistakes, mixed, opendocument, pages, portable, presentations, words)
     for report in module.REPORTS
 ]
 

@@ -1,14 +1,9 @@
-"""Text that is written into a file comes out of it again, in several scripts.
-
-`python -m tests.server.engine.documents.formats.test_round_trips FOLDER` writes a novel into a file of each format, for
-`everlong bench formats`.
-"""
+"""Text that is written into a file comes out of it again, in several scripts."""
 
 from __future__ import annotations
 
 import ctypes
 import io
-import sys
 from collections.abc import Callable, Sequence
 from email.message import EmailMessage
 from html import escape
@@ -203,18 +198,3 @@ def test_what_is_drawn_is_read(script: str) -> None:
         assert lines(read(as_pdf(texts), "a.pdf")[0]) == texts
 
     round_trip()
-
-
-def write_novel(folder: Path) -> None:
-    """Write tests/data/valley-of-fear.md into files of every format."""
-    novel = Path(__file__).parents[4] / "data" / "valley-of-fear.md"
-    texts = [" ".join(paragraph.split()) for paragraph in novel.read_text().split("\n\n") if paragraph.strip()]
-    for kind, make in MADE.items():
-        (folder / f"novel.{kind}").write_bytes(make(texts))
-    pieces = [text[at : at + 90] for text in texts for at in range(0, len(text), 90)]
-    (folder / "novel.pdf").write_bytes(as_pdf(pieces))
-    (folder / "novel-utf-16.txt").write_bytes("\n\n".join(texts).encode("utf-16"))
-
-
-if __name__ == "__main__":
-    write_novel(Path(sys.argv[1]))

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import html
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urldefrag
-
-from lxml import etree
+from urllib.parse import quote, unquote, urldefrag
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.catalogue import HEAD, binary_kind
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
+from everlong_server.engine.documents.formats.readers.trees import parse
 from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
-_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)(\w+);")
-_PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
-_PAGE_NAMES = (".xhtml", ".html", ".htm", ".svg")
+_DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
+_PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
+_PAGE_NAMES = (".xhtml", ".html", ".htm", ".xhtm", ".xht")
+_OTHER_NAMES = (".ncx", ".opf", ".css", ".js", ".smil", ".pls")
+"""Files of a book that are text, but no pages."""
+_NOT_NAMED = ("meta-inf/", "__macosx/")
+"""Folders whose files are no pages of a book."""
 
 
 class _Book:
@@ -46,17 +49,12 @@ class _Book:
     def xml(self, name: str) -> Any:
         """Return the tree of an XML file, even if it is damaged; None if nothing of it can be read."""
         try:
-            text = self.packed.read(name)
+            data = self.packed.read(name)
         except DAMAGED_ENTRY as error:
             self._notes.add(f"it is damaged and was left out ({error})", part=name)
             return None
-        # Names of HTML's characters are often used without a declaration. Others stay as they are and are dropped.
-        source = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text.decode("utf-8", "replace"))
-        source = re.sub(r"^\s*<\?xml[^>]*\?>", "", source.lstrip("\N{ZERO WIDTH NO-BREAK SPACE}"))
-        parser = etree.XMLParser(
-            resolve_entities=False, no_network=True, load_dtd=False, recover=True, encoding="utf-8"
-        )
-        return etree.fromstring(source.encode(), parser) if source.strip() else None
+        source = _DECLARATION.sub("", decode(data, self._notes, part=name).lstrip("\N{ZERO WIDTH NO-BREAK SPACE}"))
+        return parse(source.encode())[0]
 
 
 def _plain(name: str) -> str:
@@ -85,13 +83,16 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 
 
 def _page(book: _Book, name: str, notes: Notes) -> Iterator[Block]:
-    if not name.lower().endswith((*_PAGE_NAMES, ".xml", ".dtbook")) and "." in posixpath.basename(name):
-        notes.add("it is not a page of text; it was left out", part=name)
-        return
     try:
         data = book.packed.read(name)
     except DAMAGED_ENTRY as error:
         notes.add(f"it is damaged and was left out ({error})", part=name)
+        return
+    if name.lower().endswith(_OTHER_NAMES) or binary_kind(data[:HEAD]) is not None:
+        notes.add("it is not a page of text; it was left out", part=name)
+        return
+    if name.lower().endswith(".txt"):
+        yield Block(decode(data, notes, part=name).strip())
         return
     with notes.at(part=name):
         blocks = list(render(decode(data, notes, part=name), notes))
@@ -120,23 +121,42 @@ def _reading_order(book: _Book, package: str, notes: Notes) -> list[str]:
     tree = book.xml(package)
     if tree is None:
         raise Unreadable("the EPUB cannot be read: its package file is damaged")
-    items = {item.get("id"): item for item in tree.xpath("//*[local-name()='manifest']/*[@href]")}
+    items = tree.xpath("//*[local-name()='manifest']/*[@href]")
+    by_id = {item.get("id", "").strip(): item for item in reversed(items)}
     order = []
     for reference in tree.xpath("//*[local-name()='spine']/*/@idref"):
-        if reference in items:
-            order.append(items[reference].get("href"))
+        if reference.strip() in by_id:
+            order.append(by_id[reference.strip()].get("href"))
         else:
             notes.add("the book's spine names it, but its manifest does not", part=reference)
     has_spine = bool(order)
-    listed = {book.find(href, posixpath.dirname(package)) for href in order}
-    for item in items.values():
+    folder = posixpath.dirname(package)
+    listed = {book.find(href, folder) for href in order}
+    for item in items:
         # Navigation repeats the headings of the chapters.
-        is_page = item.get("media-type") in _PAGE_TYPES and "nav" not in (item.get("properties") or "").split()
-        if is_page and book.find(item.get("href"), posixpath.dirname(package)) not in listed:
+        is_page = _is_page(item) and "nav" not in (item.get("properties") or "").split()
+        if is_page and book.find(item.get("href"), folder) not in listed:
             if has_spine:
                 notes.add("the book's spine does not name it; it was added at the end", part=item.get("href"))
             order.append(item.get("href"))
-    return order
+    known = listed | {book.find(item.get("href"), folder) for item in items}
+    return order + [f"/{quote(name)}" for name in _unnamed(book, known, notes)]
+
+
+def _is_page(item: Any) -> bool:
+    kind = item.get("media-type")
+    return kind in _PAGE_TYPES or (not kind and item.get("href").lower().endswith(_PAGE_NAMES))
+
+
+def _unnamed(book: _Book, known: Collection[str | None], notes: Notes) -> Iterator[str]:
+    """Yield the pages that the package does not name, with a note on each. Those of another version of the book are none."""
+    names = book.packed.namelist()
+    if sum(name.lower().endswith(".opf") for name in names) > 1:
+        return
+    for name in names:
+        if name.lower().endswith(_PAGE_NAMES) and name not in known and not name.lower().startswith(_NOT_NAMED):
+            notes.add("the book does not name it; it was added at the end", part=name)
+            yield name
 
 
 def _encrypted(book: _Book) -> set[str | None]:

@@ -21,6 +21,8 @@ _SUBSET = re.compile(
     re.I | re.S,
 )
 """The beginning of a page whose doctype has declarations."""
+_PREFIX = re.compile(r"""<(\w+):html\s[^>]*xmlns:\1\s*=\s*["']http://www\.w3\.org/1999/xhtml""")
+"""The first element of an XHTML page whose elements all have a prefix, which HTML parsers take for a part of their names."""
 _ENTITY = re.compile(r"""<!ENTITY\s+([\w.:-]+)\s+(["'])(.*?)\2\s*>""", re.DOTALL)
 _REFERENCE = re.compile(r"&([\w.:-]+);")
 _MAX_EXPANDED = 64 << 20
@@ -56,6 +58,8 @@ _MAX_CELL = 400
 """Characters from which on a cell is no value of a table."""
 _TAB = "\ue0f1"
 """Stands for a tab, which would be rendered as a space. A private character, which texts do not have."""
+_NOTE = re.compile(r"\b(?:foot|end|rear)notes?\b")
+"""Kinds of elements of books, by `epub:type` or `role`."""
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
 _BLOCKS = (
     "section",
@@ -78,11 +82,11 @@ _BUTTONS = ("submit", "button", "reset", "image")
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield a page, a block for each section."""
-    yield from render(decode(file.read_bytes(), notes), notes)
+    yield from render(decode(file.read_bytes(), notes), notes, titled=True)
 
 
-def render(page: str, notes: Notes) -> Iterator[Block]:
-    """Yield a page, a block for each section."""
+def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
+    """Yield a page, a block for each section. `titled`: after its title, if the page does not repeat it."""
     from inscriptis.css_profiles import STRICT_CSS_PROFILE  # noqa: PLC0415
     from inscriptis.html_engine import Inscriptis  # noqa: PLC0415
     from inscriptis.html_properties import Display  # noqa: PLC0415
@@ -92,6 +96,7 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
     tree = _parse(page)
     if tree is None:
         return
+    title = _words(found[0]) if titled and (found := tree.xpath("/html/head/title")) else ""
     _open_frames(tree)
     _open_shadows(tree)
     _open_alternatives(tree)
@@ -114,6 +119,8 @@ def render(page: str, notes: Notes) -> Iterator[Block]:
     css = STRICT_CSS_PROFILE | {name: HtmlElement(display=Display.block) for name in _BLOCKS}
     rendered = Inscriptis(tree, ParserConfig(css=css, annotation_rules=rules))
     text = rendered.get_text().replace(_TAB, "\t")
+    if title and title not in " ".join(text.split()):
+        yield Block(title)
     starts = [(mark.start, text[mark.start : mark.end]) for mark in rendered.get_annotations()]
     cuts = [start for start, _ in starts] + [len(text)]
     yield Block(text[: cuts[0]].strip())
@@ -125,6 +132,8 @@ def _parse(page: str) -> Any:
     """Return the tree of a page; None if it has no element."""
     # HTML parsers drop CDATA sections, which XHTML pages contain.
     source = _without_subset(_CDATA.sub(lambda section: escape(section[1]), page).replace("\0", "").replace(_TAB, ""))
+    if prefix := _PREFIX.search(source[:4096]):
+        source = re.sub(rf"<(/?){prefix[1]}:", r"<\1", source)
     # Without `huge_tree`, lxml silently drops text nested deeper than 256 elements or after 10 MB of one text node.
     parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
     try:
@@ -134,7 +143,18 @@ def _parse(page: str) -> Any:
             tree = html.document_fromstring(flat.encode("utf-8", "replace"), parser)
     except etree.ParserError:  # only white space or comments
         return None
+    _append_the_rest(tree)
     return tree
+
+
+def _append_the_rest(tree: Any) -> None:
+    """Move what follows the end of the page, such as a second page, into the page, as browsers do."""
+    for rest in list(tree.itersiblings("html")):
+        for head in rest.xpath("./head"):
+            rest.remove(head)
+        for element in (rest, *rest.xpath("./body")):
+            element.tag = "div"
+        (tree if tree.find("body") is None else tree.find("body")).append(rest)
 
 
 def _without_subset(page: str) -> str:
@@ -252,6 +272,8 @@ def _drop_hidden(tree: Any, notes: Notes) -> None:
     for element in tree.xpath(_NO_TEXT):
         element.drop_tree()
     for element in tree.xpath("//*[@hidden or @style]"):
+        if _NOTE.search(element.get("epub:type") or element.get("role") or ""):
+            continue  # programs show it when its mark is touched
         if element.get("hidden") is not None or _DISPLAY_NONE.search(element.get("style", "")):
             if element.getparent() is not None and element.text_content().strip():
                 notes.left_out("hidden elements")
@@ -277,7 +299,7 @@ def _write_out_controls(tree: Any, notes: Notes) -> None:
         if not chosen and select.get("multiple") is None:
             chosen = options[:1]  # as browsers do
         notes.left_out("options of lists that are not selected", len(options) - len(chosen))
-        _replace(select, ", ".join(_words(option) for option in chosen))
+        _replace(select, ", ".join(option.get("label") or _words(option) for option in chosen))
     for field in tree.xpath("//textarea"):
         _replace(field, field.text_content().strip())
     for button in tree.xpath("//button | //label"):
@@ -292,6 +314,8 @@ def _write_out_pictures(tree: Any, notes: Notes) -> None:
         if picture.get("alt") is None and not alt:
             notes.left_out("pictures without a description")
         _replace(picture, f"[{alt}]" if alt else "")
+    for title in tree.xpath("//svg//title"):
+        _replace(title, f"[{_words(title)}]" if _words(title) else "")
     for media in tree.xpath(_MEDIA):
         media.tail = f" {media.tail or ''}"
         notes.left_out(f"embedded media: {media.tag}")

@@ -14,16 +14,47 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from email.message import EmailMessage, Message
 from pathlib import Path
+from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.catalogue import ENVELOPE
 from everlong_server.engine.documents.formats.charset import decode
+from everlong_server.engine.documents.formats.labels import encoding_of, japanese
 from everlong_server.engine.documents.formats.readers.html import render
 
 _HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
 _ENCRYPTED = ("application/pkcs7-mime", "application/x-pkcs7-mime", "application/pgp-encrypted")
-_UNFOLDED = email.policy.default.clone(max_line_length=None)
+_ENCODED = re.compile(r"=\?([\w.:-]+)((?:\*[\w-]*)?\?([bq])\?([^?]*)\?=)", re.IGNORECASE)
+"""Words of a header: their encoding, how they are written in ASCII, and what is written."""
+
+
+class _Policy(email.policy.EmailPolicy):
+    """Decodes words in headers as browsers would, with more characters than their encodings have by definition."""
+
+    def header_fetch_parse(
+        self, name: str, value: Any
+    ) -> Any:  # the base class declares `str`, but passes headers, too
+        """Return a header with its words decoded."""
+        return super().header_fetch_parse(name, _ENCODED.sub(_widened, value) if type(value) is str else value)
+
+
+def _widened(word: re.Match[str]) -> str:
+    encoding = encoding_of(word[1])
+    if encoding is None or not encoding.startswith("iso2022_jp"):
+        return word[0] if encoding is None else f"=?{encoding}{word[2]}"
+    with suppress(ValueError):
+        data = base64.b64decode(word[4]) if word[3] in "bB" else quopri.decodestring(word[4].encode(), header=True)
+        return f"=?utf-8?b?{base64.b64encode(japanese(data).encode()).decode()}?="
+    return word[0]
+
+
+_POLICY = _Policy()
+_UNFOLDED = _POLICY.clone(max_line_length=None)
 """Folding a header whose parameter has a longer name than a line never ends."""
+_UNSEEN = re.compile(rb"</?(?:style|script)\b[^<>]*>", re.IGNORECASE)
+_MARKUP = re.compile(rb"<[^<>]*>|&nbsp;", re.IGNORECASE)
+_MIN_SHARE = 3
+"""A plain text with fewer words than the HTML has, divided by this, is no alternative to it."""
 _BOUNDARY = re.compile(r"^--(\S+)[ \t\r]*$", re.MULTILINE)
 
 
@@ -63,7 +94,7 @@ def _read_message(data: bytes, notes: Notes) -> Iterator[Block]:
 
 
 def _parsed(data: bytes) -> Message:
-    message = email.message_from_bytes(data, policy=email.policy.default)
+    message = email.message_from_bytes(data, policy=_POLICY)
     if message.get_content_maintype() == "multipart" and not message.is_multipart():
         # Its boundary is missing or wrong.
         payload = message.get_payload()
@@ -71,7 +102,7 @@ def _parsed(data: bytes) -> Message:
         if boundary is not None:
             with suppress(UnicodeError):  # damaged fields
                 message.set_boundary(boundary[1])
-                message = email.message_from_bytes(message.as_bytes(policy=_UNFOLDED), policy=email.policy.default)
+                message = email.message_from_bytes(message.as_bytes(policy=_UNFOLDED), policy=_POLICY)
     return message
 
 
@@ -131,12 +162,19 @@ def _texts(part: EmailMessage) -> Iterator[EmailMessage]:
     elif kind == "multipart/alternative":
         choices = {texts[0].get_content_subtype(): texts for each in inner if (texts := list(_texts(each)))}
         plain = choices.get("plain", [])
-        is_blank = not any(_bytes(each).strip() for each in plain)
-        yield from (choices.get("html") or plain) if is_blank else plain
+        page = choices.get("html", [])
+        # Some programs write only "See the HTML version" as plain text.
+        is_short = _MIN_SHARE * sum(map(_word_count, plain)) < sum(map(_word_count, page))
+        yield from page if is_short else plain
         yield from choices.get("calendar", ())
     else:
         for each in inner[:1] if kind == "multipart/related" else inner:
             yield from _texts(each)
+
+
+def _word_count(part: EmailMessage) -> int:
+    shown = b" ".join(_UNSEEN.split(_bytes(part))[::2])
+    return len(_MARKUP.sub(b" ", shown).split())
 
 
 def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:

@@ -13,7 +13,8 @@ from html import escape
 from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
-from everlong_server.engine.documents.formats.charset import FONT_CHARSETS
+from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, is_utf8
+from everlong_server.engine.documents.formats.readers.fields import Control, field_text
 from everlong_server.engine.documents.formats.readers.html import render
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
@@ -35,20 +36,20 @@ _PROPERTIES = {"fonttbl", "stylesheet"}
 _UNSEEN = {"v": "passages that the file hides", "deleted": "deleted passages (tracked changes)", "plain": ""}
 _NOTES = {"footnote": "Footnote", "annotation": "Comment"}
 _FURNITURE = {"header", "headerl", "headerr", "headerf", "footer", "footerl", "footerr", "footerf"}
-_WORDS = {*_NOTES, *_FURNITURE, "shptxt", "dptxbxtext", "atnauthor", "sn", "sv", "htmltag", "objdata", "fldinst"}
+_WORDS = {*_NOTES, *_FURNITURE, "shptxt", "dptxbxtext", "atnauthor", "sn", "sv", "htmltag", "objdata", "fldinst", "ffl"}
 """Destinations whose text is collected."""
 _TRANSPARENT = {
     "cs", "ud", "shppict", "nesttableprops", "moMath", "moMathPara", "mmath", "mr", "shp", "result", "fldrslt", "field", "shpgrp",
 }  # fmt: skip
-_QUIET = {"shpinst", "do", "upr", "pict", "picprop", "sp", "object", "nesttableprops"}
+_QUIET = {"shpinst", "do", "upr", "pict", "picprop", "sp", "object", "nesttableprops", "formfield"}
 """Destinations without text of their own; those inside them may have some."""
 _SILENT = {
     "shprslt", "nonshppict", "nonesttables", "colortbl", "info", "listtable", "listoverridetable", "revtbl", "rsidtbl",
-    "filetbl", "bkmkstart", "bkmkend", "pn", "tc", "xe", "template", "datafield", "mmathPr", "formfield", "atnid",
+    "filetbl", "bkmkstart", "bkmkend", "pn", "tc", "xe", "template", "datafield", "mmathPr", "atnid",
     "leveltext", "levelnumbers", "listname",
 }  # fmt: skip
-_SYMBOL = re.compile(r'SYMBOL\s+(0x[0-9a-fA-F]{1,4}|\d{1,5})(?:.*?\\f\s+"?([^"\\]+?)"?\s*(?:\\|$))?', re.DOTALL)
-"""The instruction of a field that shows one character of a font."""
+_MAX_INITIAL = 20
+"""Characters that the large beginning of a paragraph may have."""
 _DESCRIPTIONS = ("wzDescription", "gtextUNICODE")
 """Properties of shapes that are words: a picture's description, and the text of WordArt."""
 
@@ -103,6 +104,12 @@ class _Reader:
         """Name and encoding of each font."""
         self._levels: dict[int, int] = {}
         self._style = self._level = -1
+        self._is_initial = False
+        """Whether the paragraph is the large first letter of the next one."""
+        self._form = Control()
+        self._is_utf8 = not data.isascii() and is_utf8(
+            data
+        )  # RTF is ASCII, but some programs write other texts into it
         self._is_html = b"\\fromhtml1" in data[:4096]
         self._bytes = bytearray()
         self._skipping = 0
@@ -123,7 +130,7 @@ class _Reader:
         while match := _TOKEN.match(self._data, place):
             place = match.end()
             if match["text"] is not None:
-                self._text(match["text"])
+                self._text(match["text"], "utf-8" if self._is_utf8 else "")
             elif match["hex"] is not None:
                 self._text(bytes([int(match["hex"], 16)]))
             elif match["brace"] is not None:
@@ -161,14 +168,16 @@ class _Reader:
         else:
             self._add(_SIGNS.get(sign, ""))
 
-    def _text(self, data: bytes) -> None:
-        """Collect bytes of the current font's encoding."""
+    def _text(self, data: bytes, codec: str = "") -> None:
+        """Collect bytes of an encoding, by default that of the current font."""
         dropped, self._skipping = min(self._skipping, len(data)), max(0, self._skipping - len(data))
         if self._state.properties == "fonttbl":
             name, codec = self._fonts.get(self._state.font, ("", ""))
             self._fonts[self._state.font] = name + data.decode("latin-1"), codec
         elif self._state.hidden and data.strip():
             self._left_out(self._state.hidden)
+        elif self._state.listens and codec and not data.isascii():
+            self._add(data.decode(codec)[dropped:])
         elif self._state.listens:
             self._bytes += data[dropped:]
 
@@ -252,17 +261,28 @@ class _Reader:
                 self._state = replace(state, hidden=_UNSEEN[word] if value else "")
             case "pard":
                 self._level = self._style = -1
+                self._is_initial = False
                 self._state = replace(state, in_table=False)
             case "intbl":
                 self._state = replace(state, in_table=True)
             case "htmlrtf":
                 self._state = replace(state, markup=bool(value))
+            case _:
+                self._set_of_paragraph(word, value)
+
+    def _set_of_paragraph(self, word: str, value: int) -> None:
+        """Apply a control word of a paragraph or a form control."""
+        match word:
             case "s":
                 self._style = value
-            case "outlinelevel" if state.properties == "stylesheet":
+            case "outlinelevel" if self._state.properties == "stylesheet":
                 self._levels[self._style] = value
             case "outlinelevel":
                 self._level = value
+            case "dropcapli":
+                self._is_initial = True
+            case "ffres" | "ffdefres":
+                self._form.choose(value)
 
     # Destinations
 
@@ -293,10 +313,8 @@ class _Reader:
             case "sv":
                 if self._property in _DESCRIPTIONS and text:
                     self._body.parts.append(f"[{' '.join(text.split())}]")
-            case "fldinst" if symbol := _SYMBOL.match(text):
-                name = symbol[2] or self._fonts.get(self._state.font, ("", ""))[0].rstrip(";").strip()
-                code = int(symbol[1], 0) & 0xFFFF
-                outer.parts.append((character(name, code) or "") if is_symbol_font(name) else chr(code))
+            case "ffl" | "fldinst" as part:
+                outer.parts.append(self._of_field(part, text))
             case "atnauthor":
                 self._author = text
             case "annotation" if text:
@@ -317,6 +335,15 @@ class _Reader:
                 else:
                     self._footers[text] = None
 
+    def _of_field(self, part: str, text: str) -> str:
+        """Return what a field shows, by its instruction. Keeps the options of a list, which precede it."""
+        if part == "ffl":
+            self._form.options.append(text)
+            return ""
+        if text.startswith("FORM"):
+            return self._form.taken(text)
+        return field_text(text, self._fonts.get(self._state.font, ("", ""))[0].rstrip(";").strip())
+
     # Paragraphs
 
     def _end(self, word: str) -> Iterator[Block]:
@@ -332,7 +359,7 @@ class _Reader:
             yield from self._row()
         elif state.in_table and word == "par":
             self._body.parts.append("\n")
-        else:
+        elif not (self._is_initial and len(self._body.text().strip()) <= _MAX_INITIAL):
             yield from self._paragraph()
 
     def _taken(self) -> str:

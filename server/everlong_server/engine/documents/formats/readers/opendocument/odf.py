@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lxml import etree
-
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
 from everlong_server.engine.documents.formats.readers.equations import linear_mathml
@@ -17,6 +15,7 @@ from everlong_server.engine.documents.formats.readers.opendocument.controls impo
 from everlong_server.engine.documents.formats.readers.opendocument.lists import Lists, number
 from everlong_server.engine.documents.formats.readers.openxml.cells import Kind, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import is_xml
+from everlong_server.engine.documents.formats.readers.trees import parse
 from everlong_server.engine.documents.formats.zips import open_zip
 
 _NS = "urn:oasis:names:tc:opendocument:xmlns:"
@@ -83,10 +82,9 @@ class _Parts:
         data = self.read(name)
         if data is None:
             return None
-        parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True)
-        tree = etree.fromstring(data, parser) if data.strip() else None
-        if parser.error_log or tree is None:
-            self._notes.add("it is damaged and may have lost text", part=name)
+        tree, fault = parse(data)
+        if fault is not None:
+            self._notes.add(fault, part=name)
         return tree
 
 
@@ -270,7 +268,9 @@ class _Reader:
     def _object(self, object: Any) -> Iterator[str]:
         """Yield the text of an embedded object: an equation, a document, a chart, a file of another program."""
         name = object.get(f"{_XLINK}href", "").removeprefix("./").rstrip("/")
-        if len(object):  # in a flat file
+        if (equation := object.find("{*}math")) is not None:
+            yield linear_mathml(equation)
+        elif len(object):  # in a flat file
             yield from (block.text for block in self.blocks(object))
         elif (data := self._parts.read(name)) is not None:
             yield from (block.text for block in embedded_blocks(data, name, self._notes))

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
 _LITERAL = re.compile(r'"[^"]*"|\\.|_.|\*.|\[(?!h+\]|m+\]|s+\])[^\]]*\]', re.IGNORECASE)
 """Literal text in a number format, and its colours and languages."""
+_NUMBERED = re.compile(r'(?:0|[-() /]|\\.|"[^"]*"|\[\$-[^\]]*\])+')
+"""A number format of zeros and what stands between them, as of postcodes and telephone numbers."""
+_PART = re.compile(r'0|\\.|"[^"]*"|\[[^\]]*\]|.')
+"""What a number format consists of."""
+_MAX_CODE = 255
+"""Characters of a number format in Excel."""
 _EPOCH, _EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)
 _MAX_DAYS = 2958466  # the last is 9999-12-31
 
@@ -26,11 +33,33 @@ class Kind(Enum):
     PERCENT = "percentage"
 
 
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Shows a whole number with as many digits as the format has zeros, such as 01234. `code`: the format."""
+
+    code: str
+
+    def shown(self, number: float) -> str:
+        """Return the number as text."""
+        if number < 0 or not number.is_integer():
+            return _plain(number)
+        parts = [part for part in _PART.findall(self.code) if not part.startswith("[")]
+        rest = str(int(number)).zfill(parts.count("0"))
+        out = ""
+        for place, part in reversed(list(enumerate(parts))):
+            if part != "0":
+                out = part.strip('"').removeprefix("\\") + out
+            else:
+                is_first = "0" not in parts[:place]
+                out, rest = (rest if is_first else rest[-1:]) + out, rest[:-1]
+        return out
+
+
 _BUILT_IN = dict.fromkeys([*range(14, 18), *range(27, 32), 36, *range(50, 59)], Kind.DATE) | {
     **dict.fromkeys([18, 19, 20, 21, 32, 33, 34, 35, 45, 47], Kind.TIME), 22: Kind.DATE_TIME, 46: Kind.DURATION,
     9: Kind.PERCENT, 10: Kind.PERCENT,
 }  # fmt: skip
-FROM_1904 = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
+FROM_1904: dict[Kind | Digits, Kind | Digits] = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
 """The kinds of dates in a file that counts days from 1904."""
 
 
@@ -44,7 +73,7 @@ class Styles:
         kinds = [kind_of(codes[id]) if id in codes else built_in(id) for id in formats]
         self._kinds = [FROM_1904.get(kind, kind) for kind in kinds] if is_1904 else kinds
 
-    def of(self, style: str) -> Kind:
+    def of(self, style: str) -> Kind | Digits:
         """Return the kind of a style, by its number in the file."""
         return self._kinds[int(style)] if style.isdecimal() and int(style) < len(self._kinds) else Kind.NUMBER
 
@@ -54,8 +83,11 @@ def built_in(id: str) -> Kind:
     return _BUILT_IN.get(int(id), Kind.NUMBER) if id.isdecimal() else Kind.NUMBER
 
 
-def kind_of(code: str) -> Kind:
+def kind_of(code: str) -> Kind | Digits:
     """Return how a number format such as "yyyy-mm-dd" shows numbers."""
+    first = code.partition(";")[0]
+    if first.count("0") > 1 and len(first) <= _MAX_CODE and _NUMBERED.fullmatch(first):
+        return Digits(first)
     letters = _LITERAL.sub("", code.partition(";")[0]).lower()
     if "general" in letters:
         return Kind.NUMBER
@@ -69,12 +101,14 @@ def kind_of(code: str) -> Kind:
     return Kind.PERCENT if "%" in letters else Kind.NUMBER
 
 
-def shown(value: str, kind: Kind) -> str:
+def shown(value: str, kind: Kind | Digits) -> str:
     """Return a stored number as text; the value itself if it is not a number."""
     try:
         number = float(value)
     except ValueError:
         return value.strip()
+    if isinstance(kind, Digits):
+        return kind.shown(number)
     match kind:
         case Kind.PERCENT:
             return f"{_plain(number * 100)}%"

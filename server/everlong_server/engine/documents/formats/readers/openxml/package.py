@@ -17,6 +17,7 @@ from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
+from everlong_server.engine.documents.formats.readers.trees import parse
 from everlong_server.engine.documents.formats.zips import open_zip
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -84,16 +85,10 @@ class Package:
         """Return the tree of a part; None, with a note, if it is missing or damaged."""
         if (data := self.read(part)) is None:
             return None
-        data = _STRICT.sub(_transitional, data)
-        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True)
-        try:
-            return etree.fromstring(data, parser)
-        except etree.XMLSyntaxError as error:
-            parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True)
-            tree = etree.fromstring(data, parser) if data.strip() else None
-            lost = "was left out" if tree is None or not len(tree) else "may have lost text"
-            self._notes.add(f"it is damaged and {lost} ({error})", part=part)
-            return None if tree is None or not len(tree) else tree
+        tree, fault = parse(_STRICT.sub(_transitional, data))
+        if fault is not None:
+            self._notes.add(fault, part=part)
+        return None if tree is None or (fault is not None and not len(tree)) else tree
 
     def unnamed(self, pattern: str, named: Collection[str], notes: Notes) -> Iterator[str]:
         """Yield the parts that match `pattern` and that the file does not name, by their number, each with a note.
@@ -142,8 +137,7 @@ def is_xml(file: Path) -> bool:
 
 def packed(data: bytes) -> io.BytesIO:
     """Return the parts of a file that is one XML file: a "flat" package, or a Word file of 2003. Raises `Unreadable`."""
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True)
-    tree = etree.fromstring(data.replace(_WORD_2003, W[1:-1].encode()), parser)
+    tree, _ = parse(data.replace(_WORD_2003, W[1:-1].encode()))
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as made:
         if tree is None or tree.tag == f"{W}wordDocument":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lxml import etree
 
@@ -15,6 +17,7 @@ from everlong_server.engine.documents.formats.readers.openxml import binary
 from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
+from everlong_server.engine.documents.formats.readers.trees import parse, repaired
 
 _ESCAPED = re.compile(r"_x([0-9a-fA-F]{4})_")
 _LETTERS = re.compile(r"[A-Z]{1,3}")
@@ -99,8 +102,8 @@ def _heading(name: str) -> str:
 
 def _sheets_of_2003(file: Path) -> Iterator[Block]:
     """Yield the sheets of a file that is one XML file, as Excel 2002 and 2003 write it."""
-    tree = etree.parse(file, etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=True, recover=True))
-    for sheet in tree.iter(f"{_EXCEL_2003}Worksheet"):
+    tree, _ = parse(file.read_bytes())
+    for sheet in () if tree is None else tree.iter(f"{_EXCEL_2003}Worksheet"):
         name = sheet.get(f"{_EXCEL_2003}Name", "")
         yield Block(name, section=name or None)
         lines = []
@@ -125,15 +128,27 @@ def _strings(package: Package, part: str, notes: Notes) -> Iterator[str]:
 
 def _elements(package: Package, part: str, tag: str, notes: Notes) -> Iterator[Any]:
     """Yield the elements with this tag one by one, as a sheet may be too large for memory."""
+    count = 0
     try:
         with package.open(part) as stream:
-            for _, element in etree.iterparse(stream, tag=tag, huge_tree=True, recover=True, resolve_entities=False):
+            for element in _iterated(stream, tag):
                 yield element
-                element.clear()
-                while element.getprevious() is not None:
-                    del element.getparent()[0]
-    except (etree.XMLSyntaxError, *DAMAGED_ENTRY) as error:
+                count += 1
+    except etree.XMLSyntaxError as error:
+        stream = io.BytesIO(repaired(package.read(part) or b""))
         notes.add(f"it is damaged and may have lost text ({error})", part=part)
+        yield from islice(_iterated(stream, tag, recover=True), count, None)
+    except DAMAGED_ENTRY as error:
+        notes.add(f"it is damaged and may have lost text ({error})", part=part)
+
+
+def _iterated(stream: IO[bytes], tag: str, *, recover: bool = False) -> Iterator[Any]:
+    options = {"huge_tree": True, "recover": recover, "resolve_entities": False, "remove_comments": True}
+    for _, element in etree.iterparse(stream, tag=tag, **options):
+        yield element
+        element.clear()
+        while element.getprevious() is not None:
+            del element.getparent()[0]
 
 
 def _words(item: Any) -> str:

@@ -13,15 +13,18 @@ from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.readers.equations import M, linear
+from everlong_server.engine.documents.formats.readers.fields import field_text
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
 from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, W
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
 _PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk"))
+_EQUATIONS = (f"{M}oMathPara", f"{M}oMath")
+_BLOCKS = (_PARAGRAPH, _TABLE, *_EQUATIONS)
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 # Copies of text for old programs, and properties.
-_NO_TEXT = {W + name for name in ("pPr", "rPr", "instrText", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
+_NO_TEXT = {W + name for name in ("pPr", "rPr", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
 _HEX = re.compile("[0-9a-fA-F]{1,4}")
 _MOVED = {f"{W}del", f"{W}moveFrom"}
 _ANNOTATIONS = {"footnoteReference": "Footnote", "endnoteReference": "Endnote", "commentReference": "Comment"}
@@ -48,12 +51,14 @@ class _Document:
         self._numbers: dict[tuple[str, str], int] = {}
         self._pending: list[tuple[str, str]] = []
         """Kind and id of the annotations that the current paragraph refers to."""
+        self._fields: list[str | None] = []
+        """Instructions of the fields that have begun; None for those with a saved result."""
         self._objects: list[str] = []
         """Relationships of the files that are embedded in the current paragraph."""
         self._shown = set[str]()
         """Headers and footers that were written; most sections repeat them."""
         self._written: dict[str, Callable[[Any], str]] = {
-            "t": self._letters, "ffData": _legacy_control, "ruby": self._ruby, "drawing": self._drawing, "pict": self._drawing,
+            "t": self._letters, "instrText": self._instruction, "fldChar": self._field, "ffData": _legacy_control, "ruby": self._ruby, "drawing": self._drawing, "pict": self._drawing,
         }  # fmt: skip
 
     def blocks(self) -> Iterator[Block]:
@@ -62,13 +67,16 @@ class _Document:
             return
         sections = list(self._body.iter(f"{W}sectPr"))
         yield from self._furniture(sections[:1], "header")
-        heading = None
-        for block in _outermost(self._body, _PARAGRAPH, _TABLE, _CHUNK):
+        heading, initial = None, ""
+        for block in _outermost(self._body, *_BLOCKS, _CHUNK):
             if block.tag == _CHUNK:
                 yield from self._chunk(block)
                 continue
             with self._notes.at(part=heading):
-                text = self._block(block).strip()
+                text = initial + self._block(block).strip()
+                initial = text if _is_initial(block) else ""
+                if initial:
+                    continue
                 section = " ".join(text.split()) if text and self._is_heading(block) else None
                 yield Block(text, section=section)
                 yield from self._annotation_blocks()
@@ -76,6 +84,7 @@ class _Document:
             if block.tag == _PARAGRAPH and len(sections) > 1 and block.find(f"{W}pPr/{W}sectPr") is not None:
                 yield from self._furniture([sections.pop(0)], "footer")
                 yield from self._furniture(sections[:1], "header")
+        yield Block(initial)
         yield from self._furniture(sections[:1], "footer")
         self._pending += [
             (kind, id) for kind, all in self._annotations.items() for id in all if (kind, id) not in self._numbers
@@ -148,7 +157,9 @@ class _Document:
             rows = _outermost(block, _ROW)
             return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
         if block.tag == _CELL:
-            return "\n".join(self._block(inner) for inner in _outermost(block, _PARAGRAPH, _TABLE)).strip()
+            return "\n".join(self._block(inner) for inner in _outermost(block, *_BLOCKS)).strip()
+        if block.tag in _EQUATIONS:
+            return linear(block)
         number, text = self._numbering.of(block), "".join(self._inline(part) for part in block)
         return f"{number} {text}" if number and text.strip() else text
 
@@ -162,8 +173,10 @@ class _Document:
             return ""
         if tag in (_PARAGRAPH, _TABLE):  # of a text box
             return f"\n{self._block(part)}\n"
-        if tag in (f"{M}oMath", f"{M}oMathPara"):
+        if tag in _EQUATIONS:
             return linear(part)
+        if tag == f"{MC}AlternateContent":
+            return self._alternative(part)
         match tag.removeprefix(W):
             case name if name in self._written:
                 return self._written[name](part)
@@ -180,6 +193,31 @@ class _Document:
             case name if name in _CHARACTERS:
                 return _CHARACTERS[name]
         return "".join(self._inline(child) for child in part)
+
+    def _alternative(self, part: Any) -> str:
+        """Return what programs show that know a newer element; the text for others only if that is empty."""
+        text = "".join(self._inline(child) for child in part)
+        fallback = part.find(f"{MC}Fallback")
+        is_lost = not text.strip() and fallback is not None and next(fallback.iter(f"{W}t"), None) is not None
+        return "".join(self._inline(child) for child in fallback) if is_lost else text
+
+    def _instruction(self, instruction: Any) -> str:
+        if self._fields and self._fields[-1] is not None:
+            self._fields[-1] += instruction.text or ""
+        return ""
+
+    def _field(self, mark: Any) -> str:
+        """Return what a field shows, at its end, if it has no saved result. Its form control is inside its beginning."""
+        match mark.get(f"{W}fldCharType"):
+            case "begin":
+                self._fields.append("")
+            case "separate" if self._fields:
+                self._fields[-1] = None
+            case "end" if self._fields and (instruction := self._fields.pop()):
+                if instruction.split()[:1] == ["EQ"]:
+                    self._notes.left_out("equations in fields")
+                return field_text(instruction)
+        return "".join(self._inline(child) for child in mark)
 
     def _ruby(self, ruby: Any) -> str:
         """Return a word, and its pronunciation in brackets."""
@@ -239,6 +277,12 @@ def _heading_styles(styles: Any) -> set[str]:
         for id, name in named.items()
         if name is not None and name.get(f"{W}val", "").lower().startswith(("heading", "title"))
     }
+
+
+def _is_initial(block: Any) -> bool:
+    """Whether a paragraph is the large first letter of the next one."""
+    frame = block.find(f"{W}pPr/{W}framePr")
+    return frame is not None and frame.get(f"{W}dropCap", "none") != "none"
 
 
 def _legacy_control(data: Any) -> str:

@@ -14,6 +14,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.hyphens import join_hyphens
 from everlong_server.engine.documents.formats.readers.portable.annotations import annotation_text, attached_files
 from everlong_server.engine.documents.formats.readers.portable.columns import column_text
+from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
@@ -21,7 +22,12 @@ _CATALOG = re.compile(rb"(\d+ \d+) obj\b[^>]{0,200}?/Type\s*/Catalog\b")
 _STAMP = 200
 """A page with fewer characters counts as scanned if a picture covers it: scanners and fax machines may add a line of text."""
 _COVERED = 0.5
-"""Share of such a page that the picture must cover."""
+"""Share of such a page that pictures must cover."""
+_SAMPLE = 500
+"""Number of letters that show whether a page has a text."""
+_REPLACED = 0xFFFD
+_OUTLINES = 100
+"""Lines and curves from which on drawings may be letters. A letter has about 10 to 40, a frame or a rule 1 to 5."""
 _DOTS = 200 / 72
 """Pixels per point, for text recognition."""
 
@@ -84,28 +90,61 @@ def _page(page: Any, number: int, notes: Notes) -> str:
     textpage = page.get_textpage()
     text = column_text(textpage)
     if text is None:
-        text = textpage.get_text_range()
+        text = with_ligatures(textpage.get_text_range(), textpage)
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)
     text = join_hyphens(text.replace("\r\n", "\n")).replace("\ufffe", "-").strip()
     if unknown := text.count("\ufffd"):
         notes.add(f"{unknown} characters have no Unicode value in the file", page=number)
     pictures = list(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=4))
+    is_unknown = bool(text) and _is_unknown(textpage)
     if pictures and (not text or (len(text) < _STAMP and _covered(page, pictures) >= _COVERED)):
         recognised = notes.recognised(lambda: _picture(page), page=number)
         # What was recognised includes the few words that the file has as text, perhaps with faults.
-        text = recognised if len(recognised) > 2 * len(text) else text
-    elif text:
+        return recognised if is_unknown or len(recognised) > 2 * len(text) else text
+    if is_unknown or (not text and _has_letters(page)):
+        what = (
+            "the file does not say what the letters of the page mean"
+            if text
+            else "the letters of the page are drawings"
+        )
+        return notes.recognised(lambda: _picture(page), page=number, what=what) or text
+    if text:
         notes.left_out("pictures", len(pictures))
     elif any(True for _ in page.get_objects(max_depth=1)) and not raw.FPDFPage_GetAnnotCount(page):
         notes.add("the page has drawings and no text", page=number)
     return text
 
 
+def _is_unknown(textpage: Any) -> bool:
+    """Whether most letters of a page have no meaning outside the file: their font says only how they are drawn."""
+    count = textpage.count_chars()
+    letters = [
+        index for index in range(0, count, 1 + count // _SAMPLE) if not raw.FPDFText_IsGenerated(textpage, index)
+    ]
+    unknown = sum(
+        raw.FPDFText_HasUnicodeMapError(textpage, index) == 1 or raw.FPDFText_GetUnicode(textpage, index) == _REPLACED
+        for index in letters
+    )
+    return 2 * unknown > len(letters)
+
+
+def _has_letters(page: Any) -> bool:
+    """Whether a page without text may show letters: as outlines, or in a font that does not say what its characters mean."""
+    segments = 0
+    for drawn in page.get_objects(filter=[raw.FPDF_PAGEOBJ_PATH, raw.FPDF_PAGEOBJ_TEXT], max_depth=4):
+        if drawn.type == raw.FPDF_PAGEOBJ_TEXT:
+            return True
+        segments += raw.FPDFPath_CountSegments(drawn)
+        if segments >= _OUTLINES:
+            return True
+    return False
+
+
 def _covered(page: Any, pictures: Sequence[Any]) -> float:
-    """Return the share of the page that the largest picture covers."""
+    """Return the share of the page that the pictures cover. Some scanners write a page as many strips."""
     areas = [(right - left) * (top - bottom) for left, bottom, right, top in (each.get_bounds() for each in pictures)]
-    return max(areas) / (page.get_width() * page.get_height())
+    return sum(areas) / (page.get_width() * page.get_height())
 
 
 def _picture(page: Any) -> Any:

@@ -1,0 +1,63 @@
+"""The comparison of readers: how a text is judged, and that the server finds all expected words of other programs' files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from everlong_lab.benchmarks.formats import peers, readers, speed
+from everlong_lab.cli.bench import bench
+from tests import files
+
+FORMATS = Path(__file__).parents[2] / "data" / "formats"
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "verdict"),
+    [
+        ({"holds": ["Ada 300"], "lacks": []}, "| **Ada** | 300 |", "yes"),
+        ({"holds": ["Ada", "Bo"], "lacks": []}, "Ada, Robot", "1/2"),
+        ({"holds": ["5 < 6"], "lacks": []}, "5 < 6", "yes"),
+        ({"holds": ["x"], "lacks": ["<p>"]}, "<p>x", "wrong words"),
+        ({"holds": ["x"], "lacks": []}, None, "no text"),
+        ({"holds": [], "lacks": [], "expect": "error"}, None, "yes"),
+        ({"holds": [], "lacks": [], "expect": "error"}, "x", "read"),
+    ],
+)
+def test_a_text_is_judged_by_its_words(case: dict[str, object], text: str | None, verdict: str) -> None:
+    assert readers.verdict(case, text) == verdict
+
+
+def test_the_server_finds_all_words_in_files_of_other_programs() -> None:
+    report = readers.run(FORMATS, readers=["everlong"], progress=lambda line: None)
+    assert [row for row in report.rows[:-1] if row["everlong"] != "yes"] == []
+    assert report.rows[-1]["everlong"] == len(report.rows) - 1
+
+
+def test_the_cost_of_a_conversion(tmp_path: Path) -> None:
+    file, binary = tmp_path / "a.pdf", tmp_path / "a.bin"
+    file.write_bytes(files.pdf(["Words."]))
+    binary.write_bytes(b"\0\1\2")
+    first, second = speed.run([file, binary], readers=["everlong"], progress=lambda line: None).rows
+    assert first["text_mb"] == 6e-6
+    assert first["cpu_s"] > 0
+    assert first["memory_mb"] > 1
+    assert second["cpu_s"] == "-"
+
+
+def test_text_in_utf_8_is_not_converted(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("Über", encoding="utf-8")
+    assert peers.convert(file, "everlong").text == "Über"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nonsense", "is no reader"), ("docling", "is not installed")], ids=["unknown", "missing"]
+)
+def test_a_reader_that_cannot_be_compared(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "has", lambda reader, python: reader != "docling")
+    result = CliRunner().invoke(bench, ["readers", str(FORMATS), "--readers", name])
+    assert result.exit_code != 0
+    assert said in " ".join(result.output.split())
