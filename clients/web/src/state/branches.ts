@@ -1,9 +1,10 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { addSession, modelOf, sessions } from "./library.js";
+import { draft } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
-import { ask, draft, sessionMessages, takesQuestions } from "./turns.js";
+import { ask, sessionMessages, takesQuestions } from "./turns.js";
 import { type Upload, moveEnded, openConversation, uploadAgain, uploadAll, uploadFiles } from "./uploads.js";
 
 /** Asks `question` in a new branch, which has the messages before the one at `index`, and opens it. */

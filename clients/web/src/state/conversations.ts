@@ -4,6 +4,7 @@ import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
 import { UserError } from "./errors.js";
 import { addSession, documents, documentsOf, fetchDocument, loadMore, modelOf, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
+import { askedQuestions } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
@@ -13,10 +14,10 @@ export const grouping = signal<"date" | "document">("date");
 /** The ids of the selected conversations; null while none can be selected. */
 export const selection = signal<ReadonlySet<string> | null>(null);
 
-/** Conversations with a question, and those that are open, being read or being answered. */
+/** Conversations with a question, answered or not, and those that are open, being read or being answered. */
 export const listed = computed(() => {
-  const [open, running] = [route.value.session, turns.value]; // read once: with thousands of conversations, each read of a signal counts
-  return sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === open || running.has(each.id));
+  const [open, running, asked] = [route.value.session, turns.value, askedQuestions.value]; // read once: with thousands of conversations, each read of a signal counts
+  return sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === open || running.has(each.id) || asked.has(each.id));
 });
 
 /** Those of `listed` that match the query, in all their words. */

@@ -3,6 +3,7 @@ import { batch, computed, signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { errorText } from "./errors.js";
+import { forgetSession } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { answerSettings } from "./settings.js";
@@ -209,8 +210,9 @@ export async function loadSession(id: string): Promise<boolean> {
     void followSession(session);
     return true;
   } catch (error) {
-    if (error instanceof NotFoundError) return false;
-    throw error;
+    if (!(error instanceof NotFoundError)) throw error;
+    forgetSession(id);
+    return false;
   }
 }
 
@@ -252,6 +254,7 @@ export async function rename(id: string, title: string): Promise<void> {
 
 export async function removeSession(id: string): Promise<void> {
   await retryWhileOffline(() => client.sessions.delete(id));
+  forgetSession(id);
   sessions.value = sessions.value.filter((session) => session.id !== id);
   if (route.value.session === id) navigate({ session: null, panel: null });
 }

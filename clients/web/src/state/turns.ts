@@ -4,9 +4,9 @@ import type { Conversation, Evidence, Message, Model, Session } from "everlong-c
 import { NotFoundError, StreamError } from "everlong-client";
 import { errorText } from "./errors.js";
 import { modelOf, sessions, showErrors, updateSession } from "./library.js";
+import { askedQuestions, forgetAsked, isIn, isWaiting, markWaiting, rememberAsked } from "./questions.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
 import { answerSettings, sampling } from "./settings.js";
-import { perTab } from "./storage.js";
 
 /** A question and its answer, which is not complete yet. */
 export interface Turn {
@@ -55,7 +55,7 @@ function servedModel(session: string): Model | null {
   return known ? modelOf(known) : null;
 }
 
-/** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
+/** Sends a question and shows the answer. Repeats it through outages of the server. The browser keeps the question until then. */
 export async function ask(session: string, question: string): Promise<void> {
   const conversation = client.sessions.connect(session);
   conversations.set(session, conversation);
@@ -64,7 +64,8 @@ export async function ask(session: string, question: string): Promise<void> {
   const now = () => turns.value.get(session) ?? fresh;
   const update = (change: Partial<Turn>) => setTurn(session, { ...now(), ...change });
   setTurn(session, fresh);
-  draft(session, question);
+  rememberAsked(session, question, sessionMessages.value.get(session)?.length ?? sessions.value.find(({ id }) => id === session)?.messages ?? 0);
+  const stopWaiting = markWaiting(session);
   const sentences = new SentenceAnnouncer();
   // Text that the next frame will show. With one update per token of a fast model, the page would not respond to clicks.
   let pendingText = "";
@@ -108,13 +109,14 @@ export async function ask(session: string, question: string): Promise<void> {
     }
     if (emptyAnswer) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
     await loadMessages(session);
-    draft(session, "");
+    forgetAsked(session);
     setTurn(session, null);
     updateSession(await retryWhileOffline(() => client.sessions.get(session)));
   } catch (error) {
     flush();
     update({ state: "failed", error: errorText(error) });
   } finally {
+    stopWaiting();
     conversation.close();
     conversations.delete(session);
     if (connection.value.state === "offline") void checkServer();
@@ -143,8 +145,9 @@ export async function follow(session: string): Promise<void> {
         updateSession(now);
         const shown = turns.value.get(session); // perhaps only since the request above
         const answered = !shown || sessionMessages.value.get(session)?.at(-2)?.content === shown.question;
-        if (answered) return setTurn(session, null);
-        return setTurn(session, { ...shown, state: "failed", error: "The server stopped before the answer was complete." });
+        if (!answered) return setTurn(session, { ...shown, state: "failed", error: "The server stopped before the answer was complete." });
+        forgetAsked(session);
+        return setTurn(session, null);
       }
       await new Promise((resume) => setTimeout(resume, FOLLOW_DELAY));
     }
@@ -154,6 +157,20 @@ export async function follow(session: string): Promise<void> {
   } finally {
     following.delete(session);
   }
+}
+
+/** Shows a question of this browser that the server did not answer while the page was closed, so that it can be asked again. */
+export async function restoreAsked(session: string): Promise<void> {
+  const asked = askedQuestions.value.get(session);
+  if (!asked || turns.value.has(session) || (await isWaiting(session))) return;
+  const now = await retryWhileOffline(() => client.sessions.get(session));
+  updateSession(now);
+  if (now.answering) return; // `follow` shows it
+  await loadMessages(session); // the answer may have been complete only since the page loaded them
+  if (turns.value.has(session) || following.has(session) || askedQuestions.value.get(session) !== asked) return;
+  if (isIn(sessionMessages.value.get(session) ?? [], asked)) return forgetAsked(session);
+  const error = "This question has no answer: the page was closed, or the server stopped, before the answer was complete.";
+  setTurn(session, { question: asked.question, text: "", evidence: null, state: "failed", error });
 }
 
 /** Cancels the answer and keeps the text generated so far. */
@@ -167,26 +184,9 @@ export function stop(session: string): void {
 /** Removes a failed turn and returns its question. */
 export function withdraw(session: string): string {
   const question = turns.value.get(session)?.question ?? "";
+  forgetAsked(session);
   setTurn(session, null);
   return question;
-}
-
-const DRAFT = "everlong.draft.";
-const NEXT = "everlong.next.";
-
-/** The question that is being typed in a session, or that waits for its answer. Survives a reload. Sets it if `text` is given. */
-export function draft(session: string, text?: string): string {
-  return stored(DRAFT + session, text);
-}
-
-/** The question that is being typed while an answer is generated. Sets it if `text` is given. */
-export function nextDraft(session: string, text?: string): string {
-  return stored(NEXT + session, text);
-}
-
-function stored(name: string, text?: string): string {
-  if (text !== undefined) perTab.set(name, text || null);
-  return perTab.get(name) ?? "";
 }
 
 /** Announces an answer to screen readers sentence by sentence, because single words are hard to follow. */

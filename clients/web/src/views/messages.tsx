@@ -90,14 +90,17 @@ function Actions({ session, messages, index, last }: { session: Session; message
   );
 }
 
-function Question({ text, edit }: { text: string; edit: ((text: string) => Promise<void>) | null }) {
+const BRANCHES = "The conversation up to here continues in a branch. This one stays as it is.";
+
+/** A question. `edit` sends it again with another text; `note` says what that does. */
+function Question({ text, edit, note = BRANCHES }: { text: string; edit: ((text: string) => Promise<void>) | null; note?: string }) {
   const [editing, setEditing] = useState(false);
   const button = useRef<HTMLButtonElement>(null);
   const close = () => {
     setEditing(false);
     requestAnimationFrame(() => button.current?.focus());
   };
-  if (editing && edit) return <QuestionForm text={text} onClose={close} onSend={edit} />;
+  if (editing && edit) return <QuestionForm text={text} note={note} onClose={close} onSend={edit} />;
   return (
     <article class="question" aria-label="Question">
       <p class="words">{text}</p>
@@ -110,7 +113,7 @@ function Question({ text, edit }: { text: string; edit: ((text: string) => Promi
   );
 }
 
-function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => void; onSend: (text: string) => Promise<void> }) {
+function QuestionForm({ text, note, onClose, onSend }: { text: string; note: string; onClose: () => void; onSend: (text: string) => Promise<void> }) {
   const [changed, setChanged] = useState(text);
   const form = useRef<HTMLFormElement>(null);
   // The form is taller than the question: where that was at the upper edge, the browser would keep what follows in view instead.
@@ -142,7 +145,7 @@ function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => 
           event.preventDefault();
         }}
       />
-      <p class="note">The conversation up to here continues in a branch. This one stays as it is.</p>
+      <p class="note">{note}</p>
       <div class="buttons">
         <button type="button" onClick={onClose}>
           Cancel
@@ -157,9 +160,13 @@ function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => 
 
 function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
   const failed = turn.state === "failed";
+  const askInstead = async (text: string) => {
+    withdraw(session);
+    void ask(session, text);
+  };
   return (
     <>
-      <Question text={turn.question} edit={null} />
+      <Question text={turn.question} edit={failed ? askInstead : null} note="This question is asked instead." />
       <article class="answer" aria-label="Answer" aria-busy={!failed}>
         {turn.text ? (
           <Markdown source={turn.text} running={!failed} />
@@ -173,7 +180,12 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
         {failed && (
           <div class="bad" role="alert">
             <p>{turn.error}</p>
-            <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>
+            <div class="actions">
+              <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>
+              <button class="quiet" onClick={() => withdraw(session)}>
+                Discard
+              </button>
+            </div>
           </div>
         )}
         {turn.evidence && <Passages evidence={turn.evidence} />}

@@ -9,8 +9,10 @@ import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
 import { OTHERS, chooseImport, exportJson, found, grouping, groups, hasMore, query, removeSelected, selection, showMore, toggleSelected } from "../state/conversations.js";
 import { documentsOf, loaded, model, sessions, showErrors, titleOf } from "../state/library.js";
+import { isUnanswered } from "../state/questions.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
+import { turns } from "../state/turns.js";
 
 /** Whether the sidebar is open on a narrow screen, where it covers the page. */
 export const sidebarOpen = signal(false);
@@ -157,7 +159,7 @@ function Entry({ session: each, here }: { session: Session; here: boolean }) {
     <>
       <span class="title">{titleOf(each)}</span>
       <span class="note">
-        <span class="title">{each.status === "reading" ? "being read" : each.answering ? "being answered" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
+        <span class="title">{stateOf(each)}</span> · {ago(each.created_at)}
       </span>
     </>
   );
@@ -175,6 +177,14 @@ function Entry({ session: each, here }: { session: Session; here: boolean }) {
       )}
     </li>
   );
+}
+
+/** What the list says about a conversation: what it waits for, or else its documents. */
+function stateOf(session: Session): string {
+  if (session.status === "reading") return "being read";
+  if (session.answering) return "being answered";
+  if (isUnanswered(session) && !turns.peek().has(session.id)) return "a question without an answer";
+  return session.title !== null ? documentsOf(session) : "no questions yet";
 }
 
 /** The button that opens the sidebar on a narrow screen. */
