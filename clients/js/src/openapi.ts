@@ -14,6 +14,8 @@ export interface components {
             /** @description position of the passage in the answer's `evidence`, from 0 */
             evidence: number;
             filename: string | null;
+            /** @description page that the cited part begins on, if the document has pages */
+            page?: number | null;
             start: number;
         };
         /** @description The parts of a complete upload. */

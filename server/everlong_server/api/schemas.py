@@ -187,6 +187,7 @@ class Citation(Wire):
     document_start: int
     document_end: int
     filename: str | None
+    page: int | None = Field(None, description="page that the cited part begins on, if the document has pages")
 
 
 class UpdateSession(Wire):

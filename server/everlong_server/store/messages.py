@@ -27,6 +27,7 @@ class Citation:
     """A sentence of an answer, its characters `start` to `end`, rests on `document_start` to `document_end` of `document`.
 
     `evidence`: the position of the passage in the answer's evidence, from 0. `filename`: the document's; None if it has none.
+    `page`: where the cited part begins, if the document has pages.
     """
 
     start: int
@@ -36,6 +37,11 @@ class Citation:
     document_start: int
     document_end: int
     filename: str | None = None
+    page: int | None = None
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object of the citation, without a page if it has none."""
+        return {name: value for name, value in asdict(self).items() if name != "page" or value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ class AnswerMessage:
         """Return the JSON object of the complete answer."""
         return {
             **self.head(), "evidence": [evidence_json(passage) for passage in self.evidence], "content": self.content,
-            "citations": [asdict(citation) for citation in self.citations],
+            "citations": [citation.json() for citation in self.citations],
             "finish_reason": self.finish_reason, "usage": asdict(self.usage),
             **({} if self.logprobs is None else {"logprobs": self.logprobs}),
         }  # fmt: skip

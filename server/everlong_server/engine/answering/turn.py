@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everlong_models import Grammar, GrammarError, SamplingParams
-from everlong_server.engine.answering.citations import cite
+from everlong_server.engine.answering.citations import cite, cited_part
 from everlong_server.engine.answering.events import (
     AnswerEvent,
     ResponseCompleted,
@@ -228,10 +228,15 @@ class TurnRunner:
         return await self._passages.located(await self._token_offsets.with_tokens(passages))
 
     async def _cited(self, question: str, message: AnswerMessage) -> AnswerMessage:
-        """Return the complete answer with the citations of its sentences."""
+        """Return the complete answer with the citations of its sentences, their file names and pages."""
         found = await asyncio.to_thread(cite, question, message.content, message.evidence)
         names = await self._passages.filenames({citation.document for citation in found})
-        return replace(message, citations=[replace(c, filename=names.get(c.document)) for c in found])
+        parts = await self._passages.located([cited_part(citation, message.evidence) for citation in found])
+        citations = [
+            replace(citation, filename=names.get(citation.document), page=part.page)
+            for citation, part in zip(found, parts, strict=True)
+        ]
+        return replace(message, citations=citations)
 
     def _request(
         self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None
