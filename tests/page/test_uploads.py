@@ -45,6 +45,26 @@ def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path:
     tab.errors = [error for error in tab.errors if "404" not in error]
 
 
+def test_the_same_file_from_two_browsers_is_one_document(
+    new_tab: Callable[..., Tab], server: Server, tmp_path: Path
+) -> None:
+    file = tmp_path / "both.txt"
+    file.write_text("The same words in two browsers.")
+    tabs = [new_tab(), new_tab()]
+    for tab in tabs:
+        tab.open()
+    for tab in tabs:
+        tab.choose(file)
+    documents = set()
+    for tab in tabs:
+        expect(tab.page.locator("h1")).to_have_text("both.txt")
+        (document,) = server.http.get(f"/v1/sessions/{session_of(tab.page)}").json()["documents"]
+        documents.add(document)
+        tab.page.goto("about:blank")
+    (document,) = documents
+    server.http.delete(f"/v1/documents/{document}")
+
+
 def test_a_document_is_added_to_a_conversation(tab: Tab, server: Server, tmp_path: Path) -> None:
     document = server.read("One note.", filename="one.txt")["id"]
     past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]

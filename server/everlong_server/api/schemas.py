@@ -16,6 +16,7 @@ AfterId = Annotated[str | None, Query(max_length=128, description="last id of th
 OCR_LANGUAGE = (
     "language of the text in scanned pages and pictures, a value of EVERLONG_OCR_LANGUAGE; default: that of the server"
 )
+REUSE = "return your document of the same file, if there is one that could be read, instead of a new one"
 
 
 class Wire(BaseModel):
