@@ -108,6 +108,15 @@ export function updateSession(session: Session): void {
   sessions.value = known ? sessions.value.map((old) => (old.id === session.id ? session : old)) : [session, ...sessions.value];
 }
 
+/** Adds sessions that are not in the list yet, at their place by age. */
+export function addFound(found: readonly Session[]): void {
+  const known = new Set(sessions.value.map(({ id }) => id));
+  const fresh = found.filter(({ id }) => !known.has(id));
+  if (fresh.length === 0) return;
+  sessions.value = [...sessions.value, ...fresh].sort((a, b) => b.created_at - a.created_at);
+  for (const session of fresh) void followSession(session);
+}
+
 /** Shows a new session, and follows it until it has read its documents. */
 export function addSession(session: Session): void {
   updateSession(session);

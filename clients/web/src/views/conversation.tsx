@@ -7,7 +7,7 @@ import { ReadingProgress } from "../components/reading-progress.js";
 import { Uploads } from "../components/uploads.js";
 import { rememberOpener } from "../lib/focus.js";
 import { plural } from "../lib/format.js";
-import { addFiles, branchesOf } from "../state/branches.js";
+import { addFiles, branchesOf, loadBranches } from "../state/branches.js";
 import { exportJson, exportMarkdown } from "../state/conversations.js";
 import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
@@ -170,6 +170,7 @@ function SessionDocuments({ session, messages }: { session: Session; messages: r
 
 /** Switches between the branches of a conversation. */
 function Branches({ session }: { session: Session }) {
+  useEffect(() => void showErrors(() => loadBranches(session)), [session.id]);
   const branches = branchesOf(session);
   if (branches.length < 2) return null;
   const here = branches.findIndex(({ id }) => id === session.id);

@@ -7,7 +7,7 @@ import { LoadMore } from "../components/load-more.js";
 import { Menu } from "../components/menu.js";
 import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
-import { OTHERS, chooseImport, exportJson, found, grouping, groups, hasMore, query, removeSelected, selection, showMore, toggleSelected } from "../state/conversations.js";
+import { OTHERS, chooseImport, exportJson, found, grouping, groups, hasMore, query, removeSelected, selection, serverSearch, showMore, toggleSelected } from "../state/conversations.js";
 import { documentsOf, loaded, model, sessions, showErrors, titleOf } from "../state/library.js";
 import { isUnanswered } from "../state/questions.js";
 import { hrefTo, route } from "../state/route.js";
@@ -50,7 +50,7 @@ export function Sidebar() {
         <div class="conversations">
           {query.value.trim() && found.value.length > 0 && (
             <p class="note none" role="status">
-              {plural(found.value.length, "conversation")} found
+              {plural(found.value.length, "conversation")} found{!serverSearch.value.done && ", searching on…"}
             </p>
           )}
           {groups.value.map(({ name, sessions }) => {
@@ -79,7 +79,7 @@ export function Sidebar() {
               </section>
             );
           })}
-          {loaded.value && groups.value.length === 0 && <p class="note none">{query.value ? "No conversation matches." : "No conversations yet."}</p>}
+          {loaded.value && groups.value.length === 0 && <p class="note none">{!serverSearch.value.done ? "Searching…" : query.value.trim() ? "No conversation has these words." : "No conversations yet."}</p>}
           {hasMore.value && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(showMore)} />}
         </div>
         <footer>
@@ -114,7 +114,7 @@ function Finder() {
   if (chosen === null)
     return (
       <div class="finder" role="search">
-        <input type="search" aria-label="Search conversations" placeholder="Search" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
+        <input type="search" aria-label="Search conversations" placeholder="Search titles and messages" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
         <Menu label="Conversations: more" sign="⋯">
           <button onClick={() => (grouping.value = grouping.value === "date" ? "document" : "date")}>
             {grouping.value === "date" ? "Group by document" : "Group by date"}
