@@ -198,3 +198,18 @@ def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Serve
         server.http.delete(f"/v1/sessions/{id}")
     server.http.delete(f"/v1/documents/{document}")
     tab.errors = [error for error in tab.errors if "404" not in error]  # of deleted documents
+
+
+def test_a_cited_passage_is_not_folded_up(tab: Tab, server: Server, talk: str) -> None:
+    (_, stored) = server.http.get(f"/v1/sessions/{talk}/messages").json()["data"]
+    passage = stored["evidence"][0]
+    evidence = [passage | {"start": n, "text": f"Passage {n}."} for n in range(1, 7)]
+    cited = {"start": 0, "end": 6, "evidence": 4, "document": passage["document"], "filename": "a"}
+    show(tab.page, "Humpty.", evidence=evidence, citations=[cited | {"document_start": 5, "document_end": 10}])
+    page = tab.open(talk)
+    numbers = page.locator(".evidence .number")
+    expect(numbers).to_have_text(["1", "2", "3", "5"])
+    page.get_by_role("button", name="2 more passages").click()
+    expect(numbers).to_have_text(["1", "2", "3", "4", "5", "6"])
+    page.get_by_role("button", name="Fewer passages").click()
+    expect(numbers).to_have_text(["1", "2", "3", "5"])

@@ -6,7 +6,7 @@ import { formatNames, isArchive } from "../lib/formats.js";
 import { GivenUp, Pausable } from "../lib/pausable.js";
 import { askEachFile } from "./archives.js";
 import { type UploadProblem, UserError, uploadProblem } from "./errors.js";
-import { createSession, formats, pollPending, updateDocument } from "./library.js";
+import { createSession, documents, formats, nameOf, pollPending, updateDocument } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, markAlive, retryWhileOffline } from "./server.js";
 
@@ -23,6 +23,8 @@ export interface Upload {
   error: UploadProblem | null;
   /** The files of an archive that were left out, and why. */
   notes: readonly DocumentNote[];
+  /** The name of the document that was made of the same file before, if it differs. */
+  sameAs: string | null;
   /** The conversation that shows it after it has ended; null for the start view. */
   place: string | null;
 }
@@ -118,12 +120,14 @@ async function uploadOne(file: File, each: boolean, place: string | null): Promi
   const control = new Pausable();
   controls.set(key, control);
   const others = uploads.value.filter((upload) => !hasEnded(upload) || upload.file.name !== file.name);
-  uploads.value = [...others, { key, file, each, sent: 0, page: null, state: "queued", error: null, notes: [], place }];
+  uploads.value = [...others, { key, file, each, sent: 0, page: null, state: "queued", error: null, notes: [], sameAs: null, place }];
   try {
     const { data, notes } = await send(file, each, key, control);
+    const [first] = each ? [] : data;
+    const sameAs = first && first.filename !== file.name && documents.value.has(first.id) ? nameOf(first.id) : null;
     data.forEach(updateDocument);
     void pollPending();
-    if (notes.length) update(key, { state: "done", notes });
+    if (notes.length || sameAs !== null) update(key, { state: "done", notes, sameAs });
     else dismissUpload(key);
     return data.map(({ id }) => id);
   } catch (error) {

@@ -59,7 +59,7 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
               <CitedText message={message} />
               {message.finish_reason && ENDINGS[message.finish_reason] && <p class="note">{ENDINGS[message.finish_reason]}</p>}
               <Actions session={session} messages={messages} index={index} last={!asking && index === messages.length - 1} />
-              {message.evidence && <Passages evidence={message.evidence} />}
+              {message.evidence && <Passages evidence={message.evidence} citations={message.citations} />}
               <Basis message={message} />
             </article>
           ),

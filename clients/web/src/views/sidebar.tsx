@@ -114,7 +114,7 @@ function Finder() {
   if (chosen === null)
     return (
       <div class="finder" role="search">
-        <input type="search" aria-label="Search conversations" placeholder="Search titles and messages" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
+        <input type="search" aria-label="Search conversations" placeholder="Search" title="Searches titles, messages and the names of documents" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
         <Menu label="Conversations: more" sign="⋯">
           <button onClick={() => (grouping.value = grouping.value === "date" ? "document" : "date")}>
             {grouping.value === "date" ? "Group by document" : "Group by date"}
