@@ -38,7 +38,9 @@ def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path:
     tab.choose(again)
     expect(page.locator("h1")).to_have_text(name)
     uploaded = page.get_by_role("region", name="Uploads").locator(".card")
-    expect(uploaded).to_have_text(re.compile(f"again.txt.*You have uploaded the same file before. It is the document {name}", re.S))
+    expect(uploaded).to_have_text(
+        re.compile(f"again.txt.*You have uploaded the same file before. It is the document {name}", re.S)
+    )
     page.get_by_role("button", name="Dismiss again.txt").click()
     page = tab.open()
     tab.choose(second)
