@@ -67,9 +67,10 @@ def test_dialogs_of_the_start_view(
     archive = tmp_path / "notes.zip"
     archive.write_bytes(files.zipped({"one.txt": "One.", "two.txt": "Two."}))
     tab.choose(archive, press=lambda: page.keyboard.press("u"))
-    close(page, check(page, "Upload notes.zip"), None)
+    close(page, check(page, "Upload notes.zip"), delete)
     menu = page.get_by_role("button", name="Conversations", exact=True)
     press(page, menu)
+    expect(page.get_by_role("link", name="New conversation")).to_be_focused()
     settings = page.get_by_role("button", name="Settings")
     press(page, settings)
     close(page, check(page, "Settings"), settings)
