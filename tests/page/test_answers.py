@@ -104,12 +104,15 @@ def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Serv
     expect(page.locator(".question")).to_have_text(re.compile("^Who is the Red King"))
     expect(page.locator(".branches")).to_contain_text(f"Branch {before + 1} of {before + 1}")
     page.get_by_role("button", name="Continue").click()  # the answer reached its number of tokens
-    expect(page.locator(".usage")).to_have_count(2)
-    expect(page.locator(".question").last).to_contain_text("Continue your answer")
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    expect(page.locator(".usage")).to_have_count(1)
+    (joined,) = answers(server, session_of(page))
+    assert joined["usage"]["completion_tokens"] == 80, "twice 40: one answer"
+    expect(page.locator(".answer > .words")).to_have_text(" ".join(joined["content"].split()))
     branch = page.url
     page.get_by_role("button", name="Regenerate").click()
     expect(page).not_to_have_url(branch)
-    expect(page.locator(".usage")).to_have_count(2)
+    expect(page.locator(".usage")).to_have_count(1)
     expect(page.locator(".question").first).to_contain_text("Who is the Red King")
     page.get_by_role("link", name="Previous branch").click()
     expect(page).to_have_url(branch)

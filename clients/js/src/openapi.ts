@@ -32,6 +32,11 @@ export interface components {
             /** @description text of the message */
             content: string;
             /**
+             * @description extend the last answer, which was cut; `content` is not used
+             * @default false
+             */
+            continue_answer: boolean;
+            /**
              * @description Subtracted from a token's logit for each time it was generated
              * @default 0
              */
@@ -515,6 +520,11 @@ export interface components {
         };
         /** @description A message that is being answered, sent with `on_disconnect` "finish". It is not among the session's messages yet. */
         RunningTurn: {
+            /**
+             * @description it extends the last message, with whose text it begins
+             * @default false
+             */
+            continues: boolean;
             created_at: number;
             /** @description missing before the search has ended */
             evidence: components["schemas"]["Evidence"][] | null;

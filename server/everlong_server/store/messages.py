@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from everlong_models import ToolCall
@@ -68,6 +68,14 @@ class AnswerMessage:
     memory_progress: float | None = None
     tool_calls: Sequence[ToolCall] = ()
     stop_sequence: str | None = None
+
+    def joined_to(self, first: AnswerMessage) -> AnswerMessage:
+        """Return the answer `first` continued by this one, as one answer with this one's id."""
+        tokens = first.usage.completion_tokens + self.usage.completion_tokens
+        return replace(
+            self, content=first.content + self.content, created_at=first.created_at,
+            usage=replace(self.usage, completion_tokens=tokens),
+        )  # fmt: skip
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""

@@ -15,6 +15,8 @@ export interface Turn {
   evidence: Evidence[] | null;
   state: "asked" | "answering" | "stopping" | "failed";
   error: string | null;
+  /** Whether it extends the last answer, with whose text it begins, instead of being a new one. */
+  continues?: boolean;
   /** Whether another page has sent the question, such as this one before a reload. */
   followed?: boolean;
 }
@@ -55,16 +57,18 @@ function servedModel(session: string): Model | null {
   return known ? modelOf(known) : null;
 }
 
-/** Sends a question and shows the answer. Repeats it through outages of the server. The browser keeps the question until then. */
-export async function ask(session: string, question: string): Promise<void> {
+/** Sends a question and shows the answer. Repeats it through outages of the server. The browser keeps the question until then.
+ * With `extended`, the last answer, this one is extended instead. */
+export async function ask(session: string, question: string, extended: Message | null = null): Promise<void> {
   const conversation = client.sessions.connect(session);
   conversations.set(session, conversation);
   conversation.onlost = (error) => void (error ? markOffline("The connection was lost.") : checkServer());
-  const fresh: Turn = { question, text: "", evidence: null, state: "asked", error: null };
+  const begin = { text: extended?.content ?? "", evidence: extended?.evidence ?? null };
+  const fresh: Turn = { question, ...begin, state: "asked", error: null, continues: extended !== null };
   const now = () => turns.value.get(session) ?? fresh;
   const update = (change: Partial<Turn>) => setTurn(session, { ...now(), ...change });
   setTurn(session, fresh);
-  rememberAsked(session, question, sessionMessages.value.get(session)?.length ?? sessions.value.find(({ id }) => id === session)?.messages ?? 0);
+  if (!extended) rememberAsked(session, question, sessionMessages.value.get(session)?.length ?? sessions.value.find(({ id }) => id === session)?.messages ?? 0);
   const stopWaiting = markWaiting(session);
   const sentences = new SentenceAnnouncer();
   // Text that the next frame will show. With one update per token of a fast model, the page would not respond to clicks.
@@ -83,12 +87,12 @@ export async function ask(session: string, question: string): Promise<void> {
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question, { ...sampling(servedModel(session)), ...(finish ? { on_disconnect: "finish" } : {}) })) {
+        for await (const event of conversation.send(question, { ...sampling(servedModel(session)), ...(finish ? { on_disconnect: "finish" } : {}), ...(extended ? { continue_answer: true } : {}) })) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";
             sentences.restart();
-            update({ text: "", evidence: null, state: now().state === "stopping" ? "stopping" : "asked" });
+            update({ ...begin, state: now().state === "stopping" ? "stopping" : "asked" });
           } else if (event.type === "response.evidence") update({ evidence: event.evidence });
           else if (event.type === "response.output_text.delta") {
             pendingText += event.delta;
@@ -107,9 +111,9 @@ export async function ask(session: string, question: string): Promise<void> {
         else await serverOnline();
       }
     }
-    if (emptyAnswer) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
+    if (emptyAnswer && !extended) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
     await loadMessages(session);
-    forgetAsked(session);
+    if (!extended) forgetAsked(session);
     setTurn(session, null);
     updateSession(await retryWhileOffline(() => client.sessions.get(session)));
   } catch (error) {
@@ -137,7 +141,7 @@ export async function follow(session: string): Promise<void> {
       if (turn && !turn.followed) return; // the user asked something else here
       if (running) {
         const state = turn?.state === "stopping" ? turn.state : running.text ? "answering" : "asked";
-        setTurn(session, { question: running.question, text: running.text, evidence: running.evidence ?? null, state, error: null, followed: true });
+        setTurn(session, { question: running.question, text: running.text, evidence: running.evidence ?? null, state, error: null, followed: true, continues: running.continues === true });
       }
       const now = await retryWhileOffline(() => client.sessions.get(session));
       if (!now.answering) {

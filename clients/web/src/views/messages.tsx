@@ -11,7 +11,6 @@ import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
 import { Passages } from "./passages.js";
 
-const CONTINUE = "Continue your answer where it stopped.";
 const NEAR = 60; // px from the end within which the view follows the answer
 
 const ENDINGS: Record<string, string> = {
@@ -51,7 +50,8 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
     >
       <div class="column">
         {children}
-        {messages.map((message, index) =>
+        {/* An answer that is being extended is shown as the running one. */}
+        {(turn?.continues ? messages.slice(0, -2) : messages).map((message, index) =>
           message.role === "user" ? (
             <Question key={message.id} text={message.content} edit={asking ? null : (text) => askInBranch(session, messages, index, text)} />
           ) : (
@@ -82,7 +82,7 @@ function Actions({ session, messages, index, last }: { session: Session; message
         </button>
       )}
       {last && message.finish_reason === "length" && (
-        <button class="quiet small" onClick={() => void ask(session.id, CONTINUE)}>
+        <button class="quiet small" onClick={() => void ask(session.id, question?.content ?? "-", message)}>
           Continue
         </button>
       )}
@@ -166,7 +166,7 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
   };
   return (
     <>
-      <Question text={turn.question} edit={failed ? askInstead : null} note="This question is asked instead." />
+      <Question text={turn.question} edit={failed && !turn.continues ? askInstead : null} note="This question is asked instead." />
       <article class="answer" aria-label="Answer" aria-busy={!failed}>
         {turn.text ? (
           <Markdown source={turn.text} running={!failed} />
@@ -181,9 +181,9 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
           <div class="bad" role="alert">
             <p>{turn.error}</p>
             <div class="actions">
-              <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>
+              {!turn.continues && <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>}
               <button class="quiet" onClick={() => withdraw(session)}>
-                Discard
+                {turn.continues ? "Keep the answer as it was" : "Discard"}
               </button>
             </div>
           </div>

@@ -212,6 +212,7 @@ async def _events(
                 id=message_id,
                 instructions=body.instructions,
                 detached=body.on_disconnect == "finish",
+                continues=body.continue_answer,
             )
             return record_when_complete(record, turn.events)
         message = {"session": session_id, **message}

@@ -187,8 +187,15 @@ class TurnRunner:
             usage = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
-            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
-            turn.evidence = evidence = await self._located(prompt.evidence)
+            if context.continued is not None:
+                prompt, turn.text = (
+                    await asyncio.to_thread(self._prompts.continuation, context),
+                    context.continued.content,
+                )
+                turn.evidence = evidence = prompt.evidence
+            else:
+                prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
+                turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
             message = AnswerMessage(
@@ -209,7 +216,10 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message = await self._cited(prompt.question, answer.complete(message, request))
+            message = answer.complete(message, request)
+            if context.continued is not None:
+                message = message.joined_to(context.continued)
+            message = await self._cited(prompt.question, message)
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
