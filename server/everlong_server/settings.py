@@ -374,7 +374,8 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
         return Settings(_cli_parse_args=args, _secrets_dir=folder, **overrides)
     except SourceError as error:  # an unknown flag, or a variable that should hold JSON
         if str(error).startswith(_PARSE_ERROR):
-            raise SettingsError(f"{str(error).removeprefix(_PARSE_ERROR)}; see `everlong serve --help`") from error
+            message = str(error).removeprefix(_PARSE_ERROR)
+            raise SettingsError(f"{message}{_similar_flags(message) or '; see'} `everlong serve --help`") from error
         raise SettingsError(f"{error}: {error.__cause__}") from error
     except ValidationError as error:
         first = error.errors()[0]
@@ -383,3 +384,11 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
         # The URL is left out, as it may contain a password.
         value = f"={first['input']!r}" if name in Settings.model_fields and name != "redis_url" else ""
         raise SettingsError(f"{flag} ({variable}){value}: {first['msg']}") from error
+
+
+def _similar_flags(message: str) -> str:
+    """Return a question that names the flags nearest to those in an error message; an empty string if none is near."""
+    flags = [f"--{name.replace('_', '-')}" for name in Settings.model_fields]
+    given = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+    near = [match for flag in given for match in difflib.get_close_matches(flag, flags, 1)]
+    return f". Did you mean {' and '.join(near)}? See" if near else ""

@@ -89,6 +89,7 @@ def test_help_describes_all_commands():
     for name in ("ask", "ingest", "chat", "memory", "status", "tree", "clicked", "plain", "gone", "absent"):
         assert f" {name} " in result.stdout
     assert "tree Grow a tree of commands." in words(result.stdout)
+    assert result.stdout.index("Use a server") < result.stdout.index("Other commands")
     assert "absent Run a command of no_such_module_here:command." in words(result.stdout)
 
 

@@ -104,12 +104,15 @@ def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Serv
     expect(page.locator(".question")).to_have_text(re.compile("^Who is the Red King"))
     expect(page.locator(".branches")).to_contain_text(f"Branch {before + 1} of {before + 1}")
     page.get_by_role("button", name="Continue").click()  # the answer reached its number of tokens
-    expect(page.locator(".usage")).to_have_count(2)
-    expect(page.locator(".question").last).to_contain_text("Continue your answer")
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    expect(page.locator(".usage")).to_have_count(1)
+    (joined,) = answers(server, session_of(page))
+    assert joined["usage"]["completion_tokens"] == 80, "twice 40: one answer"
+    expect(page.locator(".answer > .words")).to_have_text(" ".join(joined["content"].split()))
     branch = page.url
     page.get_by_role("button", name="Regenerate").click()
     expect(page).not_to_have_url(branch)
-    expect(page.locator(".usage")).to_have_count(2)
+    expect(page.locator(".usage")).to_have_count(1)
     expect(page.locator(".question").first).to_contain_text("Who is the Red King")
     page.get_by_role("link", name="Previous branch").click()
     expect(page).to_have_url(branch)
@@ -198,3 +201,18 @@ def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Serve
         server.http.delete(f"/v1/sessions/{id}")
     server.http.delete(f"/v1/documents/{document}")
     tab.errors = [error for error in tab.errors if "404" not in error]  # of deleted documents
+
+
+def test_a_cited_passage_is_not_folded_up(tab: Tab, server: Server, talk: str) -> None:
+    (_, stored) = server.http.get(f"/v1/sessions/{talk}/messages").json()["data"]
+    passage = stored["evidence"][0]
+    evidence = [passage | {"start": n, "text": f"Passage {n}."} for n in range(1, 7)]
+    cited = {"start": 0, "end": 6, "evidence": 4, "document": passage["document"], "filename": "a"}
+    show(tab.page, "Humpty.", evidence=evidence, citations=[cited | {"document_start": 5, "document_end": 10}])
+    page = tab.open(talk)
+    numbers = page.locator(".evidence .number")
+    expect(numbers).to_have_text(["1", "2", "3", "5"])
+    page.get_by_role("button", name="2 more passages").click()
+    expect(numbers).to_have_text(["1", "2", "3", "4", "5", "6"])
+    page.get_by_role("button", name="Fewer passages").click()
+    expect(numbers).to_have_text(["1", "2", "3", "5"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import Tab
 from tests.page.steps import conversation, session_of
@@ -33,7 +34,7 @@ def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -
     page.get_by_role("button", name="Group by document").click()
     expect(page.get_by_role("region", name="ledger.txt").locator("li")).to_have_count(2)
     search.fill("no such words")
-    expect(page.locator(".sidebar .none")).to_have_text("No conversation matches.")
+    expect(page.locator(".sidebar .none")).to_have_text("No conversation has these words.")
     search.fill("ledger")
     more.click()
     page.keyboard.press("Escape")
@@ -52,6 +53,51 @@ def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -
     assert {server.http.get(f"/v1/sessions/{id}").status_code for id in (first, second)} == {404}
     server.http.delete(f"/v1/sessions/{empty}")
     server.http.delete(f"/v1/documents/{document}")
+
+
+def newest_only(page: Page) -> None:
+    """Let the page load no conversation but the newest, as if there were more than a hundred."""
+
+    def shorten(route: Route) -> None:
+        answer = route.fetch().json()
+        route.fulfill(json=answer | {"data": answer["data"][:1], "has_more": len(answer["data"]) > 1})
+
+    page.route(re.compile(r"/v1/sessions\?limit=100$"), shorten)
+
+
+def test_a_search_finds_words_of_messages_that_are_not_loaded(tab: Tab, server: Server) -> None:
+    said = [
+        {"role": "user", "content": "Who keeps the lighthouse?"},
+        {"role": "assistant", "content": "Émile, a Zebra."},
+    ]
+    old = conversation(server, said, title="An old conversation")
+    new = conversation(server, ASKED, title="A new conversation")
+    newest_only(tab.page)
+    page = tab.open()
+    rows = page.locator(".sidebar li")
+    expect(rows).to_have_text(re.compile("A new conversation"))
+    page.get_by_role("searchbox", name="Search conversations").fill("EMILE lighthouse")
+    expect(rows).to_have_text(re.compile("An old conversation"))
+    expect(page.locator(".sidebar .none")).to_have_text("1 conversation found")
+    page.goto("about:blank")
+    for id in (old, new):
+        server.http.delete(f"/v1/sessions/{id}")
+
+
+def test_branches_that_are_not_loaded_are_found(tab: Tab, server: Server) -> None:
+    first = conversation(server, ASKED)
+    second = conversation(server, ASKED, parent=first)
+    third = conversation(server, ASKED, parent=second)
+    new = conversation(server, ASKED)
+    newest_only(tab.page)
+    page = tab.open(first)
+    expect(page.locator(".branches")).to_contain_text("Branch 1 of 3")
+    page.get_by_role("link", name="Next branch").click()
+    expect(page).to_have_url(re.compile(second))
+    expect(page.locator(".branches")).to_contain_text("Branch 2 of 3")
+    page.goto("about:blank")
+    for id in (first, second, third, new):
+        server.http.delete(f"/v1/sessions/{id}")
 
 
 def test_a_conversation_is_exported_and_imported(tab: Tab, server: Server, talk: str, tmp_path: Path) -> None:

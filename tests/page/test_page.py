@@ -20,7 +20,7 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     tab: Tab, server: Server, tmp_path: Path
 ) -> None:
     book = tmp_path / "looking glass – ä.md"
-    book.write_text(TEXT)
+    book.write_text(f"{TEXT}\nThe end.")
     page = tab.open()
     tab.choose(book)
     expect(page.locator("h1")).to_have_text(book.name)

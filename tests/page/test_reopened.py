@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from tests.page.conftest import Tab
+from tests.page.conftest import TEXT, Tab
 from tests.page.steps import answers
 from tests.process import Server, wait_for
 
@@ -77,3 +77,76 @@ def test_a_question_whose_answer_was_lost_can_be_asked_again(
     expect(page.locator(".usage")).to_have_count(2)
     assert len(answers(server, fork)) == 2
     tab.errors = [error for error in tab.errors if not re.search("ERR_|WebSocket|503", error)]
+
+
+def test_a_question_is_offered_again_if_the_server_was_killed_while_the_browser_was_closed(
+    new_tab: Callable[..., Tab], server: Server
+) -> None:
+    """The question is the first of its conversation, which the list would not show otherwise."""
+    session = str(server.session(server.read(TEXT, filename="killed.md")["id"])["id"])
+    tab = new_tab(tokens=1_000_000)
+    page = tab.open(session)
+    page.locator("#question").fill("Tell me everything.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer[aria-busy=true] .markdown")).not_to_be_empty()
+    page.locator("#question").fill("And what else?")
+    kept = page.context.storage_state()
+    page.context.close()
+    server.kill9()
+    server.start()
+    assert answers(server, session) == []
+    page = new_tab(tokens=30, storage_state=kept).open()
+    entry = page.locator(".sidebar li").filter(has=page.locator(f'a[href*="{session}"]'))
+    expect(entry).to_contain_text("a question without an answer")
+    entry.get_by_role("link").click()
+    expect(page.get_by_role("alert").get_by_text("This question has no answer")).to_be_visible()
+    expect(page.locator(".question").last).to_contain_text("Tell me everything.")
+    expect(page.locator("#question")).to_have_value("And what else?")
+    page.get_by_role("button", name="Ask again").click()
+    expect(page.locator(".usage")).to_have_count(1)
+    assert len(answers(server, session)) == 1
+    page.reload()
+    expect(page.locator(".usage")).to_have_count(1)
+    expect(page.get_by_role("alert").get_by_text("This question has no answer")).to_have_count(0)
+    expect(page.locator("#question")).to_have_value("And what else?")
+
+
+def test_a_lost_question_can_be_changed_or_discarded(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    fork = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
+    tab = new_tab(tokens=30)
+    page = tab.open()
+    lose = "([id, question]) => localStorage.setItem(`everlong.asked.${id}`, JSON.stringify({question, after: 2}))"
+    page.evaluate(lose, [fork, "Who is Dinah?"])
+    tab.open(fork)
+    page.get_by_role("button", name="Discard").click()
+    expect(page.locator(".question")).to_have_count(1)
+    page.evaluate(lose, [fork, "Who is Dinah?"])
+    tab.open(fork)
+    page.locator(".question").last.get_by_role("button", name="Edit").click()
+    page.get_by_role("form", name="Edit the question").locator("textarea").fill("Who is Kitty?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".usage")).to_have_count(2)
+    expect(page.locator(".question").last).to_contain_text("Who is Kitty?")
+    assert page.evaluate("Object.keys(localStorage).filter((name) => name.startsWith('everlong.asked'))") == []
+
+
+def test_another_tab_does_not_offer_a_question_that_waits_for_its_answer(
+    new_tab: Callable[..., Tab], server: Server, talk: str
+) -> None:
+    fork = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
+    tab = new_tab(tokens=30)
+    page = tab.open(fork)
+    expect(page.locator(".usage")).to_have_count(1)
+    # The server never gets the question.
+    page.route_web_socket(re.compile(r"/v1/sessions/\w+/stream"), lambda socket: None)
+    page.locator("#question").fill("Who is Dinah?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer[aria-busy=true]")).to_be_visible()
+    other = page.context.new_page()
+    other.goto(f"{server.url}/#/{fork}")
+    expect(other.locator(".usage")).to_have_count(1)
+    expect(other.locator(".sidebar li").filter(has_text="a question without an answer")).to_have_count(1)
+    expect(other.get_by_role("button", name="Ask again")).to_have_count(0)
+    page.close()
+    other.reload()
+    expect(other.get_by_role("button", name="Ask again")).to_be_visible()

@@ -63,7 +63,7 @@ def test_an_archive_of_many_files_is_named_in_short_and_deleted_at_once(
     tab: Tab, server: Server, tmp_path: Path
 ) -> None:
     archive = tmp_path / "many.zip"
-    archive.write_bytes(zipped({f"{n:02}.txt": f"Note {n}." for n in range(14)}))
+    archive.write_bytes(zipped({f"{n:02}.txt": f"Archived note {n}." for n in range(14)}))
     page = tab.open()
     tab.choose(archive)
     page.get_by_role("button", name="Upload").click()

@@ -75,6 +75,30 @@ def test_the_tree_of_a_screen_reader(tab: Tab, talk: str) -> None:
     expect(page.locator("body")).to_match_aria_snapshot(TALK)
 
 
+def test_the_picture_opens_at_the_page_of_the_cited_sentence(tab: Tab, server: Server) -> None:
+    """The passage begins on page 1, its cited sentence is on page 2."""
+    words = "The Red Queen runs to stay in the same place."
+    made = upload(server, pdf(["Nothing here.", words]), filename="queen.pdf").json()
+    session = server.session(server.wait_read(made["id"])["id"])["id"]
+    asked = {"json_schema": {"const": words}, "max_tokens": 60}
+    answer = server.say(session, "Where does the Red Queen run to stay?", **asked)
+    (citation,) = answer["citations"]
+    assert (answer["evidence"][0]["page"], citation["page"]) == (1, 2)
+    page = tab.open(session)
+    page.locator(".citation a").first.click()
+    expect(page.locator("mark")).to_have_text(words)
+    with page.expect_response(re.compile(r"/pages/2\.png.*start_byte=")) as drawn:
+        page.get_by_role("button", name="Page 2").click()
+    expect(page.get_by_role("img", name="Page 2 of queen.pdf, with the passage marked")).to_be_visible()
+    plain, marked = (
+        server.http.get(url).content for url in (drawn.value.url.partition("&start_byte")[0], drawn.value.url)
+    )
+    assert plain != marked
+    page.goto("about:blank")
+    server.http.delete(f"/v1/sessions/{session}")
+    server.http.delete(f"/v1/documents/{made['id']}")
+
+
 def test_the_page_of_a_pdf_is_shown_with_the_passage_marked(tab: Tab, server: Server) -> None:
     words = "The Red Queen runs to stay in the same place."
     made = upload(server, pdf(["Nothing here.", words]), filename="queen.pdf").json()

@@ -30,6 +30,18 @@ def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path:
     tab.choose(first, second)
     expect(page.locator("h1")).to_have_text(re.compile("first.txt|second.txt"))
     document, *_ = server.http.get(f"/v1/sessions/{session_of(page)}").json()["documents"]
+    name = server.document(document)["filename"]
+    page = tab.open()
+    expect(page.locator(".cards").get_by_text(name)).to_be_visible()
+    again = tmp_path / "again.txt"
+    again.write_bytes(first.read_bytes())
+    tab.choose(again)
+    expect(page.locator("h1")).to_have_text(name)
+    uploaded = page.get_by_role("region", name="Uploads").locator(".card")
+    expect(uploaded).to_have_text(
+        re.compile(f"again.txt.*You have uploaded the same file before. It is the document {name}", re.S)
+    )
+    page.get_by_role("button", name="Dismiss again.txt").click()
     page = tab.open()
     tab.choose(second)
     expect(page.locator("h1")).to_have_text(re.compile("first.txt|second.txt"))
@@ -38,11 +50,31 @@ def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path:
     page = tab.open()
     tab.choose(second)  # the server has it no longer
     expect(page.locator("h1")).to_have_text("second.txt")
-    (again,) = server.http.get(f"/v1/sessions/{session_of(page)}").json()["documents"]
-    assert again != document
+    (fresh,) = server.http.get(f"/v1/sessions/{session_of(page)}").json()["documents"]
+    assert fresh != document
     page.goto("about:blank")  # ends its requests for the document
-    server.http.delete(f"/v1/documents/{again}")
+    server.http.delete(f"/v1/documents/{fresh}")
     tab.errors = [error for error in tab.errors if "404" not in error]
+
+
+def test_the_same_file_from_two_browsers_is_one_document(
+    new_tab: Callable[..., Tab], server: Server, tmp_path: Path
+) -> None:
+    file = tmp_path / "both.txt"
+    file.write_text("The same words in two browsers.")
+    tabs = [new_tab(), new_tab()]
+    for tab in tabs:
+        tab.open()
+    for tab in tabs:
+        tab.choose(file)
+    documents = set()
+    for tab in tabs:
+        expect(tab.page.locator("h1")).to_have_text("both.txt")
+        (document,) = server.http.get(f"/v1/sessions/{session_of(tab.page)}").json()["documents"]
+        documents.add(document)
+        tab.page.goto("about:blank")
+    (document,) = documents
+    server.http.delete(f"/v1/documents/{document}")
 
 
 def test_a_document_is_added_to_a_conversation(tab: Tab, server: Server, tmp_path: Path) -> None:

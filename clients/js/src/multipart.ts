@@ -46,7 +46,7 @@ async function resumeUpload(transport: Transport, blob: Blob, filename: string |
     sent += part.size;
     onProgress?.(sent, blob.size);
   }
-  const complete: Call = { method: "POST", path: path("uploads", upload, "complete"), json: { part_ids: parts, ocr_language: options.ocrLanguage }, signal, idempotencyKey: newIdempotencyKey() };
+  const complete: Call = { method: "POST", path: path("uploads", upload, "complete"), json: { part_ids: parts, ocr_language: options.ocrLanguage }, query: { reuse: options.reuse }, signal, idempotencyKey: newIdempotencyKey() };
   const { file } = await watchConversion(transport, complete, options, () => transport.json<Upload>(complete));
   if (!file) throw new UnexpectedAnswerError("the document was deleted right after the upload");
   return transport.json({ method: "GET", path: path("documents", file.id), signal });

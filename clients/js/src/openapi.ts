@@ -14,6 +14,8 @@ export interface components {
             /** @description position of the passage in the answer's `evidence`, from 0 */
             evidence: number;
             filename: string | null;
+            /** @description page that the cited part begins on, if the document has pages */
+            page?: number | null;
             start: number;
         };
         /** @description The parts of a complete upload. */
@@ -29,6 +31,11 @@ export interface components {
         CreateMessage: {
             /** @description text of the message */
             content: string;
+            /**
+             * @description extend the last answer, which was cut; `content` is not used
+             * @default false
+             */
+            continue_answer: boolean;
             /**
              * @description Subtracted from a token's logit for each time it was generated
              * @default 0
@@ -513,6 +520,11 @@ export interface components {
         };
         /** @description A message that is being answered, sent with `on_disconnect` "finish". It is not among the session's messages yet. */
         RunningTurn: {
+            /**
+             * @description it extends the last message, with whose text it begins
+             * @default false
+             */
+            continues: boolean;
             created_at: number;
             /** @description missing before the search has ended */
             evidence: components["schemas"]["Evidence"][] | null;

@@ -27,10 +27,13 @@ export class Sessions {
     return this.#transport.json({ method: "GET", path: path("sessions", id), ...options });
   }
 
-  /** A page of the sessions, newest first. */
-  list(options: CallOptions & { limit?: number; after?: string } = {}): Promise<List<Session>> {
-    const { limit, after, signal } = options;
-    return this.#transport.json({ method: "GET", path: path("sessions"), query: { limit, after }, signal });
+  /**
+   * A page of the sessions, newest first. `query`: only those that have all these words in the title, the messages or the names of the
+   * documents. `branchesOf`: only this session and those that branched off from the same one.
+   */
+  list(options: CallOptions & { limit?: number; after?: string; query?: string; branchesOf?: string } = {}): Promise<List<Session>> {
+    const { limit, after, query, branchesOf, signal } = options;
+    return this.#transport.json({ method: "GET", path: path("sessions"), query: { limit, after, query, branches_of: branchesOf }, signal });
   }
 
   /** Sets the title, of at most 200 characters. With null the next question becomes the title. */

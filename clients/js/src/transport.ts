@@ -22,7 +22,7 @@ export interface Options {
 export interface Call {
   method: "GET" | "POST" | "PATCH" | "DELETE";
   path: string;
-  query?: Record<string, string | number | null | undefined>;
+  query?: Record<string, string | number | boolean | null | undefined>;
   json?: unknown;
   headers?: Record<string, string>;
   signal?: AbortSignal | undefined;

@@ -85,6 +85,8 @@ export interface ArchiveOptions extends PostOptions {
   onConversion?: ((page: number, pages: number) => void) | undefined;
   /** The language of text in scanned pages and pictures, such as "latin": a value of the server's setting EVERLONG_OCR_LANGUAGE. */
   ocrLanguage?: string | undefined;
+  /** Returns your document of the same file, if there is one that could be read, instead of a new one. */
+  reuse?: boolean | undefined;
 }
 
 export interface UploadOptions extends ArchiveOptions {

@@ -33,7 +33,7 @@ async function post<T>(transport: Transport, path: string, source: Source, blob:
   const call: Call = {
     method: "POST",
     path,
-    query: { filename: nameOf(source, options), ocr_language: options.ocrLanguage },
+    query: { filename: nameOf(source, options), ocr_language: options.ocrLanguage, reuse: options.reuse },
     headers: { "Content-Type": options.contentType ?? contentTypeOf(source) },
     signal: options.signal,
     idempotencyKey: options.idempotencyKey ?? newIdempotencyKey(),

@@ -9,6 +9,6 @@ SUMMARIES = {
     "train": "Train a memory by a recipe.",
     "train-reranker": "Train the reranker, which chooses the sentences that instruct models are shown.",
     "prompts": "Write prompts with questions about texts, as training data for `everlong train`.",
-    "sentences": "Put the answers of such prompts into sentences.",
+    "sentences": "Rewrite the short answers in prompts for training as sentences.",
     "eval": "Measure the quality of models and their answers.",
 }

@@ -16,6 +16,7 @@ AfterId = Annotated[str | None, Query(max_length=128, description="last id of th
 OCR_LANGUAGE = (
     "language of the text in scanned pages and pictures, a value of EVERLONG_OCR_LANGUAGE; default: that of the server"
 )
+REUSE = "return your document of the same file, if there is one that could be read, instead of a new one"
 
 
 class Wire(BaseModel):
@@ -187,6 +188,7 @@ class Citation(Wire):
     document_start: int
     document_end: int
     filename: str | None
+    page: int | None = Field(None, description="page that the cited part begins on, if the document has pages")
 
 
 class UpdateSession(Wire):
@@ -244,6 +246,7 @@ class CreateMessage(SamplingParams):
         description="what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and "
         "leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far",
     )
+    continue_answer: bool = Field(False, description="extend the last answer, which was cut; `content` is not used")
     model: str | None = Field(None, max_length=256, description="name of the session's model; any other is refused")
 
 
@@ -361,6 +364,7 @@ class RunningTurn(Wire):
     created_at: float
     evidence: list[Evidence] | None = Field(description="missing before the search has ended")
     text: str = Field(description="text of the answer so far, up to a second old")
+    continues: bool = Field(False, description="it extends the last message, with whose text it begins")
 
 
 class MessageList(Wire):

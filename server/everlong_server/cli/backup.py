@@ -87,5 +87,7 @@ def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaita
     try:
         with redis_of(settings) as url:
             return asyncio.run(run(url))
-    except (BackupError, SchemaError, EmbeddedRedisError, RedisError, OSError, ValueError) as error:
+    except OSError as error:
+        raise fail(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+    except (BackupError, SchemaError, EmbeddedRedisError, RedisError, ValueError) as error:
         raise fail(str(error)) from None

@@ -10,6 +10,6 @@ SUMMARIES = {
     "encryption": "Create an encryption key, and re-encrypt stored data.",
     "backup": "Write everything that is stored to one file.",
     "restore": "Write a backup to an empty store.",
-    "models": "List, fetch and locate models.",
+    "models": "List, download and locate models.",
     "doctor": "Check this machine and the settings for problems.",
 }

@@ -24,6 +24,7 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.confirmation import Confirmation
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Responses
+from everlong_server.store.search.conversations import Conversations
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.search.vectors import VectorBuilds, Vectors
 from everlong_server.store.sessions import Sessions
@@ -39,7 +40,7 @@ from everlong_server.store.vector_stores.stores import VectorStores
 class Stores:
     """All stored data. The stores in Redis have a method `of(tenant)`.
 
-    `documents`, `uploads`, `responses` and `batches` see all tenants; `quota`, `idempotency`, `sessions`, `chats`, `vector_stores` and
+    `documents`, `uploads`, `responses` and `batches` see all tenants; `quota`, `idempotency`, `sessions`, `conversations`, `chats`, `vector_stores` and
     `batch_files` see the default one.
     """
 
@@ -47,6 +48,7 @@ class Stores:
     idempotency: IdempotencyRecords
     documents: Documents
     sessions: Sessions
+    conversations: Conversations
     chats: Chats
     uploads: Uploads
     responses: Responses
@@ -68,11 +70,13 @@ class Stores:
         queues = ModelQueues.open(redis, fingerprint, replica, settings.lease_seconds)
         quota = Quota(redis, DEFAULT_TENANT, tenant_limits(settings), slots)
         blobs = Blobs(settings.blobs, vault, settings.private_dir)
+        sessions = Sessions(redis, DEFAULT_TENANT, quota, replica, settings.lease_seconds, vault)
         return cls(
             quota=quota,
             idempotency=IdempotencyRecords(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault),
             documents=Documents(redis, None, quota, vault),
-            sessions=Sessions(redis, DEFAULT_TENANT, quota, replica, settings.lease_seconds, vault),
+            sessions=sessions,
+            conversations=Conversations(redis, DEFAULT_TENANT, sessions, vault),
             chats=Chats(redis, DEFAULT_TENANT, settings.chat_seconds, vault),
             uploads=Uploads(redis, None, vault),
             responses=Responses(redis, None, settings.response_seconds, vault),

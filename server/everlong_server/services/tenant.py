@@ -26,6 +26,7 @@ from everlong_server.services.shared import Shared
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
 from everlong_server.store.records import Session
+from everlong_server.store.search.conversations import Conversations
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Quota
@@ -49,6 +50,7 @@ class Services:
     documents: Documents
     passages: Passages
     sessions: Sessions
+    conversations: Conversations
     vector_stores: VectorStores
     ingest: Ingest
     multipart_uploads: MultipartUploads
@@ -139,6 +141,7 @@ def tenant_services(shared: Shared, tenant: str, held: AsyncExitStack | None = N
         documents=documents,
         passages=passages,
         sessions=sessions,
+        conversations=stores.conversations.of(tenant),
         vector_stores=vector_stores,
         ingest=ingest,
         multipart_uploads=MultipartUploads(ingest, stores.uploads.of(tenant), settings.upload_seconds),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
 from everlong_server.store.readings import Readings, no_document
 from everlong_server.store.records import Document, Reading, is_foreign, is_id
@@ -13,43 +16,71 @@ from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, 
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.stores import DETACH
 
+_COMPLETE = """
+local function complete(upload, parts, document)
+  if redis.call('HGET', upload, 'status') ~= 'pending' then return false end
+  redis.call('HSET', upload, 'status', 'completed', 'file', document)
+  redis.call('DEL', parts)
+  return true
+end
+"""
+
+# Completes an upload with a document that exists. KEYS: document, upload, its parts. ARGV: document id. Returns 1, 0 (either is gone)
+_COMPLETE_WITH = (
+    _COMPLETE
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 and complete(KEYS[2], KEYS[3], ARGV[1]) then return 1 end
+return 0
+"""
+)
+
 # Creates a document and queues its reading, and completes the upload that it is made of.
-# KEYS: document, documents, document_readings, reading, jobs, stored, queued; for a document made of an upload also the
-# upload and its parts
+# KEYS: document, documents, document_readings, reading, jobs, stored, queued, contents; for a document made of an upload also
+# the upload and its parts
 # ARGV: document id, creation time, reading id, number of document fields n, bytes, limit of bytes or '', limit of queued
-# readings or '', n fields and values of the document, fields and values of the reading
-# Returns 1, 0 (exists already), -1 (the upload is not pending), -1001 (too many bytes), -1002 (too many queued)
-_CREATE = """
+# readings or '', content or '', '1' to reuse a document of that content, id of one that is not reused or '', prefix of document keys,
+# n fields and values of the document, fields and values of the reading
+# Returns 1, 0 (exists already), the id of the document to reuse, -1 (the upload is not pending), -1001 (too many bytes), -1002
+# (too many queued)
+_CREATE = (
+    _COMPLETE
+    + """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local known = ARGV[8] ~= '' and redis.call('HGET', KEYS[8], ARGV[8])
+if known and (known == ARGV[10] or redis.call('EXISTS', ARGV[11] .. known) == 0) then known = false end
+if known and ARGV[9] == '1' then
+  if KEYS[9] and not complete(KEYS[9], KEYS[10], known) then return -1 end
+  return known
+end
 if ARGV[6] ~= '' and tonumber(redis.call('GET', KEYS[6]) or 0) + tonumber(ARGV[5]) > tonumber(ARGV[6]) then return -1001 end
 if ARGV[7] ~= '' and redis.call('SCARD', KEYS[7]) >= tonumber(ARGV[7]) then return -1002 end
-if KEYS[8] then
-  if redis.call('HGET', KEYS[8], 'status') ~= 'pending' then return -1 end
-  redis.call('HSET', KEYS[8], 'status', 'completed', 'file', ARGV[1])
-  redis.call('DEL', KEYS[9])
-end
+if KEYS[9] and not complete(KEYS[9], KEYS[10], ARGV[1]) then return -1 end
+if ARGV[8] ~= '' and not known then redis.call('HSET', KEYS[8], ARGV[8], ARGV[1]) end
 redis.call('INCRBY', KEYS[6], ARGV[5])
 redis.call('SADD', KEYS[7], ARGV[3])
 local n = tonumber(ARGV[4])
-redis.call('HSET', KEYS[1], unpack(ARGV, 8, 7 + n))
+redis.call('HSET', KEYS[1], unpack(ARGV, 12, 11 + n))
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
 redis.call('SADD', KEYS[3], ARGV[3])
-redis.call('HSET', KEYS[4], unpack(ARGV, 8 + n))
+redis.call('HSET', KEYS[4], unpack(ARGV, 12 + n))
 redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3], 'tenant', redis.call('HGET', KEYS[4], 'tenant'))
 return 1
 """
+)
 
 # Deletes a document with every reading that involves it, since their states hold what it said, and takes it out of vector stores.
-# KEYS: document, documents, document_readings, stored, deleted, document_sets
+# KEYS: document, documents, document_readings, stored, deleted, document_sets, contents
 # ARGV: document id, prefix of reading keys, prefix of document keys, prefix of the tenant's queues, prefix of vector stores
 _DELETE = (
     REMOVE_FROM_INDEX
     + DETACH
     + """
 local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset', 'original_bytes')
+local content = redis.call('HGET', KEYS[1], 'content')
 if redis.call('DEL', KEYS[1]) == 0 then return end
 redis.call('DECRBY', KEYS[4], size[1] + size[2] + (size[3] or 0))
 take_out(KEYS[2], ARGV[1], KEYS[5])
+if content and redis.call('HGET', KEYS[7], content) == ARGV[1] then redis.call('HDEL', KEYS[7], content) end
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   local documents, model = unpack(redis.call('HMGET', ARGV[2] .. id, 'documents', 'model'))
   if documents then
@@ -84,12 +115,21 @@ class Documents:
         """Return the documents of another tenant."""
         return Documents(self._redis, tenant, self._quota.of(tenant), self._vault)
 
-    async def create(self, document: Document, model: str, *, upload: str | None = None, reserved: int = 0) -> bool:
+    async def create(
+        self,
+        document: Document,
+        model: str,
+        *,
+        upload: str | None = None,
+        reserved: int = 0,
+        reuse: bool = False,
+        instead_of: str = "",
+    ) -> str | None:
         """Store the document and queue its reading by `model`, in one step. A document that exists already is left as it is.
 
         `upload`: the upload whose parts it is made of; it is completed in the same step. `reserved`: the bytes that the quota
-        already counts for that upload. Returns False, and stores nothing, if the upload is no longer pending. Raises
-        `RateLimited`.
+        already counts for that upload. `reuse`: store nothing if there is a document of the same content, unless it is `instead_of`.
+        Returns the id of the document; None, and stores nothing, if the upload is no longer pending. Raises `RateLimited`.
         """
         assert self._tenant is not None, "creating a document takes a tenant"
         fields = flat(self._vault.sealed(document.fields()) | {"tenant": self._tenant})
@@ -103,19 +143,35 @@ class Documents:
             [
                 keys.document(document.id), keys.documents(self._tenant), keys.document_readings(document.id),
                 keys.reading(str(reading["id"])), keys.jobs(model), keys.stored(self._tenant),
-                keys.queued(self._tenant, model),
+                keys.queued(self._tenant, model), keys.contents(self._tenant),
                 *([] if upload is None else [keys.upload(upload), keys.upload_parts(upload)]),
             ],
             [
                 document.id, document.created_at, reading["id"], len(fields), document.stored_bytes,
-                limit_argument(None if limits.bytes is None else limits.bytes + reserved), limit_argument(limits.queued), *fields, *flat(reading),
+                limit_argument(None if limits.bytes is None else limits.bytes + reserved), limit_argument(limits.queued), document.content,
+                "1" if reuse else "", instead_of, keys.document(""), *fields, *flat(reading),
             ],
         )  # fmt: skip
         if done == OVER_BYTES:
             raise self._quota.no_room()
         if done == OVER_QUEUED:
             raise await self._quota.queue_full(model)
-        return int(done) >= 0
+        if isinstance(done, bytes):
+            return done.decode()
+        return document.id if done >= 0 else None
+
+    async def of_content(self, content: str) -> Document | None:
+        """Return the document that was made of the same uploaded file, if there is one."""
+        assert self._tenant is not None, "contents belong to a tenant"
+        id = await self._redis.hget(keys.contents(self._tenant), content) if content else None
+        with contextlib.suppress(NotFound):
+            return None if id is None else await self.get(id.decode())
+        return None
+
+    async def complete_with(self, upload: str, document_id: str) -> bool:
+        """Complete an upload with a document that exists. Returns False if either is gone."""
+        names = [keys.document(document_id), keys.upload(upload), keys.upload_parts(upload)]
+        return bool(await self._scripts.run(_COMPLETE_WITH, names, [document_id]))
 
     async def get(self, document_id: str) -> Document:
         """Return the document. Raises `NotFound`."""
@@ -152,7 +208,7 @@ class Documents:
             [
                 keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),
                 keys.stored(tenant), keys.deleted(keys.documents(tenant), document_id),
-                keys.document_sets(document_id),
+                keys.document_sets(document_id), keys.contents(tenant),
             ],
             [
                 document_id, keys.reading(""), keys.document(""), keys.queued(tenant, ""),

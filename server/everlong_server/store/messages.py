@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from everlong_models import ToolCall
@@ -27,6 +27,7 @@ class Citation:
     """A sentence of an answer, its characters `start` to `end`, rests on `document_start` to `document_end` of `document`.
 
     `evidence`: the position of the passage in the answer's evidence, from 0. `filename`: the document's; None if it has none.
+    `page`: where the cited part begins, if the document has pages.
     """
 
     start: int
@@ -36,6 +37,11 @@ class Citation:
     document_start: int
     document_end: int
     filename: str | None = None
+    page: int | None = None
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object of the citation, without a page if it has none."""
+        return {name: value for name, value in asdict(self).items() if name != "page" or value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,14 @@ class AnswerMessage:
     tool_calls: Sequence[ToolCall] = ()
     stop_sequence: str | None = None
 
+    def joined_to(self, first: AnswerMessage) -> AnswerMessage:
+        """Return the answer `first` continued by this one, as one answer with this one's id."""
+        tokens = first.usage.completion_tokens + self.usage.completion_tokens
+        return replace(
+            self, content=first.content + self.content, created_at=first.created_at,
+            usage=replace(self.usage, completion_tokens=tokens),
+        )  # fmt: skip
+
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""
         return {
@@ -75,7 +89,7 @@ class AnswerMessage:
         """Return the JSON object of the complete answer."""
         return {
             **self.head(), "evidence": [evidence_json(passage) for passage in self.evidence], "content": self.content,
-            "citations": [asdict(citation) for citation in self.citations],
+            "citations": [citation.json() for citation in self.citations],
             "finish_reason": self.finish_reason, "usage": asdict(self.usage),
             **({} if self.logprobs is None else {"logprobs": self.logprobs}),
         }  # fmt: skip

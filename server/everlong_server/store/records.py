@@ -55,6 +55,7 @@ class Document:
 
     `digest`: SHA-256 of the blob, as hex; None: not checked. `format`: the file format that the text was converted from ("pdf", …); None for
     plain text. `notes`: what the conversion left out or repaired. `original_bytes`: size of the original, if it is kept; else 0.
+    `content`: identifies the uploaded file (`ReceivedFile.content`); empty for files in archives, and those of older versions.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Document:
     format: str | None = None
     notes: tuple[Note, ...] = ()
     original_bytes: int = 0
+    content: str = ""
 
     @property
     def stored_bytes(self) -> int:
@@ -79,6 +81,7 @@ class Document:
             "text_offset": self.text_offset, "created_at": self.created_at, "digest": self.digest or "",
             "format": self.format or "", "notes": notes.encode(self.notes),
             **({"original_bytes": self.original_bytes} if self.original_bytes else {}),
+            **({"content": self.content} if self.content else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -94,6 +97,7 @@ class Document:
             format=stored[b"format"].decode() or None,
             notes=notes.decode(stored.get(b"notes", b"").decode()),
             original_bytes=int(stored.get(b"original_bytes", 0)),
+            content=stored.get(b"content", b"").decode(),
         )
 
 

@@ -14,15 +14,7 @@ from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store.messages import ADDED, AnswerMessage, open_added, open_message, question_json, seal_messages
-from everlong_server.store.records import (
-    RecallChoice,
-    Session,
-    is_foreign,
-    is_id,
-    new_id,
-    now,
-    title_of,
-)
+from everlong_server.store.records import RecallChoice, Session, is_foreign, is_id, new_id, now, title_of
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
@@ -104,7 +96,7 @@ return 1
 )
 
 # KEYS: session, lease, messages. ARGV: lease value, expected version, number n of messages, n messages, title to set if the
-# session has none, fields and values
+# session has none, field of the last message, which the messages replace, or '', fields and values
 # Returns the new version, 0 (the session is gone), -1 (the lease is lost), -2 (another version)
 _COMMIT = """
 local now = redis.call('HMGET', KEYS[1], 'version', 'writer')
@@ -113,10 +105,15 @@ if now[2] == ARGV[1] then return tonumber(now[1]) end -- a retry: the reply was 
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
 if now[1] ~= ARGV[2] then return -2 end
 local n = tonumber(ARGV[3])
-if n > 0 then redis.call('RPUSH', KEYS[3], unpack(ARGV, 4, 3 + n)) end
+local replaced = ARGV[5 + n]
+if replaced ~= '' then
+  redis.call('RPOP', KEYS[3])
+  redis.call('HDEL', KEYS[1], replaced)
+end
+redis.call('RPUSH', KEYS[3], unpack(ARGV, 4, 3 + n))
 if ARGV[4 + n] ~= '' then redis.call('HSETNX', KEYS[1], 'title', ARGV[4 + n]) end
-redis.call('HSET', KEYS[1], 'writer', ARGV[1], unpack(ARGV, 5 + n))
-redis.call('HINCRBY', KEYS[1], 'messages', n)
+redis.call('HSET', KEYS[1], 'writer', ARGV[1], unpack(ARGV, 6 + n))
+redis.call('HINCRBY', KEYS[1], 'messages', replaced == '' and n or n - 1)
 return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
@@ -316,12 +313,8 @@ class Sessions:
         await self._stored(session_id, False)
         own = (keys.session, keys.session_messages, keys.session_lease, keys.session_turn)
         index = keys.sessions(self._tenant)
-        names = [
-            *(key(session_id) for key in own),
-            index,
-            keys.deleted(index, session_id),
-            keys.session_deletion(session_id),
-        ]
+        others = (index, keys.deleted(index, session_id), keys.session_deletion(session_id))
+        names = [*(key(session_id) for key in own), *others]
         if not await self._scripts.run(_DELETE, names, [session_id, uuid.uuid4().hex]):
             raise _no_session(session_id)
 
@@ -357,23 +350,26 @@ class Sessions:
         await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
-        self, session: Session, lease: Lease, snapshot: Snapshot | None, question: str, answer: AnswerMessage
-    ) -> None:
+        self, session: Session, lease: Lease, snapshot: Snapshot | None, question: str | None, answer: AnswerMessage,
+        replaces: str | None = None,
+    ) -> None:  # fmt: skip
         """Write the new snapshot, the question and its answer in one step. The first question becomes the session's title.
 
-        `snapshot`: None leaves the memory as it is; the messages remain unread. `session`: as it was when the answer began. Raises `NotFound` if it was deleted, and `Conflict` if the lease was lost or
+        `snapshot`: None leaves the memory as it is; the messages remain unread. `question`: None if the answer replaces the last one, whose
+        id is `replaces`. `session`: as it was when the answer began. Raises `NotFound` if it was deleted, and `Conflict` if the lease was lost or
         the version has changed; nothing is written then.
         """
-        title = title_of(question)
+        title = title_of(question) if question else None
         sealed_title = self._vault.sealed({"title": title})["title"] if title else ""
-        messages = (question_json(question, answer.created_at), answer.session_json())
+        asked = [] if question is None else [question_json(question, answer.created_at)]
+        messages = [*asked, answer.session_json()]
         sealed, added = seal_messages(messages, self._vault)
         version = await self._scripts.run(
             _COMMIT,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
             [
-                lease.value, session.version, len(sealed), *sealed, sealed_title,
-                "unread", session.unread + len(messages) if snapshot is None else 0, *flat(added),
+                lease.value, session.version, len(sealed), *sealed, sealed_title, f"{ADDED}{replaces}" if replaces else "",
+                "unread", session.unread + 2 * len(asked) if snapshot is None else 0, *flat(added),
                 *([] if snapshot is None else flat(self._vault.sealed(snapshot.fields()))),
             ],
         )  # fmt: skip

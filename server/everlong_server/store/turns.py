@@ -39,13 +39,15 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class RunningTurn:
-    """A question that is being answered. `id`: of its answer; `evidence`: None before the search; `text`: the answer so far."""
+    """A question that is being answered. `id`: of its answer; `evidence`: None before the search; `text`: the answer so far.
+    `continues`: it extends the session's last answer, whose text it begins with."""
 
     id: str
     question: str
     created_at: float
     evidence: list[dict[str, Any]] | None
     text: str
+    continues: bool = False
 
 
 class RunningTurns:

@@ -182,6 +182,20 @@ def test_serve_refuses_an_unknown_flag_in_one_line() -> None:
     assert done.stderr == "error: unrecognized arguments: --nonsense 3; see `everlong serve --help`\n"
 
 
+def test_serve_names_the_flag_that_a_mistyped_one_is_near_to() -> None:
+    done = everlong("serve", "--modle=x", "--prot", "3")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: unrecognized arguments: --modle=x --prot 3. Did you mean --model and --port?")
+
+
+def test_restore_names_the_file_that_does_not_exist(tmp_path: Path) -> None:
+    done = everlong("restore", str(tmp_path / "none"), EVERLONG_DATA_DIR=str(tmp_path / "data"))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        f"error: {tmp_path / 'none'}: No such file or directory",
+    )
+
+
 def _arguments(command: Any) -> Iterator[tuple[str, str | None]]:
     """Yield the name of each command with the metavar of each of its arguments."""
     for each in getattr(command, "commands", {}).values():

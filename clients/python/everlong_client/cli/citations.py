@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from everlong_client.cli.originals import Originals
 from everlong_client.types.message import Citation, Evidence, Message
 
@@ -30,8 +32,9 @@ def place(passage: Evidence, filename: str | None, originals: Originals) -> str:
 def _line(message: Message, citation: Citation, originals: Originals, *, named: bool) -> str:
     passage = message.evidence[citation.evidence]
     quote = passage.text[citation.document_start - passage.start : citation.document_end - passage.start]
+    cited = passage if citation.page is None else replace(passage, page=citation.page)
     sentence = f"“{_shortened(message.content[citation.start : citation.end])}” " if named else ""
-    return f"{sentence}[{citation.evidence + 1}] {place(passage, citation.filename, originals)}: “{_shortened(quote)}”"
+    return f"{sentence}[{citation.evidence + 1}] {place(cited, citation.filename, originals)}: “{_shortened(quote)}”"
 
 
 def _shortened(text: str) -> str:

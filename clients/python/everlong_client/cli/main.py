@@ -28,6 +28,9 @@ from everlong_client.types.message import Sampling
 
 app = typer.Typer(name="everlong", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
+ASK = "Use a server"
+"""The heading of the commands in the help."""
+
 Url = Annotated[str, typer.Option("--url", envvar="EVERLONG_URL", help="The server's address.")]
 ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="EVERLONG_API_KEY", help="The API key.")]
 DocumentIds = Annotated[
@@ -78,7 +81,7 @@ def everlong(
     """Let a server read documents of any length, and ask questions about them."""
 
 
-@app.command()
+@app.command(rich_help_panel=ASK)
 def ingest(
     files: Annotated[list[Path], typer.Argument(help="Files to upload; - is standard input.", metavar="FILE")],
     wait: Annotated[
@@ -106,7 +109,7 @@ def ingest(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=ASK)
 def ask(
     *,
     words: Annotated[
@@ -141,7 +144,7 @@ def ask(
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=ASK)
 def chat(
     *,
     file: Annotated[Path | None, typer.Argument(help="A file to upload and read first.", metavar="FILE")] = None,
@@ -196,7 +199,7 @@ def _piped_questions() -> Iterable[str] | None:
     return chain([first], sys.stdin)
 
 
-@app.command()
+@app.command(rich_help_panel=ASK)
 def search(
     *,
     words: Annotated[
@@ -221,7 +224,7 @@ def search(
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=ASK)
 def status(as_json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Show whether a server is ready, what it serves, and how many documents and sessions it has."""
     try:
@@ -236,7 +239,7 @@ def status(as_json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = No
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=ASK)
 def memory(
     session: Annotated[str, typer.Argument(help="The session's id.", metavar="SESSION", callback=_not_empty)],
     png: Annotated[
@@ -259,7 +262,7 @@ def memory(
     print_note(f"wrote {png}")
 
 
-@app.command()
+@app.command(rich_help_panel=ASK)
 def mcp(
     *,
     folders: Annotated[

@@ -24,6 +24,8 @@ COMMANDS = "everlong.commands"
 SUMMARIES = "everlong.summaries"
 DISTRIBUTIONS = {"everlong": "the server", "everlong-lab": "training, evaluation and benchmarks"}
 """The distributions that add commands, and what their commands are for."""
+PANELS = {"everlong": "Run a server", "everlong-lab": "Train and measure models"}
+"""The headings of their commands in the help, in this order."""
 
 
 class Commands(TyperGroup):
@@ -32,7 +34,7 @@ class Commands(TyperGroup):
     # Recent versions of Typer contain their own copy of click, so click's types cannot be named here.
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *sorted(_plugins())]
+        return [*super().list_commands(ctx), *sorted(_plugins(), key=_place)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if (own := super().get_command(ctx, cmd_name)) is not None:
@@ -70,7 +72,7 @@ class Plugin(TyperCommand):
 
     def __init__(self, entry: EntryPoint) -> None:
         summary = _summaries().get(entry.name) or f"Run a command of {entry.dist.name if entry.dist else entry.value}."
-        super().__init__(entry.name, help=summary, add_help_option=False)
+        super().__init__(entry.name, help=summary, add_help_option=False, rich_help_panel=_panel(entry))
         self._entry = entry
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -87,6 +89,17 @@ class Plugin(TyperCommand):
 
 def _plugins() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=COMMANDS)}
+
+
+def _panel(entry: EntryPoint) -> str:
+    """Return the heading of a command in the help."""
+    return PANELS.get(entry.dist.name if entry.dist else "", "Other commands")
+
+
+def _place(name: str) -> tuple[int, bool, str]:
+    """Return the place of a command in the help: by its heading, `serve` first."""
+    headings = [*PANELS.values(), _panel(entry := _plugins()[name])]
+    return headings.index(_panel(entry)), name != "serve", name
 
 
 @cache

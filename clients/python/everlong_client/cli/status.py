@@ -32,6 +32,8 @@ class Status:
     def lines(self) -> Iterator[str]:
         """Yield the status as lines of text."""
         yield f"server     {self.url}, {'ready' if self.ready else f'not ready: {self.reason}'}"
+        if not self.ready:
+            yield "           Start a server with `everlong serve`, or name another one with --url."
         if (model := self.model) is not None:
             size = f", {model.parameters / 1e6:,.0f} million parameters" if model.parameters else ""
             kept = "" if model.remembered_tokens is None else f", keeps {model.remembered_tokens:,} tokens of a text"

@@ -32,13 +32,18 @@ export function askTitle(title: string): Promise<string | null> {
   });
 }
 
-/** A modal dialog. The browser keeps the focus inside, and restores it afterwards. */
+/** A modal dialog. The browser keeps the focus inside. Afterwards, the element that had it before gets it back. */
 export function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; locked?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
+  // The browser would remember a field with `autofocus` instead, which has the focus as soon as it is part of the page.
+  const opener = useRef(document.activeElement);
   useEffect(() => {
     const dialog = element.current!;
     dialog.showModal();
-    return () => dialog.close();
+    return () => {
+      dialog.close();
+      if (opener.current instanceof HTMLElement && opener.current.isConnected) opener.current.focus({ preventScroll: true });
+    };
   }, []);
   return (
     <dialog

@@ -30,7 +30,13 @@ export function Menu({ label, sign, children }: { label: string; sign: string; c
         {sign}
       </button>
       {open && (
-        <div class="list" onClick={() => setOpen(false)}>
+        <div
+          class="list"
+          onClick={() => {
+            setOpen(false);
+            element.current?.querySelector("button")?.focus(); // the action may open a dialog, which gives the focus back
+          }}
+        >
           {children}
         </div>
       )}

@@ -26,7 +26,7 @@ export function Uploads() {
 }
 
 function UploadCard({ upload }: { upload: Upload }) {
-  const { key, file, state, sent, page, error, notes } = upload;
+  const { key, file, state, sent, page, error, notes, sameAs } = upload;
   const ended = hasEnded(upload);
   return (
     <>
@@ -45,6 +45,11 @@ function UploadCard({ upload }: { upload: Upload }) {
         )}
       </div>
       {error && <Problem problem={error} />}
+      {sameAs !== null && (
+        <p class="note" role="status">
+          You have uploaded the same file before. It is the document {sameAs}.
+        </p>
+      )}
       {state === "done" && (
         <Notes open notes={notes} summary={`The other files are documents now. ${plural(notes.length, "note")} on what was left out:`} />
       )}

@@ -1,9 +1,10 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
-import { addSession, modelOf, sessions } from "./library.js";
+import { addFound, addSession, modelOf, nextPages, sessions } from "./library.js";
+import { draft } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
-import { ask, draft, sessionMessages, takesQuestions } from "./turns.js";
+import { ask, sessionMessages, takesQuestions } from "./turns.js";
 import { type Upload, moveEnded, openConversation, uploadAgain, uploadAll, uploadFiles } from "./uploads.js";
 
 /** Asks `question` in a new branch, which has the messages before the one at `index`, and opens it. */
@@ -54,6 +55,17 @@ async function createBranch(parent: Session, documents: string[], messages: read
   const branch = await retryWhileOffline(() => client.sessions.create(documents, options));
   addSession(branch);
   return branch;
+}
+
+/** Loads the branches of a conversation that are older than those in the list. */
+export async function loadBranches({ id }: Session): Promise<void> {
+  for (let after: string | undefined, more = nextPages.value.sessions !== null; more; ) {
+    const options = { limit: 100, branchesOf: id, ...(after && { after }) };
+    const page = await retryWhileOffline(() => client.sessions.list(options));
+    addFound(page.data);
+    after = page.data.at(-1)?.id;
+    more = page.has_more === true && after !== undefined;
+  }
 }
 
 /** The sessions that branched off from the same one, that one included, oldest first. */

@@ -1,9 +1,10 @@
 /** The conversations that the sidebar lists: search, groups, and what can be done with several at once. */
-import { computed, effect, signal } from "@preact/signals";
+import { batch, computed, effect, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
 import { UserError } from "./errors.js";
-import { addSession, documents, documentsOf, fetchDocument, loadMore, modelOf, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
+import { addFound, addSession, documents, documentsOf, fetchDocument, loadMore, modelOf, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
+import { askedQuestions } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { PAGE, client, retryWhileOffline } from "./server.js";
 import { turns } from "./turns.js";
@@ -13,19 +14,21 @@ export const grouping = signal<"date" | "document">("date");
 /** The ids of the selected conversations; null while none can be selected. */
 export const selection = signal<ReadonlySet<string> | null>(null);
 
-/** Conversations with a question, and those that are open, being read or being answered. */
+/** Conversations with a question, answered or not, and those that are open, being read or being answered. */
 export const listed = computed(() => {
-  const [open, running] = [route.value.session, turns.value]; // read once: with thousands of conversations, each read of a signal counts
-  return sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === open || running.has(each.id));
+  const [open, running, asked] = [route.value.session, turns.value, askedQuestions.value]; // read once: with thousands of conversations, each read of a signal counts
+  return sessions.value.filter((each) => each.messages > 0 || each.status === "reading" || each.answering || each.id === open || running.has(each.id) || asked.has(each.id));
 });
 
-/** Those of `listed` that match the query, in all their words. */
+/** Those of `listed` that have all words of the query: in the title or the documents' names, or as the server found. */
 export const found = computed(() => {
   const words = fold(query.value).split(/\s+/).filter(Boolean);
   if (words.length === 0) return listed.value;
   if (searched.documents !== documents.value) searched = { documents: documents.value, texts: new WeakMap() };
   const { texts } = searched;
+  const { ids } = serverSearch.value;
   return listed.value.filter((each) => {
+    if (ids.has(each.id)) return true;
     const text = texts.get(each) ?? fold(`${titleOf(each)} ${each.documents.map(nameOf).join(" ")}`);
     texts.set(each, text);
     return words.every((word) => text.includes(word));
@@ -44,11 +47,11 @@ effect(() => {
 });
 
 /** Whether there are conversations that are not shown. */
-export const hasMore = computed(() => found.value.length > rows.value || nextPages.value.sessions !== null);
+export const hasMore = computed(() => found.value.length > rows.value || (!query.value.trim() && nextPages.value.sessions !== null));
 
 /** Shows more conversations. Loads them if necessary. */
 export async function showMore(): Promise<void> {
-  if (found.value.length <= rows.value) await loadMore("sessions");
+  if (!query.value.trim() && found.value.length <= rows.value) await loadMore("sessions");
   rows.value += ROWS;
 }
 
@@ -88,22 +91,47 @@ function dateName({ created_at }: Session): string {
   return then.toLocaleDateString("en", { month: "long", year: "numeric" });
 }
 
-let searching = false;
-
+const TYPING = 250; // ms without a change of the query until the server searches
 const MOST_PAGES = 16;
 
-// A search loads the conversations that are not loaded yet: one page at first, then more and more before it shows them. Each time the
-// list is drawn anew, which takes longer than a frame when there are thousands.
+/** What the server has found: it also searches the messages, and conversations that the page has not loaded. */
+export const serverSearch = signal<{ query: string; ids: ReadonlySet<string>; done: boolean }>({ query: "", ids: new Set(), done: true });
+
+let stopSearch = new AbortController();
 effect(() => {
-  if (!searching && query.value.trim() && nextPages.value.sessions) void showErrors(loadAll);
+  const text = query.value.trim();
+  stopSearch.abort();
+  const stop = (stopSearch = new AbortController());
+  serverSearch.value = { query: text, ids: new Set(), done: !text };
+  if (text) setTimeout(() => !stop.signal.aborted && void showErrors(() => searchServer(text.slice(0, 200), stop.signal)), TYPING);
 });
 
-async function loadAll(): Promise<void> {
-  searching = true;
+// Shows one page of results at first, then more and more at once: with thousands of conversations, drawing the list takes longer than a frame.
+async function searchServer(text: string, signal: AbortSignal): Promise<void> {
+  let after: string | undefined;
   try {
-    for (let pages = 1; query.value.trim() && nextPages.value.sessions; pages = Math.min(2 * pages, MOST_PAGES)) await loadMore("sessions", pages);
-  } finally {
-    searching = false;
+    for (let pages = 1; ; pages = Math.min(2 * pages, MOST_PAGES)) {
+      const fresh: Session[] = [];
+      let more = true;
+      for (let n = 0; n < pages && more; n++) {
+        const options = { limit: 100, query: text, signal, ...(after && { after }) };
+        const page = await retryWhileOffline(() => client.sessions.list(options));
+        fresh.push(...page.data);
+        after = page.data.at(-1)?.id;
+        more = page.has_more === true && after !== undefined;
+      }
+      if (signal.aborted) return;
+      batch(() => {
+        addFound(fresh);
+        const { query, ids } = serverSearch.value;
+        serverSearch.value = { query, ids: new Set([...ids, ...fresh.map(({ id }) => id)]), done: !more };
+      });
+      if (!more) return;
+    }
+  } catch (error) {
+    if (signal.aborted) return;
+    serverSearch.value = { ...serverSearch.value, done: true };
+    throw error;
   }
 }
 

@@ -3,6 +3,7 @@ import { batch, computed, signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { errorText } from "./errors.js";
+import { forgetSession } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
 import { answerSettings } from "./settings.js";
@@ -107,6 +108,15 @@ export function updateSession(session: Session): void {
   sessions.value = known ? sessions.value.map((old) => (old.id === session.id ? session : old)) : [session, ...sessions.value];
 }
 
+/** Adds sessions that are not in the list yet, at their place by age. */
+export function addFound(found: readonly Session[]): void {
+  const known = new Set(sessions.value.map(({ id }) => id));
+  const fresh = found.filter(({ id }) => !known.has(id));
+  if (fresh.length === 0) return;
+  sessions.value = [...sessions.value, ...fresh].sort((a, b) => b.created_at - a.created_at);
+  for (const session of fresh) void followSession(session);
+}
+
 /** Shows a new session, and follows it until it has read its documents. */
 export function addSession(session: Session): void {
   updateSession(session);
@@ -209,8 +219,9 @@ export async function loadSession(id: string): Promise<boolean> {
     void followSession(session);
     return true;
   } catch (error) {
-    if (error instanceof NotFoundError) return false;
-    throw error;
+    if (!(error instanceof NotFoundError)) throw error;
+    forgetSession(id);
+    return false;
   }
 }
 
@@ -252,6 +263,7 @@ export async function rename(id: string, title: string): Promise<void> {
 
 export async function removeSession(id: string): Promise<void> {
   await retryWhileOffline(() => client.sessions.delete(id));
+  forgetSession(id);
   sessions.value = sessions.value.filter((session) => session.id !== id);
   if (route.value.session === id) navigate({ session: null, panel: null });
 }

@@ -16,6 +16,18 @@ class BrowserStorage {
     }
   }
 
+  /** The names of all values that begin with `prefix`. */
+  names(prefix: string): string[] {
+    let names: string[] = [];
+    try {
+      names = Object.keys(this.#storage());
+    } catch {
+      // blocked: there are only the values in memory
+    }
+    for (const [name, value] of this.#fallback) if (value !== null) names.push(name);
+    return [...new Set(names)].filter((name) => name.startsWith(prefix) && this.get(name) !== null);
+  }
+
   /** Sets the value; null removes it. */
   set(name: string, value: string | null): void {
     try {
@@ -29,7 +41,5 @@ class BrowserStorage {
 }
 
 // In functions, because even access to `localStorage` throws if it is blocked.
-/** Survives the tab. */
+/** Survives the tab. All tabs share it. */
 export const persistent = new BrowserStorage(() => localStorage);
-/** Belongs to this tab. */
-export const perTab = new BrowserStorage(() => sessionStorage);

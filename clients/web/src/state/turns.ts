@@ -4,9 +4,9 @@ import type { Conversation, Evidence, Message, Model, Session } from "everlong-c
 import { NotFoundError, StreamError } from "everlong-client";
 import { errorText } from "./errors.js";
 import { modelOf, sessions, showErrors, updateSession } from "./library.js";
+import { askedQuestions, forgetAsked, isIn, isWaiting, markWaiting, rememberAsked } from "./questions.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
 import { answerSettings, sampling } from "./settings.js";
-import { perTab } from "./storage.js";
 
 /** A question and its answer, which is not complete yet. */
 export interface Turn {
@@ -15,6 +15,8 @@ export interface Turn {
   evidence: Evidence[] | null;
   state: "asked" | "answering" | "stopping" | "failed";
   error: string | null;
+  /** Whether it extends the last answer, with whose text it begins, instead of being a new one. */
+  continues?: boolean;
   /** Whether another page has sent the question, such as this one before a reload. */
   followed?: boolean;
 }
@@ -55,16 +57,19 @@ function servedModel(session: string): Model | null {
   return known ? modelOf(known) : null;
 }
 
-/** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
-export async function ask(session: string, question: string): Promise<void> {
+/** Sends a question and shows the answer. Repeats it through outages of the server. The browser keeps the question until then.
+ * With `extended`, the last answer, this one is extended instead. */
+export async function ask(session: string, question: string, extended: Message | null = null): Promise<void> {
   const conversation = client.sessions.connect(session);
   conversations.set(session, conversation);
   conversation.onlost = (error) => void (error ? markOffline("The connection was lost.") : checkServer());
-  const fresh: Turn = { question, text: "", evidence: null, state: "asked", error: null };
+  const begin = { text: extended?.content ?? "", evidence: extended?.evidence ?? null };
+  const fresh: Turn = { question, ...begin, state: "asked", error: null, continues: extended !== null };
   const now = () => turns.value.get(session) ?? fresh;
   const update = (change: Partial<Turn>) => setTurn(session, { ...now(), ...change });
   setTurn(session, fresh);
-  draft(session, question);
+  if (!extended) rememberAsked(session, question, sessionMessages.value.get(session)?.length ?? sessions.value.find(({ id }) => id === session)?.messages ?? 0);
+  const stopWaiting = markWaiting(session);
   const sentences = new SentenceAnnouncer();
   // Text that the next frame will show. With one update per token of a fast model, the page would not respond to clicks.
   let pendingText = "";
@@ -82,12 +87,12 @@ export async function ask(session: string, question: string): Promise<void> {
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question, { ...sampling(servedModel(session)), ...(finish ? { on_disconnect: "finish" } : {}) })) {
+        for await (const event of conversation.send(question, { ...sampling(servedModel(session)), ...(finish ? { on_disconnect: "finish" } : {}), ...(extended ? { continue_answer: true } : {}) })) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";
             sentences.restart();
-            update({ text: "", evidence: null, state: now().state === "stopping" ? "stopping" : "asked" });
+            update({ ...begin, state: now().state === "stopping" ? "stopping" : "asked" });
           } else if (event.type === "response.evidence") update({ evidence: event.evidence });
           else if (event.type === "response.output_text.delta") {
             pendingText += event.delta;
@@ -106,15 +111,16 @@ export async function ask(session: string, question: string): Promise<void> {
         else await serverOnline();
       }
     }
-    if (emptyAnswer) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
+    if (emptyAnswer && !extended) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
     await loadMessages(session);
-    draft(session, "");
+    if (!extended) forgetAsked(session);
     setTurn(session, null);
     updateSession(await retryWhileOffline(() => client.sessions.get(session)));
   } catch (error) {
     flush();
     update({ state: "failed", error: errorText(error) });
   } finally {
+    stopWaiting();
     conversation.close();
     conversations.delete(session);
     if (connection.value.state === "offline") void checkServer();
@@ -135,7 +141,7 @@ export async function follow(session: string): Promise<void> {
       if (turn && !turn.followed) return; // the user asked something else here
       if (running) {
         const state = turn?.state === "stopping" ? turn.state : running.text ? "answering" : "asked";
-        setTurn(session, { question: running.question, text: running.text, evidence: running.evidence ?? null, state, error: null, followed: true });
+        setTurn(session, { question: running.question, text: running.text, evidence: running.evidence ?? null, state, error: null, followed: true, continues: running.continues === true });
       }
       const now = await retryWhileOffline(() => client.sessions.get(session));
       if (!now.answering) {
@@ -143,8 +149,9 @@ export async function follow(session: string): Promise<void> {
         updateSession(now);
         const shown = turns.value.get(session); // perhaps only since the request above
         const answered = !shown || sessionMessages.value.get(session)?.at(-2)?.content === shown.question;
-        if (answered) return setTurn(session, null);
-        return setTurn(session, { ...shown, state: "failed", error: "The server stopped before the answer was complete." });
+        if (!answered) return setTurn(session, { ...shown, state: "failed", error: "The server stopped before the answer was complete." });
+        forgetAsked(session);
+        return setTurn(session, null);
       }
       await new Promise((resume) => setTimeout(resume, FOLLOW_DELAY));
     }
@@ -154,6 +161,20 @@ export async function follow(session: string): Promise<void> {
   } finally {
     following.delete(session);
   }
+}
+
+/** Shows a question of this browser that the server did not answer while the page was closed, so that it can be asked again. */
+export async function restoreAsked(session: string): Promise<void> {
+  const asked = askedQuestions.value.get(session);
+  if (!asked || turns.value.has(session) || (await isWaiting(session))) return;
+  const now = await retryWhileOffline(() => client.sessions.get(session));
+  updateSession(now);
+  if (now.answering) return; // `follow` shows it
+  await loadMessages(session); // the answer may have been complete only since the page loaded them
+  if (turns.value.has(session) || following.has(session) || askedQuestions.value.get(session) !== asked) return;
+  if (isIn(sessionMessages.value.get(session) ?? [], asked)) return forgetAsked(session);
+  const error = "This question has no answer: the page was closed, or the server stopped, before the answer was complete.";
+  setTurn(session, { question: asked.question, text: "", evidence: null, state: "failed", error });
 }
 
 /** Cancels the answer and keeps the text generated so far. */
@@ -167,26 +188,9 @@ export function stop(session: string): void {
 /** Removes a failed turn and returns its question. */
 export function withdraw(session: string): string {
   const question = turns.value.get(session)?.question ?? "";
+  forgetAsked(session);
   setTurn(session, null);
   return question;
-}
-
-const DRAFT = "everlong.draft.";
-const NEXT = "everlong.next.";
-
-/** The question that is being typed in a session, or that waits for its answer. Survives a reload. Sets it if `text` is given. */
-export function draft(session: string, text?: string): string {
-  return stored(DRAFT + session, text);
-}
-
-/** The question that is being typed while an answer is generated. Sets it if `text` is given. */
-export function nextDraft(session: string, text?: string): string {
-  return stored(NEXT + session, text);
-}
-
-function stored(name: string, text?: string): string {
-  if (text !== undefined) perTab.set(name, text || null);
-  return perTab.get(name) ?? "";
 }
 
 /** Announces an answer to screen readers sentence by sentence, because single words are hard to follow. */

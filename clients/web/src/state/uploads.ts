@@ -6,10 +6,9 @@ import { formatNames, isArchive } from "../lib/formats.js";
 import { GivenUp, Pausable } from "../lib/pausable.js";
 import { askEachFile } from "./archives.js";
 import { type UploadProblem, UserError, uploadProblem } from "./errors.js";
-import { createSession, fetchDocument, formats, pollPending, updateDocument } from "./library.js";
+import { createSession, documents, formats, nameOf, pollPending, updateDocument } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, markAlive, retryWhileOffline } from "./server.js";
-import { persistent } from "./storage.js";
 
 export interface Upload {
   key: number;
@@ -24,6 +23,8 @@ export interface Upload {
   error: UploadProblem | null;
   /** The files of an archive that were left out, and why. */
   notes: readonly DocumentNote[];
+  /** The name of the document that was made of the same file before, if it differs. */
+  sameAs: string | null;
   /** The conversation that shows it after it has ended; null for the start view. */
   place: string | null;
 }
@@ -32,10 +33,6 @@ export const uploads = signal<readonly Upload[]>([]);
 
 /** The number of concurrent uploads. A browser opens six connections to one server, and the page needs some of them. */
 const MAX_UPLOADS = 3;
-/** Larger files are not digested, as that would need their size in memory. */
-const MAX_DIGESTED = 64 * 1024 ** 2; // bytes
-/** The browser stores the id of the document that it made from a file under this prefix and the file's digest. */
-const KNOWN = "everlong.document.";
 
 let uploadCount = 0;
 
@@ -123,12 +120,14 @@ async function uploadOne(file: File, each: boolean, place: string | null): Promi
   const control = new Pausable();
   controls.set(key, control);
   const others = uploads.value.filter((upload) => !hasEnded(upload) || upload.file.name !== file.name);
-  uploads.value = [...others, { key, file, each, sent: 0, page: null, state: "queued", error: null, notes: [], place }];
+  uploads.value = [...others, { key, file, each, sent: 0, page: null, state: "queued", error: null, notes: [], sameAs: null, place }];
   try {
-    const { data, notes } = await documentsOf(file, each, key, control);
+    const { data, notes } = await send(file, each, key, control);
+    const [first] = each ? [] : data;
+    const sameAs = first && first.filename !== file.name && documents.value.has(first.id) ? nameOf(first.id) : null;
     data.forEach(updateDocument);
     void pollPending();
-    if (notes.length) update(key, { state: "done", notes });
+    if (notes.length || sameAs !== null) update(key, { state: "done", notes, sameAs });
     else dismissUpload(key);
     return data.map(({ id }) => id);
   } catch (error) {
@@ -147,32 +146,14 @@ interface Stored {
   notes: readonly DocumentNote[];
 }
 
-/** The documents of files that are being sent, by their digests. */
-const sending = new Map<string, Promise<Stored>>();
-
-/** Returns the documents of a file. Sends the file, unless this browser has sent the same bytes before. */
-async function documentsOf(file: File, each: boolean, key: number, control: Pausable): Promise<Stored> {
-  const digest = await digestOf(file);
-  if (digest === null) return send(file, each, key, control);
-  const name = each ? `${digest}.each` : digest;
-  const found = (await known(name)) ?? sending.get(name); // without a pause before the entry is set
-  if (found) return found;
-  const sent = send(file, each, key, control);
-  sending.set(name, sent);
-  try {
-    persistent.set(KNOWN + name, (await sent).data.map(({ id }) => id).join());
-    return await sent;
-  } finally {
-    sending.delete(name);
-  }
-}
-
+/** Sends a file. The server stores the same bytes only once. */
 function send(file: File, each: boolean, key: number, control: Pausable): Promise<Stored> {
   const options = {
     filename: file.name.slice(-255),
     // Lets the server detect the format: a browser guesses it from the name.
     contentType: "application/octet-stream",
     idempotencyKey: newIdempotencyKey(),
+    reuse: true,
     state: {}, // lets a repeated upload resume
     onProgress: (sent: number) => {
       markAlive();
@@ -200,29 +181,6 @@ function send(file: File, each: boolean, key: number, control: Pausable): Promis
       return retryWhileOffline(() => upload(signal));
     }),
   );
-}
-
-/** The SHA-256 of a file; null if it is large, and where browsers do not compute it, as on pages without TLS. */
-async function digestOf(file: File): Promise<string | null> {
-  if (file.size > MAX_DIGESTED || !globalThis.crypto?.subtle) return null;
-  try {
-    const digest = await crypto.subtle.digest("SHA-256", await file.arrayBuffer());
-    return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  } catch {
-    return null; // the upload says why the file cannot be read
-  }
-}
-
-/** Returns the documents that this browser made from the same bytes, if the server still has all of them and could read them. */
-async function known(name: string): Promise<Stored | null> {
-  const ids = persistent.get(KNOWN + name)?.split(",").filter(Boolean) ?? [];
-  const data: Document[] = [];
-  for (const id of ids) {
-    const document = await retryWhileOffline(() => fetchDocument(id));
-    if (!document || document.status === "failed") return null;
-    data.push(document);
-  }
-  return data.length ? { data, notes: [] } : null;
 }
 
 async function readable(file: File): Promise<boolean> {

@@ -1,5 +1,5 @@
 /** An answer's text with links to the passages that its sentences rest on. */
-import type { Citation, Message } from "everlong-client";
+import type { Citation, Evidence, Message } from "everlong-client";
 import { Markdown } from "../components/markdown.js";
 import { rememberOpener } from "../lib/focus.js";
 import { nameOf } from "../state/library.js";
@@ -18,13 +18,18 @@ export function CitedText({ message }: { message: Message }) {
   return <Markdown source={message.content} marks={marks} />;
 }
 
+/** The first byte of the cited part, and the byte after it. */
+export function citedBytes(citation: Citation, passage: Evidence): [number, number] {
+  const letters = [...passage.text];
+  const bytesUntil = (end: number) => passage.start_byte + utf8.encode(letters.slice(0, end - passage.start).join("")).length;
+  return [bytesUntil(citation.document_start), bytesUntil(citation.document_end)];
+}
+
 function PassageLink({ citation, message }: { citation: Citation; message: Message }) {
   const passage = message.evidence?.[citation.evidence];
   if (!passage) return null;
-  const letters = [...passage.text];
-  const bytesUntil = (end: number) => passage.start_byte + utf8.encode(letters.slice(0, end - passage.start).join("")).length;
-  const [start, end] = [bytesUntil(citation.document_start), bytesUntil(citation.document_end)];
-  const quote = letters.slice(citation.document_start - passage.start, citation.document_end - passage.start).join("");
+  const [start, end] = citedBytes(citation, passage);
+  const quote = [...passage.text].slice(citation.document_start - passage.start, citation.document_end - passage.start).join("");
   return (
     <sup class="citation">
       <a

@@ -1,34 +1,19 @@
 /** The form for the next question. */
-import type { Message, Session } from "everlong-client";
+import type { Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isComposing } from "../lib/shortcuts.js";
 import { modelOf } from "../state/library.js";
+import { draft } from "../state/questions.js";
 import { route } from "../state/route.js";
-import { type Turn, ask, draft, nextDraft, stop, takesQuestions, withdraw } from "../state/turns.js";
+import { type Turn, ask, stop, takesQuestions, withdraw } from "../state/turns.js";
 import { caution } from "./basis.js";
 import { sidebarOpen } from "./sidebar.js";
 
-export function Composer({ session, turn, messages }: { session: Session; turn: Turn | undefined; messages: readonly Message[] }) {
+export function Composer({ session, turn }: { session: Session; turn: Turn | undefined }) {
   const box = useRef<HTMLTextAreaElement>(null);
   const answering = turn !== undefined && turn.state !== "failed";
   const open = takesQuestions(session);
-  // After a reload during an answer, the text holds its question, then what was typed meanwhile.
-  const [text, setText] = useState(() => (turn ? nextDraft(session.id) : [draft(session.id), nextDraft(session.id)].filter(Boolean).join("\n")));
-  const restored = useRef(text);
-  // A question that was asked before the page was loaded again needs no draft: it is being answered, or has been.
-  const asked = turn?.followed ? turn.question : messages.at(-2)?.content;
-  useEffect(() => {
-    if (!restored.current || restored.current !== asked || text !== asked) return;
-    restored.current = "";
-    draft(session.id, "");
-    setText("");
-  }, [asked]);
-  const free = turn === undefined;
-  useEffect(() => {
-    if (!free) return;
-    if (text) draft(session.id, text);
-    nextDraft(session.id, "");
-  }, [free]);
+  const [text, setText] = useState(() => draft(session.id));
   useEffect(() => {
     if (!document.querySelector("dialog[open]") && !route.value.panel && !sidebarOpen.value) box.current?.focus({ preventScroll: true });
   }, []);
@@ -39,14 +24,13 @@ export function Composer({ session, turn, messages }: { session: Session; turn: 
   }, [text]);
   const type = (value: string) => {
     setText(value);
-    (turn ? nextDraft : draft)(session.id, value);
+    draft(session.id, value);
   };
   const send = () => {
     const question = text.trim();
     if (!question || answering || !open) return;
     if (turn) withdraw(session.id);
-    nextDraft(session.id, "");
-    setText("");
+    type("");
     void ask(session.id, question);
   };
   return (

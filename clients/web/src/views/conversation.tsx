@@ -7,11 +7,11 @@ import { ReadingProgress } from "../components/reading-progress.js";
 import { Uploads } from "../components/uploads.js";
 import { rememberOpener } from "../lib/focus.js";
 import { plural } from "../lib/format.js";
-import { addFiles, branchesOf } from "../state/branches.js";
+import { addFiles, branchesOf, loadBranches } from "../state/branches.js";
 import { exportJson, exportMarkdown } from "../state/conversations.js";
 import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
-import { follow, loadMessages, sessionMessages, turns } from "../state/turns.js";
+import { follow, loadMessages, restoreAsked, sessionMessages, turns } from "../state/turns.js";
 import { Composer } from "./composer.js";
 import { chooseDocuments } from "./home.js";
 import { Messages } from "./messages.js";
@@ -27,6 +27,7 @@ export function ConversationView({ session: id }: { session: string }) {
   useEffect(() => void (session && showErrors(() => loadMessages(id))), [session?.id, session?.messages]);
   useEffect(() => void session?.documents.forEach(loadDocument), [session?.id]);
   useEffect(() => void (session?.answering && showErrors(() => follow(id))), [session?.id, session?.answering]);
+  useEffect(() => void (session && !session.answering && showErrors(() => restoreAsked(id))), [session?.id, session?.answering]);
   if (!session) return <MissingSession confirmed={missing} />;
   return (
     <div class="conversation">
@@ -36,7 +37,7 @@ export function ConversationView({ session: id }: { session: string }) {
         <Branches session={session} />
         {!messages && session.messages > 0 && <Loading what="the messages" />}
       </Messages>
-      <Composer session={session} turn={turn} messages={messages ?? []} />
+      <Composer session={session} turn={turn} />
     </div>
   );
 }
@@ -169,6 +170,7 @@ function SessionDocuments({ session, messages }: { session: Session; messages: r
 
 /** Switches between the branches of a conversation. */
 function Branches({ session }: { session: Session }) {
+  useEffect(() => void showErrors(() => loadBranches(session)), [session.id]);
   const branches = branchesOf(session);
   if (branches.length < 2) return null;
   const here = branches.findIndex(({ id }) => id === session.id);

@@ -11,7 +11,6 @@ import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
 import { Passages } from "./passages.js";
 
-const CONTINUE = "Continue your answer where it stopped.";
 const NEAR = 60; // px from the end within which the view follows the answer
 
 const ENDINGS: Record<string, string> = {
@@ -51,7 +50,8 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
     >
       <div class="column">
         {children}
-        {messages.map((message, index) =>
+        {/* An answer that is being extended is shown as the running one. */}
+        {(turn?.continues ? messages.slice(0, -2) : messages).map((message, index) =>
           message.role === "user" ? (
             <Question key={message.id} text={message.content} edit={asking ? null : (text) => askInBranch(session, messages, index, text)} />
           ) : (
@@ -59,7 +59,7 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
               <CitedText message={message} />
               {message.finish_reason && ENDINGS[message.finish_reason] && <p class="note">{ENDINGS[message.finish_reason]}</p>}
               <Actions session={session} messages={messages} index={index} last={!asking && index === messages.length - 1} />
-              {message.evidence && <Passages evidence={message.evidence} />}
+              {message.evidence && <Passages evidence={message.evidence} citations={message.citations} />}
               <Basis message={message} />
             </article>
           ),
@@ -82,7 +82,7 @@ function Actions({ session, messages, index, last }: { session: Session; message
         </button>
       )}
       {last && message.finish_reason === "length" && (
-        <button class="quiet small" onClick={() => void ask(session.id, CONTINUE)}>
+        <button class="quiet small" onClick={() => void ask(session.id, question?.content ?? "-", message)}>
           Continue
         </button>
       )}
@@ -90,14 +90,17 @@ function Actions({ session, messages, index, last }: { session: Session; message
   );
 }
 
-function Question({ text, edit }: { text: string; edit: ((text: string) => Promise<void>) | null }) {
+const BRANCHES = "The conversation up to here continues in a branch. This one stays as it is.";
+
+/** A question. `edit` sends it again with another text; `note` says what that does. */
+function Question({ text, edit, note = BRANCHES }: { text: string; edit: ((text: string) => Promise<void>) | null; note?: string }) {
   const [editing, setEditing] = useState(false);
   const button = useRef<HTMLButtonElement>(null);
   const close = () => {
     setEditing(false);
     requestAnimationFrame(() => button.current?.focus());
   };
-  if (editing && edit) return <QuestionForm text={text} onClose={close} onSend={edit} />;
+  if (editing && edit) return <QuestionForm text={text} note={note} onClose={close} onSend={edit} />;
   return (
     <article class="question" aria-label="Question">
       <p class="words">{text}</p>
@@ -110,7 +113,7 @@ function Question({ text, edit }: { text: string; edit: ((text: string) => Promi
   );
 }
 
-function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => void; onSend: (text: string) => Promise<void> }) {
+function QuestionForm({ text, note, onClose, onSend }: { text: string; note: string; onClose: () => void; onSend: (text: string) => Promise<void> }) {
   const [changed, setChanged] = useState(text);
   const form = useRef<HTMLFormElement>(null);
   // The form is taller than the question: where that was at the upper edge, the browser would keep what follows in view instead.
@@ -142,7 +145,7 @@ function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => 
           event.preventDefault();
         }}
       />
-      <p class="note">The conversation up to here continues in a branch. This one stays as it is.</p>
+      <p class="note">{note}</p>
       <div class="buttons">
         <button type="button" onClick={onClose}>
           Cancel
@@ -157,9 +160,13 @@ function QuestionForm({ text, onClose, onSend }: { text: string; onClose: () => 
 
 function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
   const failed = turn.state === "failed";
+  const askInstead = async (text: string) => {
+    withdraw(session);
+    void ask(session, text);
+  };
   return (
     <>
-      <Question text={turn.question} edit={null} />
+      <Question text={turn.question} edit={failed && !turn.continues ? askInstead : null} note="This question is asked instead." />
       <article class="answer" aria-label="Answer" aria-busy={!failed}>
         {turn.text ? (
           <Markdown source={turn.text} running={!failed} />
@@ -173,7 +180,12 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
         {failed && (
           <div class="bad" role="alert">
             <p>{turn.error}</p>
-            <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>
+            <div class="actions">
+              {!turn.continues && <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>}
+              <button class="quiet" onClick={() => withdraw(session)}>
+                {turn.continues ? "Keep the answer as it was" : "Discard"}
+              </button>
+            </div>
           </div>
         )}
         {turn.evidence && <Passages evidence={turn.evidence} />}

@@ -1,5 +1,5 @@
 /** The list of passages under an answer. */
-import type { Evidence } from "everlong-client";
+import type { Citation, Evidence } from "everlong-client";
 import { useState } from "preact/hooks";
 import { rememberOpener } from "../lib/focus.js";
 import { percent, plural } from "../lib/format.js";
@@ -8,16 +8,19 @@ import { hrefTo, route } from "../state/route.js";
 
 const SHOWN = 3;
 
-/** The passages that the model was given for an answer. */
-export function Passages({ evidence }: { evidence: readonly Evidence[] }) {
+/** The passages that the model was given for an answer. Those that it cites are never folded up. */
+export function Passages({ evidence, citations = [] }: { evidence: readonly Evidence[]; citations?: readonly Citation[] | null | undefined }) {
   const [all, setAll] = useState(false);
   if (evidence.length === 0) return <p class="note">No passage was found for this question.</p>;
   const { panel } = route.value;
   const several = new Set(evidence.map((passage) => passage.document)).size > 1;
+  const cited = new Set(citations?.map((citation) => citation.evidence));
+  const shown = evidence.map((passage, n) => [passage, n] as const).filter(([, n]) => all || n < SHOWN || cited.has(n));
+  const folded = evidence.filter((_, n) => n >= SHOWN && !cited.has(n)).length;
   return (
     <section class="evidence" aria-label="Evidence">
       <ol>
-        {(all ? evidence : evidence.slice(0, SHOWN)).map((passage, n) => {
+        {shown.map(([passage, n]) => {
           const name = nameOf(passage.document);
           const bytes = documents.value.get(passage.document)?.bytes;
           const here = panel?.kind === "text" && panel.document === passage.document && panel.start === passage.start_byte;
@@ -43,9 +46,9 @@ export function Passages({ evidence }: { evidence: readonly Evidence[] }) {
           );
         })}
       </ol>
-      {evidence.length > SHOWN && (
+      {folded > 0 && (
         <button class="quiet" aria-expanded={all} onClick={() => setAll(!all)}>
-          {all ? "Fewer passages" : `${plural(evidence.length - SHOWN, "more passage")}`}
+          {all ? "Fewer passages" : `${plural(folded, "more passage")}`}
         </button>
       )}
     </section>

@@ -8,6 +8,7 @@ import { documents, loadDocument, nameOf } from "../state/library.js";
 import { route } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
 import { sessionMessages } from "../state/turns.js";
+import { citedBytes } from "./cited-text.js";
 import { PagePictures } from "./page-picture.js";
 
 const PART = 16_384; // bytes
@@ -70,7 +71,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     heading.current?.focus({ preventScroll: true });
   }, [id, start, end]);
 
-  const page = documents.value.get(id)?.pages ? (start === null ? 1 : pageOf(id, start)) : null;
+  const page = documents.value.get(id)?.pages ? (start === null ? 1 : pageOf(id, start, end)) : null;
   const [picture, setPicture] = useState(false);
   const first = parts[0];
   const last = parts.at(-1);
@@ -154,9 +155,16 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   );
 }
 
-/** The page that the passage with byte `start` begins on, if it is evidence of the open conversation that has one. */
-function pageOf(document: string, start: number): number | null {
+/** The page that a passage begins on, if it is evidence of the open conversation, or a cited part of it, and has one. */
+function pageOf(document: string, start: number, end: number | null): number | null {
   const messages = sessionMessages.value.get(route.value.session ?? "") ?? [];
+  for (const { citations, evidence } of messages)
+    for (const citation of citations ?? []) {
+      const passage = evidence?.[citation.evidence];
+      if (citation.document !== document || !citation.page || !passage) continue;
+      const [first, last] = citedBytes(citation, passage);
+      if (first === start && last === end) return citation.page;
+    }
   const passages = messages.flatMap(({ evidence }) => evidence ?? []);
   return passages.find((each) => each.document === document && each.start_byte <= start && start < each.end_byte)?.page ?? null;
 }

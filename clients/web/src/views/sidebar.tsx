@@ -7,10 +7,12 @@ import { LoadMore } from "../components/load-more.js";
 import { Menu } from "../components/menu.js";
 import { settingsOpen } from "../components/settings-dialog.js";
 import { ago, plural } from "../lib/format.js";
-import { OTHERS, chooseImport, exportJson, found, grouping, groups, hasMore, query, removeSelected, selection, showMore, toggleSelected } from "../state/conversations.js";
+import { OTHERS, chooseImport, exportJson, found, grouping, groups, hasMore, query, removeSelected, selection, serverSearch, showMore, toggleSelected } from "../state/conversations.js";
 import { documentsOf, loaded, model, sessions, showErrors, titleOf } from "../state/library.js";
+import { isUnanswered } from "../state/questions.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
+import { turns } from "../state/turns.js";
 
 /** Whether the sidebar is open on a narrow screen, where it covers the page. */
 export const sidebarOpen = signal(false);
@@ -48,7 +50,7 @@ export function Sidebar() {
         <div class="conversations">
           {query.value.trim() && found.value.length > 0 && (
             <p class="note none" role="status">
-              {plural(found.value.length, "conversation")} found
+              {plural(found.value.length, "conversation")} found{!serverSearch.value.done && ", searching on…"}
             </p>
           )}
           {groups.value.map(({ name, sessions }) => {
@@ -77,7 +79,7 @@ export function Sidebar() {
               </section>
             );
           })}
-          {loaded.value && groups.value.length === 0 && <p class="note none">{query.value ? "No conversation matches." : "No conversations yet."}</p>}
+          {loaded.value && groups.value.length === 0 && <p class="note none">{!serverSearch.value.done ? "Searching…" : query.value.trim() ? "No conversation has these words." : "No conversations yet."}</p>}
           {hasMore.value && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(showMore)} />}
         </div>
         <footer>
@@ -112,7 +114,7 @@ function Finder() {
   if (chosen === null)
     return (
       <div class="finder" role="search">
-        <input type="search" aria-label="Search conversations" placeholder="Search" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
+        <input type="search" aria-label="Search conversations" placeholder="Search" title="Searches titles, messages and the names of documents" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
         <Menu label="Conversations: more" sign="⋯">
           <button onClick={() => (grouping.value = grouping.value === "date" ? "document" : "date")}>
             {grouping.value === "date" ? "Group by document" : "Group by date"}
@@ -157,7 +159,7 @@ function Entry({ session: each, here }: { session: Session; here: boolean }) {
     <>
       <span class="title">{titleOf(each)}</span>
       <span class="note">
-        <span class="title">{each.status === "reading" ? "being read" : each.answering ? "being answered" : each.title !== null ? documentsOf(each) : "no questions yet"}</span> · {ago(each.created_at)}
+        <span class="title">{stateOf(each)}</span> · {ago(each.created_at)}
       </span>
     </>
   );
@@ -175,6 +177,14 @@ function Entry({ session: each, here }: { session: Session; here: boolean }) {
       )}
     </li>
   );
+}
+
+/** What the list says about a conversation: what it waits for, or else its documents. */
+function stateOf(session: Session): string {
+  if (session.status === "reading") return "being read";
+  if (session.answering) return "being answered";
+  if (isUnanswered(session) && !turns.peek().has(session.id)) return "a question without an answer";
+  return session.title !== null ? documentsOf(session) : "no questions yet";
 }
 
 /** The button that opens the sidebar on a narrow screen. */

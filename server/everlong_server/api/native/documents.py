@@ -15,7 +15,7 @@ from everlong_server.api import schemas
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.schemas import OCR_LANGUAGE, AfterId, PageLimit
+from everlong_server.api.schemas import OCR_LANGUAGE, REUSE, AfterId, PageLimit
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.views import CallerServices, document_view
 from everlong_server.engine.documents.archives import add_archive
@@ -37,13 +37,14 @@ async def upload(
     services: CallerServices,
     filename: Annotated[str | None, Query(max_length=255, description="name to show for the document")] = None,
     ocr_language: Annotated[str | None, Query(max_length=60, description=OCR_LANGUAGE)] = None,
+    reuse: Annotated[bool, Query(description=REUSE)] = False,
     key: IdempotencyKey = None,
 ) -> schemas.Document:
     """Uploads a text, or a file in one of the formats of `GET /v1/formats`, as the body or as the part `file` of a form. The server
     reads it in the background."""
     async with await services.idempotency.begin(key) as record:
         source = RequestFile(request, limit=services.ingest.max_bytes)
-        document = await services.ingest.add(source, record, "document", ocr_language)
+        document = await services.ingest.add(source, record, "document", ocr_language, reuse=reuse)
         if record.answer is not None:
             return schemas.Document.model_validate(record.answer)
         view = await document_view(services, document)
@@ -57,13 +58,14 @@ async def upload_archive(
     services: CallerServices,
     filename: Annotated[str | None, Query(max_length=255, description="name of the archive")] = None,
     ocr_language: Annotated[str | None, Query(max_length=60, description=OCR_LANGUAGE)] = None,
+    reuse: Annotated[bool, Query(description=f"for each file: {REUSE}")] = False,
     key: IdempotencyKey = None,
 ) -> schemas.UploadedArchive:
     """Uploads an archive (zip, tar), as the body or as the part `file` of a form. Each file in it becomes a document of its own. The
     server stores all of them or, if it answers with an error, none."""
     async with await services.idempotency.begin(key) as record:
         source = RequestFile(request, limit=services.ingest.max_bytes)
-        stored = await add_archive(services.ingest, source, record, ocr_language)
+        stored = await add_archive(services.ingest, source, record, ocr_language, reuse=reuse)
         if stored is None:
             return schemas.UploadedArchive.model_validate(record.answer)
         view = schemas.UploadedArchive(

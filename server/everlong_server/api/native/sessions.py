@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api import memory_schemas, schemas
@@ -25,6 +25,12 @@ from everlong_server.api.views import CallerServices, memory_view, session_servi
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.records import title_of
+
+QUERY = (
+    "only sessions that have all these words in the title, the messages or the names of the documents; case and accents do not count, and "
+    "a word may be a part of a longer one"
+)
+BRANCHES = "only this session and those that branched off from the same one, by their `parent`"
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -62,10 +68,28 @@ async def _created(services: Services, body: CreateSession, session_id: str, cli
     return await session_view(services, session)
 
 
-@router.get("")
-async def index(services: CallerServices, limit: PageLimit = 20, after: AfterId = None) -> schemas.SessionList:
-    """Lists all sessions, newest first."""
-    sessions, more = await services.sessions.newest(limit, after)
+@router.get("", response_model=schemas.SessionList)
+async def index(
+    request: Request,
+    services: CallerServices,
+    limit: PageLimit = 20,
+    after: AfterId = None,
+    query: Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"\S", description=QUERY)] = None,
+    branches_of: Annotated[str | None, Query(max_length=128, description=BRANCHES)] = None,
+) -> schemas.SessionList | Response:
+    """Lists all sessions, or those with some words, newest first."""
+    if query is not None and branches_of is not None:
+        raise InvalidRequest("query and branches_of: send one of them", param="query")
+    if query is not None:
+        listing = services.conversations.with_words(query, limit, after)
+    elif branches_of is not None:
+        listing = services.conversations.branches_of(branches_of, limit, after)
+    else:
+        listing = services.sessions.newest(limit, after)
+    found = await run_unless_disconnected(request, listing)  # a search reads the messages of many sessions
+    if found is None:
+        return Response(status_code=CLIENT_CLOSED)
+    sessions, more = found
     return schemas.SessionList(data=[await session_view(services, session) for session in sessions], has_more=more)
 
 
@@ -188,6 +212,7 @@ async def _events(
                 id=message_id,
                 instructions=body.instructions,
                 detached=body.on_disconnect == "finish",
+                continues=body.continue_answer,
             )
             return record_when_complete(record, turn.events)
         message = {"session": session_id, **message}

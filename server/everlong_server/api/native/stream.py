@@ -97,6 +97,7 @@ class _SessionSocket(JsonSocket):
             *turn_arguments(services, body, session),
             instructions=body.instructions,
             detached=body.on_disconnect == "finish",
+            continues=body.continue_answer,
         )
         self._turn = turn
         if self._cancel_asked:

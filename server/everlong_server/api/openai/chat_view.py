@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from everlong_server.api.openai.chat_schemas import ChatUsage
@@ -61,7 +60,7 @@ async def live_chunks(
                     messages[index] = message
                     if len(messages) == count:
                         await record.finish(completion_view(head, messages))
-                    yield chunks.of(index, {"citations": [asdict(citation) for citation in message.citations]})
+                    yield chunks.of(index, {"citations": [citation.json() for citation in message.citations]})
                     yield chunks.of(index, {}, **_end(message))
     if usage:
         yield chunks.last(_usage(messages))
@@ -105,7 +104,7 @@ def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
     evidence = [evidence_json(passage) for passage in message.evidence]
     content = None if message.tool_calls and not message.content else message.content
     answer: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "evidence": evidence}
-    answer["citations"] = [asdict(citation) for citation in message.citations]
+    answer["citations"] = [citation.json() for citation in message.citations]
     if message.tool_calls:
         answer["tool_calls"] = [_call_json(call.id, call.name, call.arguments) for call in message.tool_calls]
     return {"index": index, "message": answer, "logprobs": _logprobs(message.logprobs), **_end(message)}

@@ -101,7 +101,7 @@ def _item(
     return {
         "id": id, "type": "message", "role": "assistant", "status": status, "content": content,
         "evidence": [evidence_json(passage) for passage in evidence],
-        "citations": [asdict(citation) for citation in citations],
+        "citations": [citation.json() for citation in citations],
     }  # fmt: skip
 
 

@@ -38,6 +38,12 @@ _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
 
+def cited_part(citation: Citation, evidence: Sequence[Passage]) -> Passage:
+    """Return the part of the passage that the sentence rests on."""
+    passage = evidence[citation.evidence]
+    return passage.part(citation.document_start - passage.start, citation.document_end - passage.start)
+
+
 def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citation]:
     """Return the citations of `answer`, in its order. A sentence that no passage supports has none."""
     spans = [(number, start, end) for number, p in enumerate(evidence) for start, end in _sentences(p.text)]

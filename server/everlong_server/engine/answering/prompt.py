@@ -118,6 +118,19 @@ class PromptBuilder:
             build, context, content, found, recall, lacks_answer=lacks_answer, template=template
         )
 
+    def continuation(self, context: TurnContext) -> Prompt:
+        """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
+        model, answer = self._engine.model, context.continued
+        assert answer is not None, "only an answer can be extended"
+        tokens = list(context.last)
+        if context.unread:
+            lead = self._lead(context, context.unread, from_start=False)
+            tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
+        # The state has the whole answer if that ended with a segment. A line break is the least that can follow it.
+        tokens = tokens or model.tokenizer.encode("\n")
+        visible = RECENT_TOKENS if answer.evidence else None
+        return Prompt(tokens, list(answer.evidence), visible, False, context.previous_question or "")
+
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
         small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -16,7 +17,7 @@ from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.turn import Turn, TurnRunner
 from everlong_server.engine.answering.turn_context import TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
-from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError, StateUnusable
+from everlong_server.errors import Conflict, DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.documents import Documents
 from everlong_server.store.messages import AnswerMessage, evidence_json
@@ -85,23 +86,27 @@ class SessionTurns:
         id: str | None = None,
         instructions: str | None = None,
         detached: bool = False,
+        continues: bool = False,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
         `id`: the answer's id. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so
-        other clients can see and cancel it.
+        other clients can see and cancel it. `continues`: extend the last answer, which reached its limit of tokens, instead of answering
+        `content`. Raises `Conflict` if there is none.
         """
         return await self._turns.begin(
             lambda turn: self._context(
-                turn, session_id, content, instructions, searching=recall.passages > 0, detached=detached
+                turn, session_id, content, instructions, searching=recall.passages > 0, detached=detached,
+                continues=continues,
             ),
             content, params, recall, id=id,
         )  # fmt: skip
 
     @asynccontextmanager
     async def _context(
-        self, turn: Turn, session_id: str, content: str, instructions: str | None, *, searching: bool, detached: bool
-    ) -> AsyncIterator[TurnContext]:
+        self, turn: Turn, session_id: str, content: str, instructions: str | None, *, searching: bool, detached: bool,
+        continues: bool,
+    ) -> AsyncIterator[TurnContext]:  # fmt: skip
         """Lock the session for the turn, and yield its context.
 
         Until the documents are read, the memory is empty and the messages are prefilled anew for each answer. The memory reads
@@ -111,8 +116,15 @@ class SessionTurns:
         await self.require_ready(await self._sessions.get(session_id), searching=searching)
         async with AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._lease(turn, session_id))
+            pair = await self._sessions.messages(session_id, last=2) if continues else []
+            if continues and (len(pair) < 2 or pair[1].get("finish_reason") != "length"):
+                raise Conflict(
+                    f"session {session_id!r} has no answer to continue: the last one did not reach its limit of tokens",
+                    param="continue_answer", code="nothing_to_continue",
+                )  # fmt: skip
             if detached:
-                await stack.enter_async_context(self._published(turn, session_id, content))
+                question = pair[0]["content"] if continues else content
+                await stack.enter_async_context(self._published(turn, session_id, question, continues=continues))
             session = await self._sessions.get(session_id, with_state=True)
             await self.require_ready(session, searching=searching)
             progress = await self._progress(session)
@@ -122,12 +134,20 @@ class SessionTurns:
             last = await self._sessions.messages(session.id, last=needed) if needed else []
             unread = [Message(m["role"], m["content"]) for m in last[needed - session.unread :]]
 
+            first, ending = _stored_answer(session, pair[1]) if continues else None, list[int]()
+
             async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
-                await self._sessions.commit(session, lease, snapshot if progress is None else None, content, answer)
+                kept = snapshot if progress is None else None
+                if first is None:
+                    await self._sessions.commit(session, lease, kept, content, answer)
+                else:
+                    await self._sessions.commit(session, lease, kept, None, answer, replaces=first.id)
 
             read = replace(session, messages=session.messages - session.unread)
-            previous_question = last[-2]["content"] if last else None
-            yield TurnContext(read, state, unread, previous_question, commit, progress, instructions)
+            previous_question = (pair or last)[-2]["content"] if pair or last else None
+            if first is not None and read.snapshot.open and not unread:
+                read, ending = _without_last_token(read)
+            yield TurnContext(read, state, unread, previous_question, commit, progress, instructions, first, ending)
 
     async def _progress(self, session: Session) -> float | None:
         """Return the share of the documents' bytes that was read, 0 to 1; None if the session has a memory or needs none."""
@@ -145,14 +165,14 @@ class SessionTurns:
         return read / total if total else 1.0
 
     @asynccontextmanager
-    async def _published(self, turn: Turn, session_id: str, question: str) -> AsyncIterator[None]:
+    async def _published(self, turn: Turn, session_id: str, question: str, *, continues: bool) -> AsyncIterator[None]:
         """Store the turn and its text so far until it ends. Cancels it if a client has asked for that or deleted the session."""
         running, started = self._sessions.turns, now()
 
         async def publish() -> None:
             evidence = None if turn.evidence is None else [evidence_json(passage) for passage in turn.evidence]
             with contextlib.suppress(RedisError):  # Redis is unavailable, so nobody can have cancelled it
-                stored = RunningTurn(turn.id, question, started, evidence, turn.text)
+                stored = RunningTurn(turn.id, question, started, evidence, turn.text, continues)
                 if not await running.write(session_id, stored):
                     turn.cancel()
 
@@ -196,6 +216,19 @@ class SessionTurns:
             renewal.cancel()
             with contextlib.suppress(RedisError):  # the lease expires by itself
                 await asyncio.shield(self._sessions.release(lease))
+
+
+def _stored_answer(session: Session, message: Mapping[str, Any]) -> AnswerMessage:
+    """Return an answer of a session. One that a client has sent may lack most fields."""
+    usual = {"session": session.id, "model": session.model_name, "seed": 0, "usage": {}, "evidence": []}
+    return AnswerMessage.of(usual | {name: value for name, value in message.items() if value is not None})
+
+
+def _without_last_token(session: Session) -> tuple[Session, list[int]]:
+    """Return the session as it was before the last token of its open segment, and that token."""
+    snapshot = session.snapshot
+    before = replace(snapshot, open=snapshot.open[:-1], position=snapshot.position - 1)
+    return replace(session, snapshot=before), list(snapshot.open[-1:])
 
 
 def not_ready_error(reading: Reading | None, who: str, param: str) -> ServerError:

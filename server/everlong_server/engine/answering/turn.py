@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everlong_models import Grammar, GrammarError, SamplingParams
-from everlong_server.engine.answering.citations import cite
+from everlong_server.engine.answering.citations import cite, cited_part
 from everlong_server.engine.answering.events import (
     AnswerEvent,
     ResponseCompleted,
@@ -187,8 +187,15 @@ class TurnRunner:
             usage = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
-            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
-            turn.evidence = evidence = await self._located(prompt.evidence)
+            if context.continued is not None:
+                prompt, turn.text = (
+                    await asyncio.to_thread(self._prompts.continuation, context),
+                    context.continued.content,
+                )
+                turn.evidence = evidence = prompt.evidence
+            else:
+                prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
+                turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
             message = AnswerMessage(
@@ -209,7 +216,10 @@ class TurnRunner:
                 usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            message = await self._cited(prompt.question, answer.complete(message, request))
+            message = answer.complete(message, request)
+            if context.continued is not None:
+                message = message.joined_to(context.continued)
+            message = await self._cited(prompt.question, message)
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
@@ -228,10 +238,15 @@ class TurnRunner:
         return await self._passages.located(await self._token_offsets.with_tokens(passages))
 
     async def _cited(self, question: str, message: AnswerMessage) -> AnswerMessage:
-        """Return the complete answer with the citations of its sentences."""
+        """Return the complete answer with the citations of its sentences, their file names and pages."""
         found = await asyncio.to_thread(cite, question, message.content, message.evidence)
         names = await self._passages.filenames({citation.document for citation in found})
-        return replace(message, citations=[replace(c, filename=names.get(c.document)) for c in found])
+        parts = await self._passages.located([cited_part(citation, message.evidence) for citation in found])
+        citations = [
+            replace(citation, filename=names.get(citation.document), page=part.page)
+            for citation, part in zip(found, parts, strict=True)
+        ]
+        return replace(message, citations=citations)
 
     def _request(
         self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None

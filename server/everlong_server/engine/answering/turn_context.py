@@ -18,7 +18,8 @@ class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
     `previous_question`: the user message before it. `commit`: stores the message, its answer and the snapshot after it.
-    `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone.
+    `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
+    extended instead of answering a message, and `last` the tokens of it that the model reads once more.
     """
 
     session: Session
@@ -28,6 +29,8 @@ class TurnContext:
     commit: Callable[[AnswerMessage, Snapshot], Awaitable[None]]
     memory_progress: float | None = None
     instructions: str | None = None
+    continued: AnswerMessage | None = None
+    last: Sequence[int] = ()
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from everlong_server.store.backup.running import is_running
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecord
-from everlong_server.store.records import Document, is_id, now
+from everlong_server.store.records import Document, is_id, now, reading_id
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.tenants.quota import Quota
@@ -65,7 +66,7 @@ class ReceivedFile:
     """A received file: size of its text in bytes, offset of the text in the blob, SHA-256 of the blob, file name.
 
     `format`: None for text; otherwise the kind that its first bytes show, and after the conversion, the format it was
-    converted from, with `notes` on what is not in the text. `suffix`: suffix of the blob's name until the conversion. It is
+    converted from, with `notes` on what is not in the text. `content`: equal for the same file, format and OCR language. `suffix`: suffix of the blob's name until the conversion. It is
     unique, because a retry of the request uses the same name.
     """
 
@@ -76,7 +77,13 @@ class ReceivedFile:
     format: str | None
     notes: tuple[Note, ...] = ()
     original_bytes: int = 0
+    content: str = ""
     suffix: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.upload", compare=False)
+
+    def identified(self, ocr_language: str | None, digest: str | None = None) -> ReceivedFile:
+        """Return the file with its `content`. `ocr_language`: that the upload names. `digest`: of the file; None: that of the blob."""
+        parts = json.dumps([digest or self.digest, self.format, ocr_language])
+        return replace(self, content=hashlib.sha256(parts.encode()).hexdigest())
 
     async def commit(self, writer: BlobWriter | DiscardingWriter) -> None:
         """Make the written blob durable, under its own name if it is text, else under the name of a file to convert."""
@@ -99,7 +106,7 @@ class ReceivedFile:
         """Return the document record of this file."""
         return Document(
             document_id, self.filename, self.bytes, self.text_offset, now(), self.digest, self.format, self.notes,
-            self.original_bytes,
+            self.original_bytes, self.content,
         )  # fmt: skip
 
 
@@ -153,12 +160,15 @@ class Ingest:
         record: IdempotencyRecord,
         endpoint: Literal["document", "file"] | None,
         ocr_language: str | None = None,
+        *,
+        reuse: bool = False,
     ) -> Document:
         """Receive and store a document, and queue its reading. Everything is durable on return.
 
         For a retry of a completed request, only compares the content with the first request's. `endpoint`: where the client
         sent the content; None if the client sent none, and the caller has compared the request. `ocr_language`: of the text in
-        pictures; None: the server's. Raises `ServerError`.
+        pictures; None: the server's. `reuse`: return the tenant's document of the same file, if there is one that could be read.
+        Raises `ServerError`.
         """
         language = self.language_named(ocr_language)
         self.require_running()
@@ -181,7 +191,8 @@ class Ingest:
             return received.as_document(document_id)
         if exists:
             return await self.documents.get(document_id)
-        document = await self.create(document_id, received, record, language=language)
+        received = received.identified(ocr_language)
+        document = await self.create(document_id, received, record, language=language, reuse=reuse)
         assert document is not None, "only a multipart upload can be cancelled or completed by another request"
         return document
 
@@ -195,20 +206,34 @@ class Ingest:
         reserved: int = 0,
         reports: IdempotencyRecord | None = None,
         language: Language | None = None,
+        reuse: bool = False,
     ) -> Document | None:
         """Convert the received blob to text and create its document. Deletes the text if the document is refused.
 
         Returns None if the multipart `upload` was cancelled or completed in the meantime. `upload` and `reserved` are passed to
         `Documents.create`. `reports`: the record that gets the progress of the conversion; None: `record`. `language`: of the text in
-        pictures; None: the server's.
+        pictures; None: the server's. `reuse`: as in `add`.
         """
+        known, failed = await self.known(received.content) if reuse else (None, "")
+        if known is not None and (upload is None or await self.documents.complete_with(upload, known.id)):
+            await self.drop_text(document_id, record)
+            await self.blobs.delete(document_id + received.suffix)
+            return known
         creating = False
         try:
             received = await self._converted(
                 document_id, received, reserved, reports or record, language or self.language
             )
             document, creating = received.as_document(document_id), True
-            if await self.documents.create(document, self.engine.model.fingerprint, upload=upload, reserved=reserved):
+            stored = await self.documents.create(
+                document,
+                self.engine.model.fingerprint,
+                upload=upload,
+                reserved=reserved,
+                reuse=reuse,
+                instead_of=failed,
+            )
+            if stored == document_id:
                 return document
         except BaseException as error:
             # If Redis did not answer, it may still create the document. Then a later sweep deletes the text, if it is unused.
@@ -216,7 +241,15 @@ class Ingest:
                 await self.drop_text(document_id, record)
             raise
         await self.drop_text(document_id, record)
-        return None
+        return None if stored is None else await self.documents.get(stored)
+
+    async def known(self, content: str) -> tuple[Document | None, str]:
+        """Return the tenant's document of that content, if it could be read, and else its id."""
+        known = await self.documents.of_content(content)
+        if known is None:
+            return None, ""
+        reading = await self.documents.readings.get(reading_id(self.engine.model.fingerprint, [known.id]))
+        return (None, known.id) if reading is not None and reading.status == "failed" else (known, "")
 
     async def delete(self, document_id: str) -> None:
         """Delete a document, its text and everything that was derived from it. Raises `NotFound`."""

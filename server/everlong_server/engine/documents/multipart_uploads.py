@@ -186,17 +186,20 @@ class MultipartUploads:
         md5: str | None,
         record: IdempotencyRecord | None = None,
         ocr_language: str | None = None,
+        *,
+        reuse: bool = False,
     ) -> Upload:
         """Join the parts to a document and queue its reading. A retry returns the same result.
 
-        `record`: gets the progress of the conversion. `ocr_language`: of the text in pictures; None: the server's. Raises `ServerError`.
+        `record`: gets the progress of the conversion. `ocr_language`: of the text in pictures; None: the server's. `reuse`: as in
+        `Ingest.add`. Raises `ServerError`.
         """
         language = self.ingest.language_named(ocr_language)
         upload = await self.uploads.get(upload_id)
         if upload.status != "completed":
             refused: ServerError | None = None
             try:
-                await self._create_document(_pending(upload), part_ids, md5, record, language)
+                await self._create_document(_pending(upload), part_ids, md5, record, language, ocr_language, reuse)
             except (Conflict, NotFound) as error:  # for example if another request completed it in the meantime
                 refused = error
             upload = await self.uploads.get(upload_id)
@@ -230,14 +233,16 @@ class MultipartUploads:
         md5: str | None,
         record: IdempotencyRecord | None,
         language: Language,
+        ocr_language: str | None,
+        reuse: bool,
     ) -> None:
         """Create the document of the parts. Does nothing if the upload was cancelled or completed in the meantime."""
         parts = await self._ordered_parts(upload, part_ids)
         document_id = new_id("doc")
-        received = await self._join(upload, document_id, parts, md5)
+        received = (await self._join(upload, document_id, parts, md5)).identified(ocr_language)
         await self.ingest.create(
-            document_id, received, None, upload=upload.id, reserved=upload.bytes, reports=record, language=language
-        )
+            document_id, received, None, upload=upload.id, reserved=upload.bytes, reports=record, language=language, reuse=reuse,
+        )  # fmt: skip
 
     async def _ordered_parts(self, upload: Upload, ids: Sequence[str]) -> list[Part]:
         """Return the parts in the order of `ids`. Raises `ServerError` for unknown or repeated ids, and for a wrong total

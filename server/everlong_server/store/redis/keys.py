@@ -46,6 +46,9 @@ documents = Key("{everlong}:documents:TENANT", "zset", "the ids of a tenant's do
     "never")
 document = Key("{everlong}:document:ID", "hash", "a document: its file name, size, format and checksum",
     "never; deleted with the document", sealed=True)
+contents = Key("{everlong}:contents:TENANT", "hash",
+    "for each uploaded file, by its SHA-256 with format and OCR language, the id of the document made of it",
+    "never; a field is deleted with the document")
 document_readings = Key("{everlong}:document:ID:readings", "set", "the ids of the readings that involve a document",
     "never; deleted with the document")
 document_sets = Key("{everlong}:document:ID:sets", "set", "the ids of the vector stores that a document is in",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
@@ -12,6 +13,7 @@ from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.files.schemas import CompleteUpload, CreateUpload, Upload, UploadPart
 from everlong_server.api.openai.files.view import find_file, view_file
+from everlong_server.api.schemas import REUSE
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
 from everlong_server.services import Services
@@ -46,7 +48,11 @@ async def add(upload_id: str, request: Request, services: CallerServices, key: I
 
 @router.post("/{upload_id}/complete")
 async def complete(
-    upload_id: str, body: CompleteUpload, services: CallerServices, key: IdempotencyKey = None
+    upload_id: str,
+    body: CompleteUpload,
+    services: CallerServices,
+    reuse: Annotated[bool, Query(description=f"an extension: {REUSE}")] = False,
+    key: IdempotencyKey = None,
 ) -> Upload:
     """Joins the parts to a file, which the server reads in the background. A retry returns the same result."""
     async with await services.idempotency.begin(key) as record:
@@ -55,7 +61,7 @@ async def complete(
             return Upload.model_validate(record.answer)
         # The upload knows its file, also after a retry without a key.
         upload = await services.multipart_uploads.complete(
-            upload_id, body.part_ids, body.md5, record, body.ocr_language
+            upload_id, body.part_ids, body.md5, record, body.ocr_language, reuse=reuse
         )
         view = await _view(services, upload)
         await record.finish(view.model_dump(mode="json"))

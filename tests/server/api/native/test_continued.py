@@ -1,0 +1,77 @@
+"""`continue_answer`: an answer that reached its limit of tokens is extended, and remains one message."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from tests.process import Server
+from tests.tinymodel import STORY
+
+TEXT = STORY.read_text()[:8_000]
+LONG = {"temperature": 0, "ignore_eos": True, "stop_repetition": False}
+
+
+@pytest.fixture(scope="module")
+def document(shared_server: Server) -> str:
+    return str(shared_server.read(TEXT)["id"])
+
+
+def said(server: Server, session: str) -> list[dict]:
+    return list(server.http.get(f"/v1/sessions/{session}/messages").json()["data"])
+
+
+def extend(server: Server, session: str, tokens: int, **more: object) -> dict:
+    return server.say(session, "-", continue_answer=True, max_tokens=tokens, **LONG, **more)
+
+
+@pytest.mark.parametrize("cut", [1, 24, 63, 90])
+def test_it_goes_on_as_if_it_had_not_been_cut(server: Server, document: str, cut: int) -> None:
+    """Also across the borders of segments, which have 64 tokens. (Later tokens may differ by the rounding of other sums.)"""
+    whole, parts = (server.session(document)["id"] for _ in range(2))
+    expected = server.say(whole, "Who is Alice?", max_tokens=120, **LONG)
+    first = server.say(parts, "Who is Alice?", max_tokens=cut, **LONG)
+    joined = extend(server, parts, 120 - cut)
+    assert joined["content"].startswith(first["content"])
+    assert joined["usage"]["completion_tokens"] == 120
+    assert joined["evidence"] == first["evidence"]
+    assert joined["id"] != first["id"]
+    question, stored = said(server, parts)
+    assert question["content"] == "Who is Alice?"
+    assert stored == {name: value for name, value in joined.items() if name in stored}
+    after = server.get_session(parts)
+    assert after["messages"] == 2
+    assert joined["content"][: len(first["content"]) + 5] == expected["content"][: len(first["content"]) + 5]
+    assert after["position"] == server.get_session(whole)["position"]
+
+
+def test_only_an_answer_that_was_cut_can_be_extended(server: Server, document: str) -> None:
+    session = server.session(document)["id"]
+    body = {"content": "-", "continue_answer": True}
+    path = f"/v1/sessions/{session}/messages"
+    server.error(server.http.post(path, json=body), 409, "nothing_to_continue", "continue_answer")
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I.", "finish_reason": "stop"}]
+    ended = server.http.post("/v1/sessions", json={"messages": past}).json()["id"]
+    server.error(
+        server.http.post(f"/v1/sessions/{ended}/messages", json=body), 409, "nothing_to_continue", "continue_answer"
+    )
+    past[1]["finish_reason"] = "length"
+    cut = server.http.post("/v1/sessions", json={"messages": past}).json()["id"]
+    joined = extend(server, cut, 10)
+    assert joined["content"].startswith("I.")
+    assert len(said(server, cut)) == 2
+    more = server.say(cut, "And?", max_tokens=10, **LONG)
+    assert more["content"]
+    assert len(said(server, cut)) == 4
+
+
+def test_a_retry_does_not_extend_it_again(server: Server, document: str) -> None:
+    session = server.session(document)["id"]
+    server.say(session, "Who?", max_tokens=10, **LONG)
+    body = {"content": "-", "continue_answer": True, "max_tokens": 10, **LONG}
+    headers = {"Idempotency-Key": uuid.uuid4().hex}
+    path = f"/v1/sessions/{session}/messages"
+    first, second = (server.http.post(path, json=body, headers=headers).json() for _ in range(2))
+    assert first == second
+    assert said(server, session)[1]["usage"]["completion_tokens"] == 20
