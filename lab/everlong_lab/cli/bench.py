@@ -211,9 +211,9 @@ def sessions(
     quick: Quick = False,
 ) -> None:
     """Measure how many sessions with a long document fit into a gigabyte of Redis, and how fast they resume."""
-    from everlong_lab.benchmarks import sessions as measured
+    from everlong_lab.benchmarks import sessions as kept
 
-    measured(lambda: measured.run(count=sessions, tokens=tokens, quick=quick, progress=progress), output)
+    measured(lambda: kept.run(count=sessions, tokens=tokens, quick=quick, progress=progress), output)
 
 
 @bench.command()
