@@ -33,10 +33,9 @@ _SHORTEST = 25
 _WORDS_WEIGHT = 0.4
 """Weight of a sentence's share of the query's words against the cosine of its vector with the query's. This constant and
 `_NEIGHBOUR_WEIGHT` were chosen on the 60 questions of "Questions people ask" (docs/research/results.md)."""
-_ANSWER_WEIGHT, _FIRST_WEIGHT, _RANK_WEIGHT = 0.2, 0.2, 0.05
-"""Weights of the reranker's score of a sentence, and of 1 ÷ r and -ln r for the rank r of its passage in the search, against the share of
-the query's words. The first favours the best few passages, the second orders all. Chosen on 208 questions (docs/research/lab-notes.md,
-"A reranker")."""
+_ANSWER_WEIGHT, _PASSAGE_WEIGHT = 0.2, 0.3
+"""Weights of the reranker's score of a sentence, and of 1 ÷ its passage's rank in the search, against the share of the query's words.
+Chosen on the questions that its training held out (docs/research/lab-notes.md, "A reranker")."""
 _NEIGHBOUR_WEIGHT = 0.3
 """Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there. Not with the
 reranker, which has read these sentences, too."""
@@ -98,8 +97,7 @@ def ordered(
             shown = [passage for passage in passages if parts[passage.document].vectors is not None]
             scores = answering([p.text for p in shown], [list(cut(p.text)) for p in shown])
             places = [np.full(len(of), p.score, np.float32) for p, of in zip(shown, scores, strict=True)]
-            place = np.concatenate(places)
-            more = _ANSWER_WEIGHT * np.concatenate(scores) + _FIRST_WEIGHT * place + _RANK_WEIGHT * np.log(place)
+            more = _ANSWER_WEIGHT * np.concatenate(scores) + _PASSAGE_WEIGHT * np.concatenate(places)
         elif similarity is not None:
             more = similarity([sentences[n].text.strip() for n in np.flatnonzero(compared)])
         near[compared] += more
