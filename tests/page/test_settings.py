@@ -41,7 +41,7 @@ def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, 
     dialog.get_by_role("button", name="Close").click()
     tab.ask(QUESTION)
     first, second = (frame for frame in sent if frame["type"] == "message.create")
-    assert first["recall"] == {"passages": 32, "tokens": 100}
+    assert first["recall"] == {"passages": 96, "tokens": 100}
     assert first["instructions"] == "Answer in German."
     assert second["recall"] is False
     assert "instructions" not in second

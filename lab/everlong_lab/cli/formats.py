@@ -44,7 +44,9 @@ def formats(
 
 
 def readers(
-    folder: Annotated[Path, Argument(help="Folder with files and expected.jsonl.", exists=True, file_okay=False)],
+    folder: Annotated[
+        Path, Argument(help="Folder with files and expected.jsonl.", metavar="FOLDER", exists=True, file_okay=False)
+    ],
     compared: Readers = "everlong,kreuzberg",
     python: Interpreter = sys.executable,
     output: Output = None,

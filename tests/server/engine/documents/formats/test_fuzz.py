@@ -35,9 +35,13 @@ WALL = 600
 """Seconds on a clock after which a conversion hangs; its CPU time ends much earlier."""
 
 
+DRAWN = "ghostscript-outlines.pdf"
+"""Has no text without recognition, which is off here."""
+
+
 def samples() -> dict[str, bytes]:
     """Return whole files by their names."""
-    made = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
+    made = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.name != "expected.jsonl"}
     made = {
         name.removesuffix(".xz"): lzma.decompress(data) if name.endswith(".xz") else data for name, data in made.items()
     }
@@ -180,9 +184,8 @@ def fuzz(count: int, seed: int, keep: Path) -> collections.Counter[str]:
     done, known = json.loads(progress.read_text()) if progress.exists() else (0, {})
     counted = collections.Counter[str](known)
     with tempfile.TemporaryDirectory() as folder:
-        assert set(outcomes(list(whole.items()), Path(folder))) == {
-            "converted"
-        }  # imports nothing here: each child does
+        ended = outcomes(list(whole.items()), Path(folder))  # imports nothing here: each child does
+        assert [name for name, how in zip(whole, ended, strict=True) if how != "converted"] == [DRAWN]
         for first in range(done, count, BATCH):
             numbers = range(first, min(first + BATCH, count))
             damaged = []
