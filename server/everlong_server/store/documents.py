@@ -18,6 +18,7 @@ from everlong_server.store.vector_stores.stores import DETACH
 
 _COMPLETE = """
 local function complete(upload, parts, document)
+  if redis.call('HGET', upload, 'file') == document then return true end  -- completed before, but the reply was lost
   if redis.call('HGET', upload, 'status') ~= 'pending' then return false end
   redis.call('HSET', upload, 'status', 'completed', 'file', document)
   redis.call('DEL', parts)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models.test_lora import adapt
-from tests.process import Server
+from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_tool_model
 
 pytestmark = pytest.mark.long
@@ -53,6 +53,7 @@ def test_each_request_names_its_adapter(server: Server) -> None:
 def test_a_session_keeps_its_adapter_over_a_restart(server: Server) -> None:
     document = server.read(STORY.read_bytes()[:4000])
     made = server.http.post("/v1/sessions", json={"model": ONE, "documents": [document["id"]]}).json()
+    wait_for(lambda: server.get_session(made["id"])["status"] == "ready", what="for the adapter's own reading")
     sessions = [made["id"], server.http.post(f"/v1/sessions/{made['id']}/fork").json()["id"]]
     digests = {server.get_session(each)["state_digest"] for each in sessions}
     first = server.say(sessions[0], "Who is she?", max_tokens=8, temperature=0)

@@ -15,7 +15,7 @@ from redis import Redis
 
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
-from everlong_server.store import sessions, snapshot
+from everlong_server.store import documents, sessions, snapshot
 from everlong_server.store.batches import batches
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import DEFAULT_TENANT
@@ -37,6 +37,7 @@ GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
 PARTS = {
     scripts.CLAIMING, sessions._START, snapshot.COPY_SNAPSHOT, index.REMOVE_FROM_INDEX, stores.DETACH, batches._OPEN,
+    documents._COMPLETE,
 }  # fmt: skip
 """Lua functions that scripts include; they are no scripts by themselves."""
 SCRIPTS = {
@@ -125,6 +126,10 @@ def test_uploads(lossy_server: Server) -> None:
         done = client.uploads.complete(whole.id, part_ids=parts)
         assert done.status == "completed"
         assert client.files.content(done.file.id).text == TEXT
+        again = begin_upload(client, len(TEXT.encode()))
+        part = client.uploads.parts.create(again.id, data=TEXT.encode()).id
+        reused = client.uploads.complete(again.id, part_ids=[part], extra_query={"reuse": True})
+        assert (reused.status, reused.file.id) == ("completed", done.file.id)
         assert client.files.delete(done.file.id).deleted
         cancelled = begin_upload(client, 100)
         client.uploads.parts.create(cancelled.id, data=b"x" * 50)

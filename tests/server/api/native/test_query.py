@@ -46,7 +46,9 @@ def test_only_the_parameters_of_the_documentation(
 def test_a_misspelt_parameter_is_named(server: Server, session: str) -> None:
     answer = server.http.get("/v1/sessions", params={"limit": 1, "befor": "x"})
     error = server.error(answer, 422, "unknown_parameter", "befor")
-    assert error["message"] == "befor: unknown query parameter; this endpoint takes only after, branches_of, limit, query"
+    assert (
+        error["message"] == "befor: unknown query parameter; this endpoint takes only after, branches_of, limit, query"
+    )
     long = server.http.get("/v1/sessions", params={"x" * 1000: "1"})
     assert len(server.error(long, 422, "unknown_parameter", "x" * 60)["message"]) < 200
 
