@@ -34,7 +34,9 @@ def inspector() -> Path:
         pytest.skip("Node is not installed")
     lock, done = FOLDER / "package-lock.json", FOLDER / "node_modules" / ".package-lock.json"
     if not done.exists() or done.stat().st_mtime < lock.stat().st_mtime:
-        subprocess.run([npm, "install", "--no-audit", "--no-fund"], cwd=FOLDER, check=True, capture_output=True, timeout=400)
+        subprocess.run(
+            [npm, "install", "--no-audit", "--no-fund"], cwd=FOLDER, check=True, capture_output=True, timeout=400
+        )
     return FOLDER / "node_modules" / ".bin" / "mcp-inspector"
 
 
