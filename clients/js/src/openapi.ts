@@ -32,7 +32,7 @@ export interface components {
             /** @description text of the message */
             content: string;
             /**
-             * @description extend the last answer, which was cut; `content` is not used
+             * @description extend the last answer, which reached its limit of tokens; `content` and `recall` are not used, `instructions` and `json_schema` are refused
              * @default false
              */
             continue_answer: boolean;

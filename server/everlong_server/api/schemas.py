@@ -246,7 +246,11 @@ class CreateMessage(SamplingParams):
         description="what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and "
         "leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far",
     )
-    continue_answer: bool = Field(False, description="extend the last answer, which was cut; `content` is not used")
+    continue_answer: bool = Field(
+        False,
+        description="extend the last answer, which reached its limit of tokens; `content` and `recall` are not used, `instructions` and "
+        "`json_schema` are refused",
+    )
     model: str | None = Field(None, max_length=256, description="name of the session's model; any other is refused")
 
 

@@ -21,6 +21,10 @@ def turn_arguments(
     services: Services, body: schemas.CreateMessage, session: Session
 ) -> tuple[str, SamplingParams, Recall]:
     """Return the text, the sampling parameters and the recall of a message's turn. Raises `InvalidRequest`."""
+    if body.continue_answer:
+        for name in ("instructions", "json_schema"):
+            if getattr(body, name) is not None:
+                raise InvalidRequest(f"{name}: cannot be changed for an answer that is continued", param=name)
     default = services.recall
     if default.passages:  # if the server has recall off, the session cannot turn it on
         default = _override(default, session.recall)

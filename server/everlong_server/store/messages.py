@@ -71,11 +71,14 @@ class AnswerMessage:
 
     def joined_to(self, first: AnswerMessage) -> AnswerMessage:
         """Return the answer `first` continued by this one, as one answer with this one's id."""
-        tokens = first.usage.completion_tokens + self.usage.completion_tokens
-        return replace(
-            self, content=first.content + self.content, created_at=first.created_at,
-            usage=replace(self.usage, completion_tokens=tokens),
-        )  # fmt: skip
+        before, own = first.usage, self.usage
+        usage = Usage(
+            own.prompt_tokens - before.completion_tokens,
+            before.completion_tokens + own.completion_tokens,
+            min(before.reused_tokens, own.reused_tokens),
+        )
+        text = first.content.rstrip("\ufffd")  # a character that was cut is whole in this one
+        return replace(self, content=text + self.content, created_at=first.created_at, usage=usage)
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""

@@ -55,7 +55,7 @@ class Document:
 
     `digest`: SHA-256 of the blob, as hex; None: not checked. `format`: the file format that the text was converted from ("pdf", …); None for
     plain text. `notes`: what the conversion left out or repaired. `original_bytes`: size of the original, if it is kept; else 0.
-    `content`: identifies the uploaded file (`ReceivedFile.content`); empty for files in archives, and those of older versions.
+    `content`: identifies the uploaded file (`ReceivedFile.content`); empty for files in archives, and for documents of 0.1.0.
     """
 
     id: str

@@ -58,14 +58,13 @@ async def upload_archive(
     services: CallerServices,
     filename: Annotated[str | None, Query(max_length=255, description="name of the archive")] = None,
     ocr_language: Annotated[str | None, Query(max_length=60, description=OCR_LANGUAGE)] = None,
-    reuse: Annotated[bool, Query(description=f"for each file: {REUSE}")] = False,
     key: IdempotencyKey = None,
 ) -> schemas.UploadedArchive:
     """Uploads an archive (zip, tar), as the body or as the part `file` of a form. Each file in it becomes a document of its own. The
     server stores all of them or, if it answers with an error, none."""
     async with await services.idempotency.begin(key) as record:
         source = RequestFile(request, limit=services.ingest.max_bytes)
-        stored = await add_archive(services.ingest, source, record, ocr_language, reuse=reuse)
+        stored = await add_archive(services.ingest, source, record, ocr_language)
         if stored is None:
             return schemas.UploadedArchive.model_validate(record.answer)
         view = schemas.UploadedArchive(

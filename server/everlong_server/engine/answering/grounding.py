@@ -247,7 +247,7 @@ def select_passages(
     """
 
     def render(passages: Sequence[Passage]) -> str:
-        return template.render(_paragraphs(passages, template.gap))
+        return template.render(paragraphs(passages, template.gap))
 
     already_seen = [p for p in found if p.text.strip() in seen]
     fresh: list[Passage] = []
@@ -352,7 +352,7 @@ def _merged(passages: Sequence[Passage]) -> list[Passage]:
     return merged
 
 
-def _paragraphs(passages: Sequence[Passage], gap: str | None) -> list[str]:
+def paragraphs(passages: Sequence[Passage], gap: str | None) -> list[str]:
     """Return the texts of the passages, in their order. With a `gap`, those that stand near each other in a document become one
     paragraph, in the order of the text, at the place of the last of them."""
     if gap is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from everlong_models import Model, Tool
@@ -13,6 +13,7 @@ from everlong_server.engine.answering.grounding import (
     TEMPLATE,
     Recall,
     Template,
+    paragraphs,
     search_query,
     select_passages_in_segment,
     select_passages_in_window,
@@ -24,6 +25,9 @@ from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
 from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Found, Passage, Passages
+
+LINE_BREAK = "\n"
+"""What an answer that ended with a segment goes on after: the state has all of its tokens, and the model needs one to begin with."""
 
 INSTRUCT = Template(
     "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "
@@ -120,16 +124,26 @@ class PromptBuilder:
 
     def continuation(self, context: TurnContext) -> Prompt:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
-        model, answer = self._engine.model, context.continued
+        model, answer, snapshot = self._engine.model, context.continued, context.session.snapshot
         assert answer is not None, "only an answer can be extended"
-        tokens = list(context.last)
+        # It attends to what it has attended to: see `build`. Evidence shows that the documents were searched.
+        searched, reused = bool(answer.evidence), answer.usage.reused_tokens
+        prompt_only = searched and bool(model.memory.kept_tokens(context.state))
+        tokens, visible = list(context.last), RECENT_TOKENS if searched else None
         if context.unread:
-            lead = self._lead(context, context.unread, from_start=False)
+            prompt_only = prompt_only and not context.session.messages
+            *earlier, question, cut = context.unread
+            text = self._template.render(paragraphs(answer.evidence[::-1], self._template.gap)) if searched else ""
+            unread = [*earlier, replace(question, content=text + question.content), cut]
+            lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
-        # The state has the whole answer if that ended with a segment. A line break is the least that can follow it.
-        tokens = tokens or model.tokenizer.encode("\n")
-        visible = RECENT_TOKENS if answer.evidence else None
-        return Prompt(tokens, list(answer.evidence), visible, False, context.previous_question or "")
+        elif prompt_only := prompt_only and bool(reused) and context.session.messages == 2:
+            visible = snapshot.position - (reused if context.read_before is None else context.read_before)
+        elif searched:
+            visible = RECENT_TOKENS + snapshot.position - len(snapshot.open) - reused
+        # The state has the whole answer if that ended with a segment: see `SessionTurns`.
+        tokens = tokens or model.tokenizer.encode(LINE_BREAK)
+        return Prompt(tokens, list(answer.evidence), visible, prompt_only, context.previous_question or "")
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
@@ -164,7 +178,8 @@ class PromptBuilder:
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
-        return Prompt(tokens, evidence, RECENT_TOKENS if searched else None, prompt_only, question)
+        visible = 0 if prompt_only else RECENT_TOKENS if searched else None
+        return Prompt(tokens, evidence, visible, prompt_only, question)
 
     def _select(
         self,

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.prompt import LINE_BREAK
 from everlong_server.engine.answering.turn import Turn, TurnRunner
 from everlong_server.engine.answering.turn_context import TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
@@ -135,6 +136,7 @@ class SessionTurns:
             unread = [Message(m["role"], m["content"]) for m in last[needed - session.unread :]]
 
             first, ending = _stored_answer(session, pair[1]) if continues else None, list[int]()
+            reading = await self._documents.readings.get(session.reading) if continues and session.reading else None
 
             async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
                 kept = snapshot if progress is None else None
@@ -145,9 +147,15 @@ class SessionTurns:
 
             read = replace(session, messages=session.messages - session.unread)
             previous_question = (pair or last)[-2]["content"] if pair or last else None
-            if first is not None and read.snapshot.open and not unread:
-                read, ending = _without_last_token(read)
-            yield TurnContext(read, state, unread, previous_question, commit, progress, instructions, first, ending)
+            if first is not None and not unread:
+                if read.snapshot.open:
+                    read, ending = _without_last_token(read)
+                else:
+                    first = replace(first, content=first.content + LINE_BREAK)
+            yield TurnContext(
+                read, state, unread, previous_question, commit, progress, instructions, first, ending,
+                None if reading is None else reading.snapshot.position,
+            )  # fmt: skip
 
     async def _progress(self, session: Session) -> float | None:
         """Return the share of the documents' bytes that was read, 0 to 1; None if the session has a memory or needs none."""

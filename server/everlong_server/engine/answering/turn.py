@@ -43,6 +43,9 @@ from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
 
+_SHARED_TOKENS = 4
+"""Tokens before a continued answer whose last character or space may end in it."""
+
 
 @dataclass(slots=True)
 class Turn:
@@ -188,11 +191,9 @@ class TurnRunner:
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
             if context.continued is not None:
-                prompt, turn.text = (
-                    await asyncio.to_thread(self._prompts.continuation, context),
-                    context.continued.content,
-                )
-                turn.evidence = evidence = prompt.evidence
+                prompt = await asyncio.to_thread(self._prompts.continuation, context)
+                turn.text, turn.evidence = context.continued.content, prompt.evidence
+                evidence = prompt.evidence
             else:
                 prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
                 turn.evidence = evidence = await self._located(prompt.evidence)
@@ -252,9 +253,10 @@ class TurnRunner:
         self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None
     ) -> AnswerRequest:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
+        open = list(context.session.snapshot.open)
         return AnswerRequest(
             context.state,
-            list(context.session.snapshot.open),
+            open,
             prompt.tokens,
             params,
             params.seed if params.seed is not None else secrets.randbits(53),
@@ -263,6 +265,7 @@ class TurnRunner:
             prompt.prompt_only,
             grammar,
             self._quota.tenant,
+            [] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
         )
 
     async def _deltas(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,15 @@ class AnswerText:
     client must not see text that the answer does not keep. Ordinary text repeats a few tokens at a time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, may_loop: bool) -> None:
-        """`may_loop`: whether loops are kept in the text."""
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, *, may_loop: bool, before: Sequence[int] = ()
+    ) -> None:
+        """`may_loop`: whether loops are kept in the text. `before`: tokens of the text that it continues."""
         self._tokenizer = tokenizer
         self._params = params
         self._stream = tokenizer.text_stream()
+        for token in before:  # their text is known, but a space or a character may begin in them
+            self._stream.feed(token)
         self._stop = StopStringFilter(params.stop)
         self._repetition = None if may_loop else RepetitionDetector()
         self._held: deque[TokenDelta] = deque()

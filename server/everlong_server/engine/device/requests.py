@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +50,10 @@ class AnswerRequest:
 
     `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
     that enter the state while the request runs are always attended to. `prompt_only`: if the state keeps tokens, the answer
-    attends to its prompt and to nothing before it; the tokens in `open` still become part of the state with their segment.
-    `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `background`: the request waits for all others.
+    attends to its prompt and to nothing before it; the tokens in `open` still become part of the state with their segment. Then
+    `visible_kept` counts the tokens before the prompt that belong to it, the last ones of the state and of `open`.
+    `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `text_before`: the last tokens
+    of a text that the answer continues. `background`: the request waits for all others.
     """
 
     state: MemoryState
@@ -64,6 +66,7 @@ class AnswerRequest:
     prompt_only: bool = False
     grammar: Grammar | None = None
     owner: str = ""
+    text_before: Sequence[int] = ()
     background: bool = False
     id: int = -1
     cancelled: bool = False
@@ -97,7 +100,8 @@ class AnswerRequest:
 
     def hide_earlier_tokens(self) -> None:
         """Restrict the answer to its prompt, before anything is prefilled."""
-        self.visible_kept, self.hidden_open = 0, len(self.open)
+        own = self.visible_kept or 0
+        self.visible_kept, self.hidden_open = max(0, own - len(self.open)), max(0, len(self.open) - own)
 
     def collect_context(self, kept: list[int]) -> None:
         """Set `context`, before segments of the prompt become part of the state. `kept`: the tokens that the state keeps."""
@@ -110,7 +114,7 @@ class AnswerRequest:
         self.sampler = Sampler(self.params, self.seed, self.context, vocab_size, self.grammar)
         constrained = self.grammar is not None and not self.grammar.free_text
         may_loop = self.params.ignore_eos or constrained or not self.params.stop_repetition
-        self.text = AnswerText(tokenizer, self.params, may_loop=may_loop)
+        self.text = AnswerText(tokenizer, self.params, may_loop=may_loop, before=self.text_before)
 
     def accept(self, token: int) -> None:
         """Count a sampled token, and emit the tokens that are not held back any more."""

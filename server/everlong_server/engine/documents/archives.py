@@ -45,17 +45,12 @@ class StoredArchive:
 
 
 async def add_archive(
-    ingest: Ingest,
-    source: FileSource,
-    record: IdempotencyRecord,
-    ocr_language: str | None = None,
-    *,
-    reuse: bool = False,
+    ingest: Ingest, source: FileSource, record: IdempotencyRecord, ocr_language: str | None = None
 ) -> StoredArchive | None:
     """Receive an archive, store each file in it as a document, and queue their readings. Everything is durable on return.
 
     Stores all of them or, if there is an error, none. Returns None for a retry of a completed request, whose content it only compares
-    with the first request's. `ocr_language`, `reuse`: as in `Ingest.add`. Raises `ServerError`.
+    with the first request's. `ocr_language`: as in `Ingest.add`. Raises `ServerError`.
     """
     language = ingest.language_named(ocr_language)
     ingest.require_running()
@@ -85,18 +80,13 @@ async def add_archive(
             return convert_each(uploaded, kind, folder, limit, language, report)
 
         files, notes = await ingest.convert(name, received, unpack, reports=record)
-        documents = await _store(ingest, received, files, record, ocr_language, reuse)
+        documents = await _store(ingest, received, files, record)
         await asyncio.to_thread(folders.close)  # it may have a thousand files
         return StoredArchive(documents, notes)
 
 
 async def _store(
-    ingest: Ingest,
-    archive: ReceivedFile,
-    files: Sequence[ConvertedFile],
-    record: IdempotencyRecord,
-    ocr_language: str | None,
-    reuse: bool,
+    ingest: Ingest, archive: ReceivedFile, files: Sequence[ConvertedFile], record: IdempotencyRecord
 ) -> list[Document]:
     """Create the documents of the files. Deletes all of them if one is refused."""
     quota, model = ingest.quota, ingest.engine.model.fingerprint
@@ -112,15 +102,10 @@ async def _store(
             if id in existing:
                 documents.append(await ingest.documents.get(id))
                 continue
-            received = await asyncio.to_thread(_store_text, ingest, id, archive, file, ocr_language)
-            _, failed = await ingest.known(received.content)
-            stored = await ingest.documents.create(
-                received.as_document(id), model, reserved=size, reuse=reuse, instead_of=failed
-            )
-            if stored is not None and stored != id:
-                await ingest.drop_text(id, record)
-            documents.append(await ingest.documents.get(stored or id))
-        return list({document.id: document for document in documents}.values())
+            received = await asyncio.to_thread(_store_text, ingest, id, archive, file)
+            documents.append(received.as_document(id))
+            await ingest.documents.create(documents[-1], model, reserved=size)
+        return documents
     except BaseException as error:
         # A retry makes the missing documents if the record keeps its id: see `IdempotencyRecord.give_up`.
         if record.key is None or (isinstance(error, ServerError) and error.status < 500):
@@ -131,17 +116,11 @@ async def _store(
             await quota.release(ids[0])
 
 
-def _store_text(
-    ingest: Ingest, id: str, archive: ReceivedFile, file: ConvertedFile, ocr_language: str | None
-) -> ReceivedFile:
+def _store_text(ingest: Ingest, id: str, archive: ReceivedFile, file: ConvertedFile) -> ReceivedFile:
     with ingest.blobs.fill(id) as text:
         shutil.copyfile(file.text, text)
         stored = archive.converted(ingest.blobs, id, text, file.original or file.text, file.made)
-    digest = None
-    if file.original:
-        with file.original.open("rb") as original:
-            digest = hashlib.file_digest(original, "sha256").hexdigest()
-    return replace(stored.identified(ocr_language, digest), filename=_filename(file, archive))
+    return replace(stored, filename=_filename(file, archive))
 
 
 async def _delete(ingest: Ingest, ids: Sequence[str], record: IdempotencyRecord) -> None:

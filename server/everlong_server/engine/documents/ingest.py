@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.formats import conversion, recognition
 from everlong_server.engine.documents.formats.conversion import Conversion
 from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
@@ -42,6 +42,8 @@ _CONVERTERS = Pool("everlong-convert", 3)
 """Few threads, as a conversion may take gigabytes of memory and minutes."""
 _CONVERSIONS_PER_TENANT = 2
 """Fewer than there are converters, so that one tenant cannot occupy all of them."""
+_READERS = 1
+"""Raise it when a reader of files gets better: then a file is converted again instead of reusing its document."""
 _tenant_conversions: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
 
@@ -66,8 +68,8 @@ class ReceivedFile:
     """A received file: size of its text in bytes, offset of the text in the blob, SHA-256 of the blob, file name.
 
     `format`: None for text; otherwise the kind that its first bytes show, and after the conversion, the format it was
-    converted from, with `notes` on what is not in the text. `content`: equal for the same file, format and OCR language. `suffix`: suffix of the blob's name until the conversion. It is
-    unique, because a retry of the request uses the same name.
+    converted from, with `notes` on what is not in the text. `content`: equal for files that become the same document; "" for files of
+    archives. `suffix`: suffix of the blob's name until the conversion. It is unique, because a retry of the request uses the same name.
     """
 
     bytes: int
@@ -80,9 +82,10 @@ class ReceivedFile:
     content: str = ""
     suffix: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.upload", compare=False)
 
-    def identified(self, ocr_language: str | None, digest: str | None = None) -> ReceivedFile:
-        """Return the file with its `content`. `ocr_language`: that the upload names. `digest`: of the file; None: that of the blob."""
-        parts = json.dumps([digest or self.digest, self.format, ocr_language])
+    def identified(self, language: Language) -> ReceivedFile:
+        """Return the file with its `content`. `language`: of the text in pictures."""
+        how = [] if self.format is None else [language.name, recognition.is_installed(), _READERS]
+        parts = json.dumps([self.digest, self.format, *how])
         return replace(self, content=hashlib.sha256(parts.encode()).hexdigest())
 
     async def commit(self, writer: BlobWriter | DiscardingWriter) -> None:
@@ -191,7 +194,6 @@ class Ingest:
             return received.as_document(document_id)
         if exists:
             return await self.documents.get(document_id)
-        received = received.identified(ocr_language)
         document = await self.create(document_id, received, record, language=language, reuse=reuse)
         assert document is not None, "only a multipart upload can be cancelled or completed by another request"
         return document
@@ -214,16 +216,15 @@ class Ingest:
         `Documents.create`. `reports`: the record that gets the progress of the conversion; None: `record`. `language`: of the text in
         pictures; None: the server's. `reuse`: as in `add`.
         """
-        known, failed = await self.known(received.content) if reuse else (None, "")
-        if known is not None and (upload is None or await self.documents.complete_with(upload, known.id)):
-            await self.drop_text(document_id, record)
-            await self.blobs.delete(document_id + received.suffix)
-            return known
-        creating = False
+        creating, language = False, language or self.language
         try:
-            received = await self._converted(
-                document_id, received, reserved, reports or record, language or self.language
-            )
+            received = received.identified(language)
+            known, failed = await self._known(received.content)
+            if reuse and known is not None and (upload is None or await self.documents.complete_with(upload, known.id)):
+                await self.drop_text(document_id, record)
+                await self.blobs.delete(document_id + received.suffix)
+                return known
+            received = await self._converted(document_id, received, reserved, reports or record, language)
             document, creating = received.as_document(document_id), True
             stored = await self.documents.create(
                 document,
@@ -243,8 +244,8 @@ class Ingest:
         await self.drop_text(document_id, record)
         return None if stored is None else await self.documents.get(stored)
 
-    async def known(self, content: str) -> tuple[Document | None, str]:
-        """Return the tenant's document of that content, if it could be read, and else its id."""
+    async def _known(self, content: str) -> tuple[Document | None, str]:
+        """Return the tenant's document of that content and "", or None and the id of one that could not be read."""
         known = await self.documents.of_content(content)
         if known is None:
             return None, ""

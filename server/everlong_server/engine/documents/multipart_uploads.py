@@ -199,7 +199,7 @@ class MultipartUploads:
         if upload.status != "completed":
             refused: ServerError | None = None
             try:
-                await self._create_document(_pending(upload), part_ids, md5, record, language, ocr_language, reuse)
+                await self._create_document(_pending(upload), part_ids, md5, record, language, reuse)
             except (Conflict, NotFound) as error:  # for example if another request completed it in the meantime
                 refused = error
             upload = await self.uploads.get(upload_id)
@@ -233,13 +233,12 @@ class MultipartUploads:
         md5: str | None,
         record: IdempotencyRecord | None,
         language: Language,
-        ocr_language: str | None,
         reuse: bool,
     ) -> None:
         """Create the document of the parts. Does nothing if the upload was cancelled or completed in the meantime."""
         parts = await self._ordered_parts(upload, part_ids)
         document_id = new_id("doc")
-        received = (await self._join(upload, document_id, parts, md5)).identified(ocr_language)
+        received = await self._join(upload, document_id, parts, md5)
         await self.ingest.create(
             document_id, received, None, upload=upload.id, reserved=upload.bytes, reports=record, language=language, reuse=reuse,
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import unicodedata
@@ -15,6 +14,7 @@ from everlong_server.store.records import Session
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import page
+from everlong_server.store.search.passages import SEARCHERS
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.vault import Vault
 
@@ -48,6 +48,8 @@ class Conversations:
         Case and accents do not count, and a word of the query may be a part of a longer one. `after`: the last id of the page before.
         """
         words, names = fold(query).split(), dict[str, str]()
+        if not words:  # accents alone
+            return [], False
 
         async def choose(ids: Sequence[str]) -> list[str]:
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -65,7 +67,7 @@ class Conversations:
                     messages = await pipe.execute()
                 titles = [head[0] for head in heads[part]]
                 sessions = list(zip(ids[part], titles, named[part], messages, strict=True))
-                found += await asyncio.to_thread(self._having, words, sessions)
+                found += await SEARCHERS.run(self._having, words, sessions)
             return found
 
         return await self._page(choose, limit, after)
@@ -81,10 +83,11 @@ class Conversations:
                     pipe.hget(keys.session(id), "parent")
                 found = zip(ids[first : first + _IDS], await pipe.execute(), strict=True)
             parents |= {id: parent.decode() for id, parent in found if parent}
-        origin = _origin(session_id, parents)
+        origins = _origins(parents)
+        origin = origins.get(session_id, session_id)
 
         async def choose(ids: Sequence[str]) -> list[str]:
-            return [id for id in ids if _origin(id, parents) == origin]
+            return [id for id in ids if origins.get(id, id) == origin]
 
         return await self._page(choose, limit, after)
 
@@ -141,6 +144,8 @@ def _parts(counts: Sequence[int]) -> Iterator[slice]:
 
 def fold(text: str) -> str:
     """Return the text without accents and case."""
+    if text.isascii():
+        return text.lower()
     return "".join(
         letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter)
     ).casefold()
@@ -151,10 +156,13 @@ def _missing(words: Sequence[str], texts: Sequence[str]) -> list[str]:
     return [word for word in words if word not in folded]
 
 
-def _origin(id: str, parents: dict[str, str]) -> str:
-    """Return the session that `id` comes from in the end; it may have been deleted."""
-    seen = {id}
-    while (parent := parents.get(id)) is not None and parent not in seen:
-        id = parent
-        seen.add(id)
-    return id
+def _origins(parents: dict[str, str]) -> dict[str, str]:
+    """Return the session that each of `parents` comes from in the end. One that was deleted is an origin."""
+    origins: dict[str, str] = {}
+    for start in parents:
+        at, path = start, set[str]()
+        while at in parents and at not in origins and at not in path:
+            path.add(at)
+            at = parents[at]
+        origins |= dict.fromkeys(path, origins.get(at, at))
+    return origins

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
 import pytest
 
 from tests.process import Server
-from tests.tinymodel import STORY
+from tests.tinymodel import STORY, make_tool_model
 
 TEXT = STORY.read_text()[:8_000]
 LONG = {"temperature": 0, "ignore_eos": True, "stop_repetition": False}
@@ -35,7 +36,7 @@ def test_it_goes_on_as_if_it_had_not_been_cut(server: Server, document: str, cut
     joined = extend(server, parts, 120 - cut)
     assert joined["content"].startswith(first["content"])
     assert joined["usage"]["completion_tokens"] == 120
-    assert joined["evidence"] == first["evidence"]
+    assert joined["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
     assert joined["id"] != first["id"]
     question, stored = said(server, parts)
     assert question["content"] == "Who is Alice?"
@@ -44,6 +45,54 @@ def test_it_goes_on_as_if_it_had_not_been_cut(server: Server, document: str, cut
     assert after["messages"] == 2
     assert joined["content"][: len(first["content"]) + 5] == expected["content"][: len(first["content"]) + 5]
     assert after["position"] == server.get_session(whole)["position"]
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the default memory, which searches."""
+    folder = make_tool_model(tmp_path_factory.mktemp("model"))
+    with Server(folder, tmp_path_factory.mktemp("data")) as server:
+        yield server.start()
+
+
+@pytest.mark.parametrize("cuts", [(30,), (300,), (40, 60)])
+def test_it_goes_on_from_its_question_and_evidence(windowed: Server, cuts: tuple[int, ...]) -> None:
+    """They stand further back than the tokens that a later answer attends to."""
+    document = windowed.read(TEXT)["id"]
+    whole, parts = (windowed.session(document)["id"] for _ in range(2))
+    question = "What did the White Rabbit say?"
+    expected = windowed.say(whole, question, max_tokens=sum(cuts) + 20, **LONG)
+    joined = windowed.say(parts, question, max_tokens=cuts[0], **LONG)
+    assert joined["evidence"]
+    for more in (*cuts[1:], 20):
+        before = joined
+        joined = extend(windowed, parts, more)
+        assert joined["evidence"] == before["evidence"]
+        assert joined["content"].startswith(before["content"])
+        at = len(before["content"])
+        assert joined["content"][at : at + 5] == expected["content"][at : at + 5]
+    assert joined["usage"] == expected["usage"]
+
+
+def test_after_the_end_of_a_segment_it_goes_on_in_a_new_line(windowed: Server) -> None:
+    """The memory has the whole answer then, and the model needs a token to begin with."""
+    document = windowed.read(TEXT)["id"]
+    probe, session = (windowed.session(document)["id"] for _ in range(2))
+    windowed.say(probe, "Who?", max_tokens=10, **LONG)
+    left = -windowed.get_session(probe)["position"] % 256
+    first = windowed.say(session, "Who?", max_tokens=10 + left, **LONG)
+    assert windowed.get_session(session)["position"] % 256 == 0
+    joined = extend(windowed, session, 10)
+    assert joined["content"].startswith(first["content"] + "\n")
+    assert len(joined["content"]) > len(first["content"]) + 1
+
+
+@pytest.mark.parametrize("field", ["instructions", "json_schema"])
+def test_what_would_change_the_answer_is_refused(server: Server, document: str, field: str) -> None:
+    session = server.session(document)["id"]
+    server.say(session, "Who?", max_tokens=5, **LONG)
+    body = {"content": "-", "continue_answer": True, field: "In German." if field == "instructions" else {}}
+    server.error(server.http.post(f"/v1/sessions/{session}/messages", json=body), 422, "invalid_value", field)
 
 
 def test_only_an_answer_that_was_cut_can_be_extended(server: Server, document: str) -> None:

@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from everlong_server.engine.documents import ingest
+from everlong_server.engine.documents.formats import recognition
+from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE
 from everlong_server.store.redis import keys
 from tests import files
 from tests.process import Server
 
-SENDS = ["in_one_request", "in_parts", "in_an_archive"]
+SENDS = ["in_one_request", "in_parts"]
 
 
 def in_one_request(server: Server, data: bytes, **query: str) -> str:
@@ -33,26 +36,21 @@ def in_parts(server: Server, data: bytes, **query: str) -> str:
     return made["file"]["id"]
 
 
-def in_an_archive(server: Server, data: bytes, **query: str) -> str:
-    headers = {"content-type": "application/octet-stream"}
-    packed = files.zipped({"a": data, "same": data})
-    sent = server.http.post("/v1/documents/archive", content=packed, params=query, headers=headers)
-    return document(sent, 202)["data"][0]["id"]
-
-
 def document(response: httpx.Response, status: int) -> dict:
     assert response.status_code == status, response.text
     return dict(response.json())
 
 
 def send_as(name: str) -> Callable[..., str]:
-    return {"in_one_request": in_one_request, "in_parts": in_parts, "in_an_archive": in_an_archive}[name]
+    return {"in_one_request": in_one_request, "in_parts": in_parts}[name]
 
 
 def fresh(kind: str) -> bytes:
     """A file that no other test has."""
     text = f"The harbour was closed {uuid.uuid4()}."
-    return files.pdf([text]) if kind == "pdf" else text.encode()
+    if kind == "pdf":
+        return files.pdf([text])
+    return files.word(("Normal", text)) if kind == "docx" else f"{text} Très tard.".encode(kind)
 
 
 def count(server: Server) -> int:
@@ -64,7 +62,7 @@ def stored(server: Server) -> set[str]:
     return {path.name for path in (server.data / "documents").iterdir() if not path.name.endswith((".idx", ".vec"))}
 
 
-@pytest.mark.parametrize("kind", ["text", "pdf"])
+@pytest.mark.parametrize("kind", ["utf-8", "latin-1", "pdf", "docx"])
 @pytest.mark.parametrize("first", SENDS)
 @pytest.mark.parametrize("second", SENDS)
 def test_the_same_file_is_one_document(server: Server, kind: str, first: str, second: str) -> None:
@@ -78,11 +76,10 @@ def test_the_same_file_is_one_document(server: Server, kind: str, first: str, se
 
 
 def test_it_is_another_document_without_reuse_with_other_bytes_and_after_a_deletion(server: Server) -> None:
-    data = fresh("text")
+    data = fresh("utf-8")
     made = in_one_request(server, data)
     assert in_one_request(server, data) != made
     assert in_one_request(server, data + b" And so on.", reuse="true") != made
-    assert in_one_request(server, data, reuse="true", ocr_language="latin") != made
     assert in_one_request(server, data, reuse="true", filename="other.txt") == made
     server.http.delete(f"/v1/documents/{made}")
     again = in_one_request(server, data, reuse="true")
@@ -90,7 +87,7 @@ def test_it_is_another_document_without_reuse_with_other_bytes_and_after_a_delet
     assert in_one_request(server, data, reuse="true") == again
 
 
-@pytest.mark.parametrize("kind", ["text", "pdf"])
+@pytest.mark.parametrize("kind", ["utf-8", "pdf"])
 def test_of_several_that_arrive_at_once_one_becomes_a_document(server: Server, kind: str) -> None:
     data = fresh(kind)
     with ThreadPoolExecutor(6) as threads:
@@ -98,16 +95,48 @@ def test_of_several_that_arrive_at_once_one_becomes_a_document(server: Server, k
     assert len(made) == 1
 
 
-def test_a_retry_gets_the_same_document(server: Server) -> None:
-    data, headers = fresh("text"), {"content-type": "text/plain", "Idempotency-Key": uuid.uuid4().hex}
+def test_a_file_is_converted_again_if_its_text_can_be_another(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = fresh("pdf")
+    made = in_one_request(server, data, reuse="true")
+    assert in_one_request(server, data, reuse="true", ocr_language="latin") != made
+    received = ingest.ReceivedFile(1, 0, "0" * 64, "a.pdf", "pdf")
+    contents = {received.identified(ANY_LANGUAGE).content}
+    installed = recognition.is_installed()
+    monkeypatch.setattr(recognition, "is_installed", lambda: not installed)
+    contents.add(received.identified(ANY_LANGUAGE).content)
+    monkeypatch.setattr(ingest, "_READERS", 2)
+    contents.add(received.identified(ANY_LANGUAGE).content)
+    assert len(contents) == 3
+
+
+def test_files_of_archives_are_new_documents(server: Server) -> None:
+    data = fresh("utf-8")
+    known = in_one_request(server, data, reuse="true")
+    sent = server.http.post(
+        "/v1/documents/archive",
+        content=files.zipped({"a.txt": data}),
+        headers={"content-type": "application/octet-stream"},
+    )
+    (made,) = document(sent, 202)["data"]
+    assert made["id"] != known
+    assert in_one_request(server, data, reuse="true") == known
+
+
+def test_a_retry_gets_the_recorded_document(server: Server) -> None:
+    data, headers = fresh("utf-8"), {"content-type": "text/plain", "Idempotency-Key": uuid.uuid4().hex}
     known = in_one_request(server, data)
-    for _ in range(2):
+
+    def send() -> str:
         sent = server.http.post("/v1/documents", content=data, params={"reuse": "true"}, headers=headers)
-        assert document(sent, 202)["id"] == known
+        return str(document(sent, 202)["id"])
+
+    assert send() == known
+    server.http.delete(f"/v1/documents/{known}")
+    assert send() == known, "without a record, the file would become a document again"
 
 
 def test_a_document_that_could_not_be_read_is_not_reused(server: Server) -> None:
-    data = fresh("text")
+    data = fresh("utf-8")
     made = in_one_request(server, data)
     server.wait_read(made)
     fail(server, made)
