@@ -10,11 +10,16 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "everlong_client"
-MADE = {"async_client.py": "client.py", "transport/async_http.py": "transport/http.py"}
+MADE = {
+    "async_client.py": "client.py",
+    "async_streams.py": "streams.py",
+    "transport/async_http.py": "transport/http.py",
+}
 """The modules of the asyncio client, and those that are made from them."""
 HEAD = "# Made from {} by make_sync.py: change that file, not this one.\n"
 NAMES = {
     "async_http": "http",
+    "async_streams": "streams",
     "asyncio": "time",
     "asynccontextmanager": "contextmanager",
     "__aenter__": "__enter__",

@@ -49,7 +49,7 @@ class Blocking:
         return self._wrap(asyncio.run_coroutine_threadsafe(call(), self._loop).result(30))
 
     def _wrap(self, value: Any) -> Any:
-        return Blocking(value, self._loop) if type(value).__module__ == "everlong_client.async_client" else value
+        return Blocking(value, self._loop) if type(value).__module__.startswith("everlong_client.async_") else value
 
 
 @pytest.fixture(scope="session")

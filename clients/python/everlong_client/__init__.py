@@ -8,8 +8,9 @@ with Everlong("http://127.0.0.1:8080") as client:
     print(client.sessions.send(session.id, "Who is the narrator?").content)
 """
 
-from everlong_client.async_client import AsyncConversation, AsyncEverlong, AsyncMessageStream
-from everlong_client.client import Conversation, Everlong, MessageStream
+from everlong_client.async_client import AsyncEverlong
+from everlong_client.async_streams import AsyncConversation, AsyncMessageStream
+from everlong_client.client import Everlong
 from everlong_client.errors import (
     APIConnectionError,
     APIStatusError,
@@ -31,6 +32,7 @@ from everlong_client.errors import (
     UnprocessableEntityError,
     UnsupportedMediaTypeError,
 )
+from everlong_client.streams import Conversation, MessageStream
 from everlong_client.transport.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
 from everlong_client.types.document import Document, DocumentNote, DocumentText, Failure, UploadedArchive
 from everlong_client.types.event import (

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, closing
-from typing import Literal, Self, Unpack
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import closing
+from typing import Any, Literal, Self, Unpack
 
 import httpx
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.protocol import State
 
-from everlong_client.errors import EverlongError
+from everlong_client.async_streams import AsyncConversation, AsyncMessageStream
 from everlong_client.transport import call as calls
 from everlong_client.transport.async_http import AsyncTransport
 from everlong_client.transport.call import Call
@@ -19,7 +17,7 @@ from everlong_client.transport.conversion import AsyncConversionWatch, Conversio
 from everlong_client.transport.retrying import RETRIES, new_key
 from everlong_client.transport.upload import AnySource, Upload, UploadProgress
 from everlong_client.transport.waiting import Waiting, document_of
-from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
+from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, new_http_client
 from everlong_client.types.document import Document, DocumentText, UploadedArchive
 from everlong_client.types.event import Answer, Event
 from everlong_client.types.format import Formats
@@ -97,6 +95,7 @@ class AsyncDocuments:
         conversion: ConversionProgress | None = None,
         *,
         ocr_language: str | None = None,
+        reuse: bool = False,
     ) -> Document:
         """Upload a document. The server starts to read it as soon as the upload is complete.
 
@@ -105,21 +104,22 @@ class AsyncDocuments:
         the total (None if unknown). `conversion` is called with a page and the number of pages while the server converts
         the file, such as a scan whose text it recognises. A source of known length above 8 MiB is sent in parts: if the connection is lost,
         or the server restarts within a minute, only the current part is sent again. Raises `OSError` if a path cannot
-        be read. `ocr_language` is the language of text in pictures, as in the server's setting EVERLONG_OCR_LANGUAGE.
+        be read. `ocr_language` is the language of text in pictures, as in the server's setting EVERLONG_OCR_LANGUAGE. `reuse`: if
+        you have a document of the same file, return that one instead of a new one.
         `source` may also be an async iterator; every other source is read in a thread.
         """
         upload = Upload(source, filename, progress)
         key = new_key()
         if not upload.in_parts:
             async with AsyncConversionWatch(self._transport, key, conversion):
-                return await self._transport.call(calls.upload_document(upload, key, ocr_language))
+                return await self._transport.call(calls.upload_document(upload, key, ocr_language, reuse=reuse))
         upload_id = await self._transport.call(calls.begin_upload(upload))
         ids = []
         with closing(upload.parts()) as parts:
             while part := await asyncio.to_thread(next, parts, b""):
                 ids.append(await self._transport.call(calls.add_part(upload_id, part)))
         async with AsyncConversionWatch(self._transport, key, conversion):
-            document = await self._transport.call(calls.complete_upload(upload_id, ids, key, ocr_language))
+            document = await self._transport.call(calls.complete_upload(upload_id, ids, key, ocr_language, reuse=reuse))
         return await self.get(document)
 
     async def upload_archive(
@@ -201,13 +201,18 @@ class AsyncSessions:
         *,
         model: str | None = None,
         recall: Recall | Literal[False] | None = None,
+        messages: Iterable[Mapping[str, Any]] = (),
+        title: str | None = None,
+        parent: str | None = None,
     ) -> Session:
         """Create a session on the documents with these ids, in this order.
 
         You may ask before the documents are read: answers then rest on the search alone. `wait` waits until they are read.
-        `recall` is the default for messages that do not set it.
+        `recall` is the default for messages that do not set it. `messages` are earlier questions and answers, in turn, each with
+        `role` and `content`, which the memory reads with the next question. `parent` is the session that they come from.
         """
-        return await self._transport.call(calls.create_session(documents, model, recall))
+        call = calls.create_session(documents, model, recall, messages, title, parent)
+        return await self._transport.call(call)
 
     async def wait(
         self,
@@ -229,9 +234,24 @@ class AsyncSessions:
         """Return the current state of the session."""
         return await self._transport.call(calls.get_session(session))
 
-    async def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Session, ...]:
-        """Return the sessions that follow the id `after`: at most `limit`, or all if that is None."""
-        return await self._transport.pages(calls.list_sessions(limit, after))
+    async def list(
+        self,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        query: str | None = None,
+        branches_of: str | None = None,
+    ) -> tuple[Session, ...]:
+        """Return the sessions that follow the id `after`: at most `limit`, or all if that is None.
+
+        `query`: only those with all its words in the title, the messages or the names of the documents. `branches_of`: only this session and
+        those that share an origin with it.
+        """
+        return await self._transport.pages(calls.list_sessions(limit, after, query, branches_of))
+
+    async def messages(self, session: str) -> tuple[Message, ...]:
+        """Return all questions and answers of the session, oldest first."""
+        return await self._transport.call(calls.list_messages(session))
 
     async def delete(self, session: str) -> None:
         """Delete the session and its memory."""
@@ -288,113 +308,3 @@ class AsyncModels:
     async def list(self) -> tuple[Model, ...]:
         """Return all models."""
         return await self._transport.pages(calls.list_models())
-
-
-class AsyncMessageStream:
-    """An async iterator over the events of one answer. After the last event, `message` is the complete answer.
-
-    Iterating raises `StreamError` if the answer fails. Use it with `async with`, or call `close`: both cancel an answer that
-    is not complete.
-    """
-
-    def __init__(self, answer: Answer, events: AsyncIterator[Event], close: Callable[[], Awaitable[None]]) -> None:
-        self._answer = answer
-        self._events = events
-        self.close = close
-
-    @property
-    def message(self) -> Message:
-        """The complete answer. Raises `StreamError` until it is complete."""
-        return self._answer.message
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._events
-
-    async def __anext__(self) -> Event:
-        return await anext(self._events)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class AsyncConversation:
-    """A session's WebSocket, which carries one answer at a time. It connects on first use, and again after an error.
-
-    If an answer is still running when the next message is sent, it is cancelled and the rest of its events are skipped.
-    """
-
-    def __init__(self, wire: Wire, session: str) -> None:
-        self._wire = wire
-        self._call = calls.session_socket(session)
-        self._socket: ClientConnection | None = None
-        self._answer = Answer.finished()
-
-    async def send(self, content: str, **sampling: Unpack[Sampling]) -> AsyncMessageStream:
-        """Send a message and return an async iterator over the answer's events. Closing it early cancels the answer."""
-        await self._cancel_and_skip(self._answer)
-        async with self._errors():
-            socket = await self._open()
-            await socket.send(encode(calls.message_create(content, sampling)))
-        self._answer = answer = Answer()
-        return AsyncMessageStream(answer, self._events(socket, answer), lambda: self._cancel_and_skip(answer))
-
-    async def cancel(self) -> None:
-        """Cancel the running answer, if any. Its last event then carries the text generated so far.
-
-        Another task than the one that reads the events may call this.
-        """
-        if self._socket is not None and not self._answer.ended:
-            async with self._errors():
-                await self._socket.send(encode({"type": "response.cancel"}))
-
-    async def close(self) -> None:
-        """Close the connection. The server cancels a running answer."""
-        socket, self._socket, self._answer = self._socket, None, Answer.finished()
-        if socket is not None:
-            await socket.close()
-
-    async def __aenter__(self) -> Self:
-        async with self._errors():
-            await self._open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _open(self) -> ClientConnection:
-        if (
-            self._socket is not None and self._socket.state is not State.OPEN
-        ):  # closed by the server since the last answer
-            await self.close()
-        retrying = self._wire.retrying(self._call, None)
-        while self._socket is None:
-            try:
-                with self._wire.socket_errors():
-                    self._socket = await connect(**self._wire.socket(self._call))
-            except EverlongError as error:
-                await asyncio.sleep(retrying.pause(error))
-        return self._socket
-
-    async def _events(self, socket: ClientConnection, answer: Answer) -> AsyncGenerator[Event]:
-        while not answer.ended:
-            async with self._errors():
-                frame = await socket.recv()
-            yield answer.feed(frame)
-
-    async def _cancel_and_skip(self, answer: Answer) -> None:
-        if self._socket is not None and not answer.ended:
-            await self.cancel()
-            async for _ in self._events(self._socket, answer):
-                pass
-
-    @asynccontextmanager
-    async def _errors(self) -> AsyncIterator[None]:
-        try:
-            with self._wire.socket_errors():
-                yield
-        except EverlongError:
-            await self.close()
-            raise

@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from everlong_client.cli.citations import citation_lines
 from everlong_client.cli.originals import Originals
 from everlong_client.cli.terminal import console, fail, print_error, print_note, write
-from everlong_client.client import Conversation, Everlong
+from everlong_client.client import Everlong
 from everlong_client.errors import EverlongError
+from everlong_client.streams import Conversation
 from everlong_client.types.event import TextDelta
 from everlong_client.types.message import Sampling
 from everlong_client.types.session import Session

@@ -58,12 +58,12 @@ def path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
 
 
-def upload_document(upload: Upload, key: str, ocr_language: str | None) -> Call[Document]:
-    """POST /v1/documents. Returns the document, which is not read yet."""
+def upload_document(upload: Upload, key: str, ocr_language: str | None, *, reuse: bool) -> Call[Document]:
+    """POST /v1/documents. Returns the document, which is not read yet unless it is a reused one."""
     headers = {"Content-Type": "text/plain"}
     if upload.total is not None:
         headers["Content-Length"] = str(upload.total)
-    params = _without_none(filename=upload.filename or None, ocr_language=ocr_language)
+    params = _without_none(filename=upload.filename or None, ocr_language=ocr_language, reuse="true" if reuse else None)
     return Call("POST", path("documents"), _parse_one(Document), params=params, headers=headers, body=upload, key=key)
 
 
@@ -91,14 +91,17 @@ def add_part(upload: str, part: bytes) -> Call[str]:
     return Call("POST", path("uploads", upload, "parts"), _parse_id, part=part, waits_for_restart=True)
 
 
-def complete_upload(upload: str, parts: Iterable[str], key: str, ocr_language: str | None) -> Call[str]:
+def complete_upload(upload: str, parts: Iterable[str], key: str, ocr_language: str | None, *, reuse: bool) -> Call[str]:
     """POST /v1/uploads/{id}/complete. Returns the document's id."""
 
     def parse(data: Any) -> str:
         return _parse_id(data["file"] if isinstance(data, dict) else data)
 
     json = _without_none(part_ids=list(parts), ocr_language=ocr_language)
-    return Call("POST", path("uploads", upload, "complete"), parse, json=json, waits_for_restart=True, key=key)
+    return Call(
+        "POST", path("uploads", upload, "complete"), parse, params={"reuse": "true"} if reuse else {}, json=json,
+        waits_for_restart=True, key=key,
+    )  # fmt: skip
 
 
 def conversion(key: str) -> Call[tuple[int, int] | None]:
@@ -145,14 +148,19 @@ def document_events(document: str) -> Call[None]:
 
 
 def create_session(
-    documents: Iterable[str], model: str | None, recall: Recall | Literal[False] | None
+    documents: Iterable[str],
+    model: str | None,
+    recall: Recall | Literal[False] | None,
+    messages: Iterable[Mapping[str, Any]] = (),
+    title: str | None = None,
+    parent: str | None = None,
 ) -> Call[Session]:
     """POST /v1/sessions."""
     # A string is an iterable of its letters, too; a single id is meant.
     ids = [documents] if isinstance(documents, str) else list(documents)
-    return Call(
-        "POST", path("sessions"), _parse_one(Session), json=_without_none(documents=ids, model=model, recall=recall)
-    )
+    past = [dict(message) for message in messages] or None
+    fields = _without_none(documents=ids, model=model, recall=recall, messages=past, title=title, parent=parent)
+    return Call("POST", path("sessions"), _parse_one(Session), json=fields)
 
 
 def get_session(session: str) -> Call[Session]:
@@ -160,9 +168,16 @@ def get_session(session: str) -> Call[Session]:
     return Call("GET", path("sessions", session), _parse_one(Session))
 
 
-def list_sessions(limit: int | None, after: str | None) -> Call[Page[Session]]:
-    """GET /v1/sessions: as `list_documents`."""
-    return _list(Session, "sessions", limit, after)
+def list_sessions(
+    limit: int | None, after: str | None, query: str | None = None, branches_of: str | None = None
+) -> Call[Page[Session]]:
+    """GET /v1/sessions: as `list_documents`, of all sessions or those that match."""
+    return _list(Session, "sessions", limit, after, _without_none(query=query, branches_of=branches_of))
+
+
+def list_messages(session: str) -> Call[tuple[Message, ...]]:
+    """GET /v1/sessions/{id}/messages: all questions and answers, oldest first."""
+    return Call("GET", path("sessions", session, "messages"), _parse_rows(Message, "messages"))
 
 
 def delete_session(session: str) -> Call[None]:
@@ -219,14 +234,7 @@ def search(
     json = _without_none(
         query=query, documents=ids or None, session=session, limit=limit, filters=filters, rerank=rerank
     )
-
-    def parse(data: Any) -> tuple[FoundPassage, ...]:
-        try:
-            return tuple(from_json(FoundPassage, row) for row in data["data"])
-        except (TypeError, KeyError) as error:
-            raise UnexpectedAnswerError("expected a list of passages") from error
-
-    return Call("POST", path("search"), parse, json=json)
+    return Call("POST", path("search"), _parse_rows(FoundPassage, "passages"), json=json)
 
 
 def list_models() -> Call[Page[Model]]:
@@ -236,6 +244,16 @@ def list_models() -> Call[Page[Model]]:
 
 def _parse_one(cls: type[T]) -> Callable[[Any], T]:
     return lambda data: from_json(cls, data)
+
+
+def _parse_rows(cls: type[T], name: str) -> Callable[[Any], tuple[T, ...]]:
+    def parse(data: Any) -> tuple[T, ...]:
+        try:
+            return tuple(from_json(cls, row) for row in data["data"])
+        except (TypeError, KeyError) as error:
+            raise UnexpectedAnswerError(f"expected a list of {name}") from error
+
+    return parse
 
 
 def _parse_id(data: Any) -> str:
@@ -254,7 +272,13 @@ def _parse_nothing(data: object) -> None:
     return None
 
 
-def _list(cls: type[T], name: str, limit: int | None = None, after: str | None = None) -> Call[Page[T]]:
+def _list(
+    cls: type[T],
+    name: str,
+    limit: int | None = None,
+    after: str | None = None,
+    filters: Mapping[str, str] | None = None,
+) -> Call[Page[T]]:
     def parse(data: Any) -> Page[T]:
         try:
             items = tuple(from_json(cls, row) for row in data["data"])
@@ -263,10 +287,10 @@ def _list(cls: type[T], name: str, limit: int | None = None, after: str | None =
             raise UnexpectedAnswerError(f"expected a list of {name}") from error
         left = None if limit is None else limit - len(items)
         follow = more and last is not None and (left is None or left > 0)
-        return Page(items[:limit], _list(cls, name, left, last) if follow else None)
+        return Page(items[:limit], _list(cls, name, left, last, filters) if follow else None)
 
     size = None if limit is None else min(limit, MAX_PAGE_SIZE)
-    return Call("GET", path(name), parse, params=_without_none(limit=size, after=after))
+    return Call("GET", path(name), parse, params={**(filters or {}), **_without_none(limit=size, after=after)})
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:

@@ -15,7 +15,10 @@ class Recall(TypedDict, total=False):
 
 
 class Sampling(TypedDict, total=False):
-    """The sampling parameters and the recall of an answer. The server chooses those that are missing or None."""
+    """The sampling parameters and the recall of an answer. The server chooses those that are missing or None.
+
+    `continue_answer`: extend the last answer, whose `finish_reason` was "length", instead of answering the message.
+    """
 
     max_tokens: int | None
     temperature: float | None
@@ -35,6 +38,7 @@ class Sampling(TypedDict, total=False):
     recall: Recall | Literal[False] | None
     instructions: str | None
     on_disconnect: Literal["cancel", "finish"] | None
+    continue_answer: bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +93,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """An answer.
+    """An answer. Among the messages of a session, also a question, with `role` "user".
 
     `finish_reason` is stop, length, repetition (the answer began to loop, and was cut there) or cancelled. Sending `seed`
     again reproduces the answer. `logprobs` has the server's format, and is None unless requested. `evidence` is sorted, best

@@ -16,7 +16,8 @@ class Session:
     `title` is the first question or the title that was set; None before either. `documents` are the documents' ids.
     `status` is reading, ready or failed. `position` is the number of tokens in the memory, `messages` the number of
     messages, `state_bytes` the size of the memory. `answering`: whether a message is being answered. `recall` is the default for messages that do not set it; None is the
-    server's default. `created_at` is in Unix seconds.
+    server's default. `created_at` is in Unix seconds. `parent` is the session that it branched off from. `client` is the program that
+    created it.
     """
 
     id: str
@@ -32,3 +33,5 @@ class Session:
     error: Failure | None = None
     created_at: float = 0
     answering: bool = False
+    parent: str | None = None
+    client: str | None = None
