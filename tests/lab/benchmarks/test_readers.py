@@ -30,6 +30,7 @@ def test_a_text_is_judged_by_its_words(case: dict[str, object], text: str | None
     assert readers.verdict(case, text) == verdict
 
 
+@pytest.mark.long
 def test_the_server_finds_all_words_in_files_of_other_programs() -> None:
     report = readers.run(FORMATS, readers=["everlong"], progress=lambda line: None)
     assert [row for row in report.rows[:-1] if row["everlong"] != "yes"] == []

@@ -45,7 +45,7 @@ def changes(name: str) -> list[str]:
     return [*FEW, *(f"learner.options.{option}" for option in options)]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [SMALL[0], *(pytest.param(name, marks=pytest.mark.long) for name in SMALL[1:])])
 def test_dialogue_from_scratch_is_trained_and_measured(name: str, films: Path, start) -> None:
     sizes = ["learner.backbone.width=16"] if load_recipe(name).learner.backbone else []
     run = start(load_recipe(name, [*changes(name), *sizes]), data=films)

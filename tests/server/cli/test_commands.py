@@ -119,6 +119,7 @@ def test_a_sqlite_without_fts5_is_reported(tmp_path: Path, monkeypatch, capsys) 
     assert "FTS5" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None:
     file = tmp_path / "flat.json"
     done = everlong("bench", "flat", "--quick", "--json", str(file), COLUMNS="200")

@@ -38,6 +38,8 @@ SPECS = {
 }
 # A start takes seconds; RMT's restarts are in test_restart.py, so here those whose state is the most involved.
 RESTARTED = ("infinite_sticky", "lamemo", "compressive", "compact", "native")
+# The others differ from these by their model alone, whose laws have tests of their own.
+USUAL = ("window", "compact", "infinite_sticky")
 SAMPLED = {"temperature": 1.0, "top_p": 1, "max_tokens": 70, "ignore_eos": True, "seed": 3}
 
 
@@ -68,7 +70,9 @@ def test_every_memory_has_a_case() -> None:
     assert {spec.get("name", case) for case, spec in SPECS.items()} == set(MEMORIES)
 
 
-@pytest.mark.parametrize("case", SPECS)
+@pytest.mark.parametrize(
+    "case", [case if case in USUAL else pytest.param(case, marks=pytest.mark.long) for case in SPECS]
+)
 def test_a_memory_is_served(case: str, new_server, tiny_model: Path, tmp_path: Path) -> None:
     server = new_server(folder_of(case, tiny_model, tmp_path / case)).start()
     model = server.http.get("/v1/models").json()["data"][0]
