@@ -72,20 +72,29 @@ class Chosen:
 
 
 def choose(
-    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0, best: int = 0
-) -> Chosen:
+    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0, best: int = 0,
+    among: Ints | None = None,
+) -> Chosen:  # fmt: skip
     """Return at most `limit` passages of each kind for the query; none if the texts have nothing about it.
 
     `whole`: the query's largest cosine with one of `WHOLE`. `best`: return up to so many of the best passages, if that is more than `limit`.
+    `among`: numbers of the passages of the part that the query names; None: it names none.
     """
     if not len(ranking.scores):
         return Chosen()
+    if among is not None:
+        inside = np.isin(np.arange(len(ranking.scores)), among)
+        below = [n for n in _in_order(ranking) if inside[n]][: max(limit, best)]
+        about_all = _is_about_whole(below, ranking, whole, inside)
+        return Chosen(below, _covering(parts, ranking, limit, among) if about_all else ())
     found: Sequence[int] = ()
     if len(ranking.scores) <= _SHOWN_WHOLE:
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
     elif _is_found(query, ranking):
         found = _best(ranking, max(limit, best))
-    return Chosen(found, _covering(parts, ranking, limit)) if _is_about_whole(found, ranking, whole) else Chosen(found)
+    everything = np.arange(len(ranking.scores))
+    about_whole = _is_about_whole(found, ranking, whole)
+    return Chosen(found, _covering(parts, ranking, limit, everything) if about_whole else ())
 
 
 def _is_found(query: Query, ranking: Ranking) -> bool:
@@ -114,11 +123,12 @@ def _specificity(ranking: Ranking, among: Bools | slice = slice(None)) -> float:
     return float(ranking.by_words[among].max(initial=0)) / math.log(1 + len(ranking.by_words))
 
 
-def _is_about_whole(best: Sequence[int], ranking: Ranking, whole: float) -> bool:
-    if whole >= max(_WHOLE, float(ranking.similarities.max())):
+def _is_about_whole(best: Sequence[int], ranking: Ranking, whole: float, among: Bools | slice = slice(None)) -> bool:
+    if whole >= max(_WHOLE, float(ranking.similarities[among].max())):
         return True
     by_words = not ranking.compared.any()
-    return by_words and bool(best) and len(ranking.scores) > _SHORT_TEXT and _specificity(ranking) < _PLAIN
+    long = len(ranking.scores[among]) > _SHORT_TEXT
+    return by_words and bool(best) and long and _specificity(ranking, among) < _PLAIN
 
 
 def _best(ranking: Ranking, limit: int) -> list[int]:
@@ -134,28 +144,29 @@ def _in_order(ranking: Ranking) -> list[int]:
     return [int(n) for n in np.argsort(-ranking.scores, kind="stable")]
 
 
-def _covering(parts: Sequence[Indexed], ranking: Ranking, limit: int) -> list[int]:
-    """Return passages that cover the texts: their beginnings, what represents each stretch, and their ends.
+def _covering(parts: Sequence[Indexed], ranking: Ranking, limit: int, among: Ints) -> list[int]:
+    """Return passages that cover the texts, or the part of them whose passages are `among`: the beginnings, what represents each
+    stretch, and the ends.
 
     At most half are beginnings, the first passage of each document before the second ones, so that many documents leave room. Of the
     ends, the last passage of each document comes first.
     """
-    spans = list(pairwise(ranking.first.tolist()))
-    opening = [start + n for n in range(_OPENING) for start, end in spans if start + n < end]
-    ending = [end - n for n in range(1, _ENDING + 1) for start, end in spans if start <= end - n]
-    covering = [*opening[: max(1, limit // 2)], *_representing(parts, ranking), *ending]
+    in_each = [among[(among >= start) & (among < end)].tolist() for start, end in pairwise(ranking.first.tolist())]
+    opening = [own[n] for n in range(_OPENING) for own in in_each if n < len(own)]
+    ending = [own[-n] for n in range(1, _ENDING + 1) for own in in_each if n <= len(own)]
+    covering = [*opening[: max(1, limit // 2)], *_representing(parts, ranking, among), *ending]
     return list(dict.fromkeys(covering))[:limit]
 
 
-def _representing(parts: Sequence[Indexed], ranking: Ranking) -> list[int]:
+def _representing(parts: Sequence[Indexed], ranking: Ranking, among: Ints) -> list[int]:
     """Return the passage of each stretch that is nearest to the others of its stretch; without vectors, the one in its middle."""
-    count = len(ranking.scores)
-    edges = np.linspace(0, count, _STRETCHES + 1).astype(np.int64)
+    edges = np.linspace(0, len(among), _STRETCHES + 1).astype(np.int64)
     chosen = []
     for start, end in pairwise(edges.tolist()):
         if start == end:
             continue
-        candidates = np.unique(np.linspace(start, end - 1, min(end - start, _CLUSTERED // _STRETCHES)).astype(np.int64))
+        places = np.unique(np.linspace(start, end - 1, min(end - start, _CLUSTERED // _STRETCHES)).astype(np.int64))
+        candidates = among[places]
         vectors = _vectors(parts, ranking.first, candidates)
         nearest = len(candidates) // 2 if vectors is None else int((vectors @ vectors.sum(axis=0)).argmax())
         chosen.append(int(candidates[nearest]))

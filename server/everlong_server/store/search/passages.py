@@ -25,6 +25,7 @@ from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.search import sentences, word_index
 from everlong_server.store.search.choosing import WHOLE, choose
+from everlong_server.store.search.numbered import named_part
 from everlong_server.store.search.overview import Overview, overview, samples
 from everlong_server.store.search.query import PassageFilter, Query
 from everlong_server.store.search.ranking import Indexed, Ranking, rank
@@ -128,8 +129,9 @@ class Passages:
     async def find(self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False) -> Found:
         """Return at most `limit` passages of `documents` for the query. No passage: the documents have nothing about it.
 
-        The reranker orders them, or their sentences. `by_sentences`: return the sentences of these passages, each as a passage. If the query is about the whole text: the
-        beginnings of passages that cover the text, and the best ones.
+        The reranker orders them, or their sentences. `by_sentences`: return the sentences of these passages, each as a passage. If the
+        query is about the whole text: the beginnings of passages that cover the text, and the best ones. If it names a part, such as
+        "chapter 6": passages of that part alone.
 
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
         background: until then, the search in their document is by words alone.
@@ -232,12 +234,15 @@ class Passages:
         similarity = None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
         with contextlib.ExitStack() as stack:
             searched, parts = self._parts(documents, stack, damaged)
+            question, among = named_part(query.text, parts)
+            if among is not None and vector is not None and self._vectors is not None:
+                vector = self._vectors.of_text(question)
             ranking = rank(parts, query.words, vector)
             whole = 0.0 if vector is None or self._vectors is None else self._vectors.nearest(vector, WHOLE)
             reranker = self._reranker(parts)
             score_sentences = None if reranker is None else partial(reranker.scores, query.text)
             candidates = limit if score_sentences is None or by_sentences else max(limit, CANDIDATES)
-            chosen = choose(query, parts, ranking, limit, whole, candidates)
+            chosen = choose(query, parts, ranking, limit, whole, candidates, among)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
                 passages = (self._passage(n, searched, parts, ranking) for n in numbers)
@@ -247,16 +252,15 @@ class Passages:
                 found = read(chosen.in_turns(limit, best=1 if by_sentences else None))
                 if by_sentences:
                     # Sentences of more passages tell more of a text than whole passages. Its first passages name its subject.
-                    found = [
-                        p if n < len(chosen.best[:1]) or p.start < sentences.TITLE else sentences.first(p)
-                        for n, p in enumerate(found)
-                    ]
+                    kept = {passage.start for passage in found[: len(chosen.best[:1])]}
+                    found = [p if p.start in kept or p.start < sentences.TITLE else sentences.first(p) for p in found]
                 return Found(found, self._overview(searched))
             found = read(chosen.best)
             by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
             if found and by_sentences:
                 where = next(n for n, document in enumerate(searched) if document.id == found[0].document)
-                beginning = self._read(searched[where], parts[where].index, 0)
+                start = ranking.first[where] if among is None else among[0]
+                beginning = self._passage(int(start), searched, parts, ranking)
                 found = sentences.ordered(found, query.words, similarity, by_document, beginning, score_sentences)
             elif score_sentences is not None:
                 order = reranked(*_texts_and_readable(found, by_document), score_sentences)

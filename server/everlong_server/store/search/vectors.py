@@ -103,6 +103,11 @@ class Vectors:
         vector: NDArray[np.float32] = vectors[0]
         return vector
 
+    def of_text(self, text: str) -> NDArray[np.float32]:
+        """Return the vector of a question: [dimension]. Blocks."""
+        vector: NDArray[np.float32] = self._embedder.embed([text])[0]
+        return vector
+
     def similarity(self, vector: NDArray[np.float32], texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the cosine of each text's vector with `vector`: [texts]. Blocks."""
         cosines: NDArray[np.float32] = self._embedder.embed(texts) @ vector
