@@ -272,12 +272,14 @@ class TestGGUF:
                 (folder / "config.json").write_text(json.dumps({"saved": Fake.saves}))
 
             @staticmethod
-            def from_pretrained(*_: object, **__: object) -> Fake:
-                return Fake()
+            def from_pretrained(*_: object, output_loading_info: bool = False, **__: object) -> object:
+                return (Fake(), {"missing_keys": set()}) if output_loading_info else Fake()
 
         monkeypatch.setattr(conversion, "AutoModelForCausalLM", Fake)
         monkeypatch.setattr(conversion, "AutoTokenizer", Fake)
         monkeypatch.setattr(conversion, "_repair_tokenizer", lambda *_: None)
+        monkeypatch.setattr(conversion, "_require_all", lambda *_: None)
+        monkeypatch.setattr(conversion, "GGUFFile", lambda *_: None)
         monkeypatch.setattr(conversion, "_read_here", lambda *_: None)
         file = tmp_path / "model.gguf"
         file.write_bytes(b"first")

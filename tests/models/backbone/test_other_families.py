@@ -55,7 +55,14 @@ REFUSED = {
 
 def make(kind: str) -> PreTrainedModel:
     sizes = SIZES | MORE.get(kind, {})
-    if kind in OWN_HEADS or kind in ("bloom", "modernbert-decoder", "deepseek_v3", "glm4_moe_lite", "minicpm3", "gpt_neo"):
+    if kind in OWN_HEADS or kind in (
+        "bloom",
+        "modernbert-decoder",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "minicpm3",
+        "gpt_neo",
+    ):
         sizes = {name: value for name, value in sizes.items() if name not in ("head_dim", "num_key_value_heads")}
     if "q_lora_rank" in sizes:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]

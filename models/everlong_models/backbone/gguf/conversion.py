@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -65,7 +66,10 @@ def convert(
                 elif own is not None:
                     _float_model(own).save_pretrained(scratch)
                 else:
-                    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
+                    model, report = AutoModelForCausalLM.from_pretrained(
+                        file.parent, dtype=torch.float32, output_loading_info=True, **source
+                    )
+                    _require_all(GGUFFile(file), model, report["missing_keys"])
                     _save_floats(model, scratch)
             _repair_tokenizer(tokenizer, file)
         except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
@@ -103,9 +107,32 @@ def _float_model(file: GGUFFile) -> PreTrainedModel:
     tensors = dict(families.all_float_tensors(file, config))
     biases = {name: weights for name, weights in model.named_parameters() if name.endswith(".bias")}
     lacking = {name: torch.zeros(weights.shape) for name, weights in biases.items() if name not in tensors}
-    model.load_state_dict(tensors | lacking, strict=False, assign=True)
+    report = model.load_state_dict(tensors | lacking, strict=False, assign=True)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    if wrong := {*report.unexpected_keys, *(set(report.missing_keys) - tied)}:
+        raise ValueError(f"its tensors are not those of {config.model_type}: {', '.join(sorted(wrong)[:3])}")
     model.tie_weights()
     return model
+
+
+def _require_all(file: GGUFFile, model: PreTrainedModel, missing: Collection[str]) -> None:
+    """Raise `ValueError` if transformers' reader has left out a tensor of the file, or found none for a weight of the model.
+
+    Its report names no tensor that it leaves out, so numbers are counted. transformers has set missing biases to 0.
+    """
+    weights = model.state_dict()
+    if lacking := sorted(
+        name for name in missing if name in weights and (not name.endswith(".bias") or weights[name].any())
+    ):
+        raise ValueError(f"it lacks {', '.join(lacking[:3])}")
+    found = {tensor.data_ptr(): tensor.numel() for name, tensor in weights.items() if name not in missing}
+    stored = {name: math.prod(tensor.shape) for name, tensor in file.tensors.items()}
+    if model.config.get_text_config().tie_word_embeddings:
+        stored.pop("output.weight", None)
+    if sum(stored.values()) != sum(found.values()):
+        raise ValueError(
+            f"it has {sum(stored.values()):,} numbers, of which transformers' reader has read {sum(found.values()):,}"
+        )
 
 
 def _require_official(name: str, file: Path, digest: str) -> None:
