@@ -109,12 +109,17 @@ def write(
     for name, vector in (factors or {}).items():
         writer.add_tensor(name, vector.astype(np.float32))
     characters = [bytes_to_unicode()[byte] for byte in range(256)]
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|{n}|>" for n in range(VOCABULARY - 260))]
+    special, numbers = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|0|>"], ["19", "91", "1991"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list([*characters, "he", *special])
-    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * len(special))
-    writer.add_token_merges(["h e"])
+    writer.add_token_list([*characters, "he", *special, *numbers])
+    kinds = [
+        (257, gguf.TokenType.NORMAL),
+        (len(special), gguf.TokenType.CONTROL),
+        (len(numbers), gguf.TokenType.NORMAL),
+    ]
+    writer.add_token_types([kind for count, kind in kinds for _ in range(count)])
+    writer.add_token_merges(["h e", "1 9", "9 1", "19 91"])
     writer.add_eos_token_id(259)
     writer.add_bos_token_id(257)
     sizes = {
