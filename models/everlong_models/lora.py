@@ -64,11 +64,16 @@ class _Config(BaseModel):
         return None
 
 
+def adapter_folder(name: str, models_dir: Path) -> Path | None:
+    """Return the folder of the adapter `name`: a folder, or one in `models_dir`, such as one pulled from the hub. None if there is none."""
+    folders = Path(name).expanduser(), models_dir / name.replace("/", "--")
+    return next((folder for folder in folders if (folder / ADAPTER_CONFIG).is_file()), None)
+
+
 def find_adapter(name: str, models_dir: Path) -> Path:
-    """Return the folder of the adapter `name`: a folder, or one in `models_dir`, such as one pulled from the hub."""
-    for folder in (Path(name).expanduser(), models_dir / name.replace("/", "--")):
-        if (folder / ADAPTER_CONFIG).is_file():
-            return folder
+    """Like `adapter_folder`. Raises `AdapterError` if there is none."""
+    if (folder := adapter_folder(name, models_dir)) is not None:
+        return folder
     raise AdapterError(
         f"no adapter {name!r}: not a folder with {ADAPTER_CONFIG}, and not in {models_dir} "
         "(for one of the Hugging Face hub, run: everlong models pull ORGANISATION/NAME)"

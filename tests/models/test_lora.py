@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,17 @@ class TestNames:
         assert split_adapter(str(tmp_path / "a+b"), tmp_path) == (str(tmp_path / "a+b"), None)
         assert split_adapter(f"{tmp_path}/a+b+c", tmp_path) == (f"{tmp_path}/a+b", "c")
         assert split_adapter("+c", tmp_path) == ("+c", None)
+
+    def test_both_parts_may_have_a_plus_in_their_paths(self, tmp_path: Path) -> None:
+        adapter = adapt(backbone(), tmp_path / "v1+v2")
+        base = shutil.copytree(backbone(), tmp_path / "tiny+base")
+        assert split_adapter(f"{base}+{adapter}", tmp_path) == (str(base), str(adapter))
+        assert split_adapter(f"smollm2-135m-instruct+{adapter}", tmp_path) == ("smollm2-135m-instruct", str(adapter))
+        assert split_adapter("some/base+v1+v2", tmp_path) == ("some/base", "v1+v2"), (
+            "the adapter is in the folder of models"
+        )
+        assert split_adapter("nothing+of+this", tmp_path) == ("nothing+of", "this")
+        assert load(f"{base}+{adapter}", tmp_path).name == "tiny+base+v1+v2"
 
     def test_the_catalogue_and_the_size_are_the_backbones(self, tmp_path: Path) -> None:
         adapter = adapt(backbone(), tmp_path / "mine")

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.gguf.conversion import convert, is_complete, put
+from everlong_models.backbone.folders import is_complete, put
+from everlong_models.backbone.gguf.conversion import convert
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.backbone.recurrent.model import Recurrent, recurrent_kernels

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from everlong_models.backbone import quantised_weights
+from everlong_models.backbone.folders import put
 from everlong_models.backbone.gguf import families
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.catalogue.entry import entries
@@ -155,14 +156,6 @@ def _save_floats(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def put(scratch: Path, target: Path) -> None:
-    try:
-        scratch.rename(target)
-    except OSError:
-        if not is_complete(target):  # otherwise another process has finished first
-            raise
-
-
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Names of the special tokens: transformers' → GGUF's."""
 
@@ -184,8 +177,3 @@ def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
         )
-
-
-def is_complete(folder: Path) -> bool:
-    """Return whether the folder holds a model, or a LoRA adapter (see `lora`)."""
-    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
