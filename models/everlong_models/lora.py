@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from everlong_models.backbone.text_part import text_name
 from everlong_models.errors import AdapterError
 from everlong_models.weights import first_error, read_tensors, wide
 
@@ -63,11 +64,16 @@ class _Config(BaseModel):
         return None
 
 
+def adapter_folder(name: str, models_dir: Path) -> Path | None:
+    """Return the folder of the adapter `name`: a folder, or one in `models_dir`, such as one pulled from the hub. None if there is none."""
+    folders = Path(name).expanduser(), models_dir / name.replace("/", "--")
+    return next((folder for folder in folders if (folder / ADAPTER_CONFIG).is_file()), None)
+
+
 def find_adapter(name: str, models_dir: Path) -> Path:
-    """Return the folder of the adapter `name`: a folder, or one in `models_dir`, such as one pulled from the hub."""
-    for folder in (Path(name).expanduser(), models_dir / name.replace("/", "--")):
-        if (folder / ADAPTER_CONFIG).is_file():
-            return folder
+    """Like `adapter_folder`. Raises `AdapterError` if there is none."""
+    if (folder := adapter_folder(name, models_dir)) is not None:
+        return folder
     raise AdapterError(
         f"no adapter {name!r}: not a folder with {ADAPTER_CONFIG}, and not in {models_dir} "
         "(for one of the Hugging Face hub, run: everlong models pull ORGANISATION/NAME)"
@@ -77,14 +83,16 @@ def find_adapter(name: str, models_dir: Path) -> Path:
 def read_adapter(folder: Path, progress: Callable[[str], None] = lambda message: None) -> dict[str, Tensor]:
     """Return an adapter's low-rank updates as `attach_updates` takes them, with their scale in B.
 
-    Tells `progress` which backbone the adapter was trained with. Raises `AdapterError` for a damaged adapter, and for one that is not
+    Tells `progress` which backbone the adapter was trained with. If that also reads pictures, only the updates of its decoder are
+    returned, by the names that its layers have without the rest. Raises `AdapterError` for a damaged adapter, and for one that is not
     plain LoRA.
     """
-    config, file = _read_config(folder), folder / ADAPTER_WEIGHTS
+    config, file, left_out = _read_config(folder), folder / ADAPTER_WEIGHTS, 0
     if not file.is_file():
         raise AdapterError(f"{folder} has no {ADAPTER_WEIGHTS}; other formats, such as pickle, are not read")
-    updates = {}
-    for name, tensor in read_tensors(file).items():
+    updates, tensors = {}, read_tensors(file)
+    reads_pictures = any("language_model." in name for name in tensors)
+    for name, tensor in tensors.items():
         if (match := _TENSOR.fullmatch(name)) is None:
             hint = " (PEFT leaves out embeddings with save_embedding_layers=False)" if name.endswith(_WHOLE) else ""
             raise AdapterError(
@@ -92,11 +100,17 @@ def read_adapter(folder: Path, progress: Callable[[str], None] = lambda message:
             )
         layer, part = match.groups()
         scale = config.scale(layer, tensor.shape[1]) if part == "B" and tensor.dim() == 2 and tensor.numel() else 1.0
-        updates[f"lora.{layer}.{part}"] = tensor if scale == 1 else scale * wide(tensor)
+        inside = text_name(layer)
+        if reads_pictures and inside == layer and layer != "lm_head":
+            left_out += 1
+            continue
+        updates[f"lora.{inside}.{part}"] = tensor if scale == 1 else scale * wide(tensor)
     if not updates:
         raise AdapterError(f"{file} has no tensors")
     trained_with = config.base_model_name_or_path or "a backbone that it does not name"
     progress(f"adapter {folder.name}: {len(updates) // 2} layers, trained with {trained_with}")
+    if left_out:
+        progress(f"adapter {folder.name}: {left_out // 2} layers that only read pictures are left out")
     return updates
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from everlong_models.catalogue.entry import TRAINED, Entry, entries
+from everlong_models.lora import adapter_folder
 from everlong_models.weights import MANIFEST, read_manifest
 
 
@@ -19,9 +20,24 @@ def find_model(name: str, models_dir: Path) -> Path:
 
 
 def split_adapter(name: str, models_dir: Path) -> tuple[str, str | None]:
-    """Split `BACKBONE+ADAPTER` at its last plus. A name without one, or of an existing file or folder, has no adapter."""
-    backbone, _, adapter = name.rpartition("+")
-    return (backbone, adapter) if backbone and adapter and not find_model(name, models_dir).exists() else (name, None)
+    """Split `BACKBONE+ADAPTER`. A name without a plus, or of an existing file or folder, has no adapter.
+
+    Of several pluses, one divides that has an adapter after it and a backbone before it, or at least one of both; else the last one.
+    """
+    parts = name.split("+")
+    splits = [("+".join(parts[:n]), "+".join(parts[n:])) for n in range(len(parts) - 1, 0, -1)]
+    splits = [(backbone, adapter) for backbone, adapter in splits if backbone and adapter]
+    if not splits or find_model(name, models_dir).exists():
+        return name, None
+
+    def found(split: tuple[str, str]) -> tuple[bool, bool]:
+        backbone, adapter = split
+        here = backbone in entries() or any(
+            folder.exists() for folder in (find_model(backbone, models_dir), models_dir / backbone.replace("/", "--"))
+        )
+        return adapter_folder(adapter, models_dir) is not None, here
+
+    return max(splits, key=found)  # the last plus, if none of them is better
 
 
 def model_name(name: str, models_dir: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from everlong_models.errors import AdapterError, BackboneError
 from everlong_models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from everlong_models.model import Model, load_model, model_bytes
 from everlong_models.naming import catalogue_entry, model_name, split_adapter
 from tests.models import tiny_families, tiny_gguf
+from tests.models.backbone import test_text_part
 from tests.models.model_folders import backbone, manifest
 from tests.models.tiny_recurrent import save_recurrent
 from tests.tinymodel import make_tokenizer
@@ -115,6 +117,32 @@ def test_every_form_of_plain_lora_is_read(config: dict[str, Any], tmp_path: Path
     require_equal(load(f"{backbone()}+{adapter}", tmp_path), expected, plain)
 
 
+@pytest.mark.parametrize("old_names", [False, True])
+@torch.no_grad()
+def test_an_adapter_of_a_model_that_reads_pictures_counts_in_its_decoder(old_names: bool, tmp_path: Path) -> None:
+    """Also if it changes layers that read pictures, and with the names that transformers gave layers until 4.51."""
+    original = test_text_part.save(tmp_path / "base", "mistral3", "ministral3")
+    plain = original(input_ids=tokens()).logits
+    scales = {"alpha_pattern": {r".*language_model\..*v_proj": 40}, "target_modules": ["q_proj", "v_proj", "lm_head"]}
+    adapter = adapt("", tmp_path / "mine", model=original, **scales)
+    original = AutoModelForImageTextToText.from_pretrained(tmp_path / "base")
+    expected = PeftModel.from_pretrained(original, adapter).eval()(input_ids=tokens()).logits
+    stored = load_file(adapter / ADAPTER_WEIGHTS)
+    assert any("vision_tower" in name for name in stored)
+    if old_names:
+        names = {
+            name: name.replace("model.language_model", "language_model.model").replace(
+                "lm_head", "language_model.lm_head"
+            )
+            for name in stored
+        }
+        save_file({names[name]: tensor for name, tensor in stored.items()}, adapter / ADAPTER_WEIGHTS)
+    said: list[str] = []
+    model = load(f"{tmp_path / 'base'}+{adapter}", tmp_path, progress=said.append)
+    require_equal(model, expected, plain)
+    assert "adapter mine: 2 layers that only read pictures are left out" in said
+
+
 @torch.no_grad()
 def test_a_recurrent_model_takes_an_adapter(tmp_path: Path) -> None:
     folder = save_recurrent(tmp_path / "base", "mamba")
@@ -161,6 +189,17 @@ class TestNames:
         assert split_adapter(str(tmp_path / "a+b"), tmp_path) == (str(tmp_path / "a+b"), None)
         assert split_adapter(f"{tmp_path}/a+b+c", tmp_path) == (f"{tmp_path}/a+b", "c")
         assert split_adapter("+c", tmp_path) == ("+c", None)
+
+    def test_both_parts_may_have_a_plus_in_their_paths(self, tmp_path: Path) -> None:
+        adapter = adapt(backbone(), tmp_path / "v1+v2")
+        base = shutil.copytree(backbone(), tmp_path / "tiny+base")
+        assert split_adapter(f"{base}+{adapter}", tmp_path) == (str(base), str(adapter))
+        assert split_adapter(f"smollm2-135m-instruct+{adapter}", tmp_path) == ("smollm2-135m-instruct", str(adapter))
+        assert split_adapter("some/base+v1+v2", tmp_path) == ("some/base", "v1+v2"), (
+            "the adapter is in the folder of models"
+        )
+        assert split_adapter("nothing+of+this", tmp_path) == ("nothing+of", "this")
+        assert load(f"{base}+{adapter}", tmp_path).name == "tiny+base+v1+v2"
 
     def test_the_catalogue_and_the_size_are_the_backbones(self, tmp_path: Path) -> None:
         adapter = adapt(backbone(), tmp_path / "mine")

@@ -68,6 +68,8 @@ FIELDS: dict[str, dict[str, int | float]] = {
     "granite": {"attention.scale": 0.05, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.0},
 }  # fmt: skip
 """Metadata of a family."""
+BIASES = dict.fromkeys(["qwen2", "llama"], ("attn_q", "attn_k", "attn_v"))
+"""Matrices with biases. Few files of Llama have them."""
 
 
 def write(
@@ -78,14 +80,21 @@ def write(
     tied: bool = False,
     factors: dict[str, np.ndarray] | None = None,
     pre: str = "qwen2",
+    biases: tuple[str, ...] | None = None,
+    without: str = "",
     **more: object,
 ) -> Path:
-    """Write a model with a tokenizer of bytes. `factors`: vectors of rotary factors; `more`: other metadata.
+    """Write a model with a tokenizer of bytes. `factors`: vectors, such as of rotary factors; `more`: other metadata.
 
-    Qwen2 and Llama have biases of queries, keys and values. SmolLM3 and OLMo have four layers, of which the last differs: it rotates nothing, or has no window.
+    `biases`: matrices with biases (see `BIASES`). `without`: a matrix that the file lacks. SmolLM3 and OLMo have four layers, of which the last differs: it rotates nothing, or has no window.
     """
     layers = 4 if family in ("smollm3", "olmo2") else LAYERS
-    writer, kv_width = gguf.GGUFWriter(file, family), WIDTH // HEADS * KV_HEADS
+    writer, fields = (
+        gguf.GGUFWriter(file, family),
+        {f"{family}.{name}": value for name, value in FIELDS.get(family, {}).items()} | more,
+    )
+    head_dim = int(fields.get(f"{family}.attention.key_length", WIDTH // HEADS))
+    q_width, kv_width = head_dim * HEADS, head_dim * KV_HEADS
     writer.add_context_length(2048)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(layers)
@@ -94,26 +103,30 @@ def write(
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10_000.0)
-    fields = {f"{family}.{name}": value for name, value in FIELDS.get(family, {}).items()} | more
     for name, value in fields.items():
         writers = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         writers[type(value)](name, value)
     for name, vector in (factors or {}).items():
         writer.add_tensor(name, vector.astype(np.float32))
     characters = [bytes_to_unicode()[byte] for byte in range(256)]
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|{n}|>" for n in range(VOCABULARY - 260))]
+    special, numbers = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|0|>"], ["19", "91", "1991"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list([*characters, "he", *special])
-    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * len(special))
-    writer.add_token_merges(["h e"])
+    writer.add_token_list([*characters, "he", *special, *numbers])
+    kinds = [
+        (257, gguf.TokenType.NORMAL),
+        (len(special), gguf.TokenType.CONTROL),
+        (len(numbers), gguf.TokenType.NORMAL),
+    ]
+    writer.add_token_types([kind for count, kind in kinds for _ in range(count)])
+    writer.add_token_merges(["h e", "1 9", "9 1", "19 91"])
     writer.add_eos_token_id(259)
     writer.add_bos_token_id(257)
     sizes = {
-        "attn_q": (WIDTH, WIDTH),
+        "attn_q": (q_width, WIDTH),
         "attn_k": (kv_width, WIDTH),
         "attn_v": (kv_width, WIDTH),
-        "attn_output": (WIDTH, WIDTH),
+        "attn_output": (WIDTH, q_width),
     }
     sizes |= {"ffn_gate": (MLP, WIDTH), "ffn_up": (MLP, WIDTH), "ffn_down": (WIDTH, MLP)}
     if family == "phi3":
@@ -125,14 +138,16 @@ def write(
     random = np.random.default_rng(seed)
     for number, (name, (part, size)) in enumerate(matrices.items()):
         kind = KINDS[part]
+        if name == without:
+            continue
         made = blocks(*size, kind, 1000 * seed + number)
         writer.add_tensor(f"{name}.weight", made, raw_shape=made.shape, raw_dtype=kind)
-        if part in ("attn_q", "attn_k", "attn_v") and family in ("qwen2", "llama"):
+        if part in (BIASES.get(family, ()) if biases is None else biases):
             writer.add_tensor(f"{name}.bias", random.normal(0, 1, size[0]).astype(np.float32))
     for name in ("output_norm", *(f"blk.{n}.{part}" for n in range(layers) for part in NORMS.get(family, _PRE))):
         width = WIDTH
         if "_q_" in name or "_k_" in name:  # OLMo 2's are of all heads
-            width = (WIDTH if "_q_" in name else kv_width) if family == "olmo2" else WIDTH // HEADS
+            width = (q_width if "_q_" in name else kv_width) if family == "olmo2" else head_dim
         writer.add_tensor(f"{name}.weight", random.uniform(0.5, 1.5, width).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -91,7 +91,7 @@ def _exact_hidden(file: GGUFFile, ids: Tensor) -> Tensor:
     shape, positions = describe(model), torch.arange(ids.shape[1])[None]
     rows = file.rows("token_embd.weight")[ids[0].numpy()]
     h = floats_of(rows, file.tensors["token_embd.weight"].kind)[None]
-    h = h * getattr(base.embed_tokens, "scalar_embed_scale", 1.0)
+    h = h * getattr(base.embed_tokens, "scalar_embed_scale", 1.0) * getattr(config, "embedding_multiplier", 1.0)
     rotations = shape.rotations(h, positions)
     for number, (layer, described) in enumerate(zip(base.layers, shape.layers, strict=True)):
         layer.load_state_dict(float_tensors(file, config, number), assign=True)
@@ -116,8 +116,10 @@ def _compare(exact: Tensor, found: Tensor, file: GGUFFile, backbone: Backbone, *
             exact[part] @ floats_of(rows[first : first + _ROWS].copy(), kind).t()
             for first in range(0, len(rows), _ROWS)
         ]
-        wanted, near = torch.cat(parts, 1), backbone.logits(found[part])
-        if cap := getattr(backbone.model.config, "final_logit_softcapping", None):
+        config = backbone.model.config
+        wanted = torch.cat(parts, 1) / getattr(config, "logits_scaling", 1.0)
+        near = backbone.logits(found[part])
+        if cap := getattr(config, "final_logit_softcapping", None):
             wanted = torch.tanh(wanted / cap) * cap
         logs = wanted.log_softmax(-1)
         figures[f"{phase}_kl"] = float((logs.exp() * (logs - near.log_softmax(-1))).sum(-1).mean())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option, Typer
@@ -12,9 +12,6 @@ from typer import Argument, Option, Typer
 from everlong_lab.cli.common import Device, Output, measured, names_of, progress, reported, writable
 from everlong_lab.cli.formats import formats, readers
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail
-
-if TYPE_CHECKING:
-    pass
 
 bench = Typer(add_completion=False, no_args_is_help=True, help="Measure performance and compare it with targets.")
 

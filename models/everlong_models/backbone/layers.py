@@ -231,6 +231,10 @@ class LlamaLayers(SplitLayers):
     They may have norms before, between and after the halves, and norms of queries and keys.
     """
 
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(backbone)
+        self._norms = [norm_modules(module) for module in self._modules]
+
     @property
     def alike(self) -> bool:
         """Not if only some layers rotate their keys (SmolLM3)."""
@@ -248,7 +252,7 @@ class LlamaLayers(SplitLayers):
     def attend(self, layer: int, normed: Tensor, shared: LayerContext) -> SelfAttention:
         block = self._base.layers[layer]
         attention = block.self_attn
-        queries, keys, values = _heads(block, normed)
+        queries, keys, values = _heads(attention, self._norms[layer], normed)
         rotated = queries
         if _rotates(attention):
             rotated, keys = apply_rotary_pos_emb(queries, keys, *shared.rotary[layer])
@@ -264,13 +268,12 @@ class LlamaLayers(SplitLayers):
 
     def _normed(self, layer: int, name: str, x: Tensor) -> Tensor:
         """Return `x` after the layer's norm of this name, if it has one (see `norm_modules`)."""
-        norm = norm_modules(self._base.layers[layer]).get(name)
+        norm = self._norms[layer].get(name)
         return x if norm is None else cast(Tensor, norm(x))
 
 
-def _heads(block: Any, normed: Tensor) -> Iterator[Tensor]:
-    """Yield the heads (B, H, T, d) of queries, keys and values, normalised where the family does."""
-    attention, norms = block.self_attn, norm_modules(block)
+def _heads(attention: Any, norms: Mapping[str, nn.Module], normed: Tensor) -> Iterator[Tensor]:
+    """Yield the heads (B, H, T, d) of queries, keys and values, normalised where the family does. `norms`: of the layer."""
     for name, norm in (("q", norms.get("queries")), ("k", norms.get("keys")), ("v", None)):
         projected = getattr(attention, f"{name}_proj")(normed)
         heads = projected.unflatten(-1, (-1, attention.head_dim))

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,10 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.gguf.conversion import convert, is_complete, put
+from everlong_models.backbone.folders import is_complete, put
+from everlong_models.backbone.gguf.conversion import convert
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.backbone.recurrent.model import Recurrent, recurrent_kernels
+from everlong_models.backbone.text_part import text_part
 from everlong_models.catalogue.entry import entries, unknown_name
 from everlong_models.catalogue.machine import free_memory, require_memory, weights_needed
 from everlong_models.catalogue.pull import pull as pull_entry
@@ -95,7 +96,7 @@ def _load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **_text_part(folder),
+                **text_part(folder),
             )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -103,6 +104,10 @@ def _load_weights(
         raise BackboneError(f"{folder} does not hold a causal language model")
     if missing := sorted(report["missing_keys"]):  # transformers would continue with random values in their place
         raise BackboneError(f"the weights in {folder} lack {', '.join(missing[:5])} ({len(missing)} tensors in all)")
+    if unused := sorted(name for name in report["unexpected_keys"] if _is_part_of(model, name)):
+        raise BackboneError(
+            f"the weights in {folder} have tensors that {type(model).__name__} does not use: {', '.join(unused[:5])} ({len(unused)} in all)"
+        )
     model.requires_grad_(False)
     tokenizer = load_tokenizer(folder)
     # Some models end an answer with a token of its own, which only the generation config names.
@@ -111,19 +116,16 @@ def _load_weights(
     return model.to(device), tokenizer
 
 
-_TEXT_KEYS = {r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.", r"^language_model\.lm_head": "lm_head"}
-"""Names of weights in models that also read pictures → in the decoder alone."""
-
-
-def _text_part(folder: Path) -> dict[str, Any]:
-    """Return arguments that load only the decoder of a model that also reads pictures; none if transformers loads a decoder anyway."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    text, decoders = config.get_text_config(), AutoModelForCausalLM._model_mapping
-    whole = decoders.get(type(config), None)
-    if text is config or type(text) not in decoders or not (whole is None or "ConditionalGen" in whole.__name__):
-        return {}
-    text.tie_word_embeddings = bool(config.tie_word_embeddings or text.tie_word_embeddings)
-    return {"config": text, "key_mapping": _TEXT_KEYS}
+def _is_part_of(model: PreTrainedModel, name: str) -> bool:
+    """Return whether the tensor `name` belongs to a layer that the model has, such as a bias or a scale; whole parts may be left out."""
+    modules = dict(model.named_modules())
+    for prefix in ("", f"{model.base_model_prefix}."):
+        parent = f"{prefix}{name}"
+        while parent and parent not in modules:
+            parent = parent.rpartition(".")[0]
+        if parent and any(True for _ in modules[parent].parameters(recurse=False)):
+            return True
+    return False
 
 
 def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress) -> tuple[Backbone, Tokenizer] | None:

@@ -36,7 +36,10 @@ def list_models(
     table = Table("model", "parameters", "download", "memory", "licence", "here")
     for row in rows:
         table.add_row(
-            row["name"] + " (default here)" * row["default"] + " (on demand)" * row["on_demand"],
+            row["name"]
+            + " (adapter)" * row["adapter"]
+            + " (default here)" * row["default"]
+            + " (on demand)" * row["on_demand"],
             f"{row['parameters'] / 1e6:,.0f} million" if row["parameters"] else "",
             f"{row['bytes'] / 1e6:,.1f} MB",
             f"{row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "",
@@ -65,6 +68,7 @@ def _row(name: str, path: Path | None, size: int, entry: Entry | None = None) ->
 
     return {
         "name": name,
+        "adapter": False,
         "here": path is not None,
         "path": str(path) if path else None,
         "bytes": size,
@@ -100,9 +104,12 @@ def _shipped(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _stored(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the folders in Hugging Face's format, which were pulled from the hub or converted."""
-    for config in sorted(folder.glob("[!.]*/config.json")):
-        yield _row(config.parent.name.replace("--", "/"), config.parent, _size(config.parent))
+    """Yield the folders in Hugging Face's format, which were pulled from the hub or converted. Some are adapters."""
+    from everlong_models.backbone.folders import is_complete
+
+    for stored in sorted(each for each in folder.glob("[!.]*") if is_complete(each)):
+        row = _row(stored.name.replace("--", "/"), stored, _size(stored))
+        yield row | {"adapter": not (stored / "config.json").is_file()}
 
 
 def _size(folder: Path) -> int:
@@ -114,7 +121,8 @@ def pull(
     name: Annotated[
         str,
         typer.Argument(
-            help="A name that `everlong models list` shows, or ORGANISATION/NAME of the hub.", metavar="NAME"
+            help="A name that `everlong models list` shows, ORGANISATION/NAME of the hub, or BACKBONE+ADAPTER.",
+            metavar="NAME",
         ),
     ],
     models_dir: ModelsDir = None,
@@ -122,18 +130,24 @@ def pull(
     """Download a model, unless it is here. Run it again after an interruption: it continues where it ended."""
     from everlong_models import EverlongModelError
     from everlong_models.catalogue.pull import pull as pull_entry
-    from everlong_models.naming import catalogue_entry, find_model
+    from everlong_models.lora import find_adapter
+    from everlong_models.naming import catalogue_entry, find_model, split_adapter
 
     folder = chosen_models_dir(models_dir)
+    name, adapter = split_adapter(name, folder)
     try:
         if (entry := catalogue_entry(name, folder)) is None:
             found = _find(name, models_dir)
         else:
             file = pull_entry(entry, folder, _say)
             found = file if entry.name == name else find_model(name, folder)
+        out.print(str(found), soft_wrap=True)
+        if adapter is not None:
+            if "/" in adapter and not Path(adapter).expanduser().is_dir():
+                _find(adapter, models_dir)
+            out.print(str(find_adapter(adapter, folder)), soft_wrap=True)
     except EverlongModelError as error:
         raise fail(str(error)) from None
-    out.print(str(found), soft_wrap=True)
 
 
 @models.command()

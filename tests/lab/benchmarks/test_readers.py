@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -52,6 +56,33 @@ def test_text_in_utf_8_is_not_converted(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("Über", encoding="utf-8")
     assert peers.convert(file, "everlong").text == "Über"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "iso2022_jp", "utf-16"])
+def test_the_server_decides_about_texts_as_at_an_upload(encoding: str, tmp_path: Path) -> None:
+    """ISO-2022-JP consists of bytes of UTF-8."""
+    file = tmp_path / "a.txt"
+    file.write_text("日本語の文章です。" * 20, encoding=encoding)
+    assert (peers.convert(file, "everlong").text or "").strip() == "日本語の文章です。" * 20
+
+
+def test_a_conversion_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, wait = tmp_path / "pid", subprocess.Popen.wait
+
+    def impatient(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:
+            return wait(process)
+        while not started.exists() or not started.read_text():
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired("conversion", timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", impatient)
+    found = peers._measured(["/bin/sh", "-c", f"echo $$ > {started}; exec sleep 600"], tmp_path / "text")
+    assert found.text is None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        conversion = psutil.Process(int(started.read_text()))
+        while conversion.status() != psutil.STATUS_ZOMBIE:  # until the time limit of tests
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

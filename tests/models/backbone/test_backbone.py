@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import BackboneError
 
 SMALL = {
@@ -175,6 +176,24 @@ def test_a_head_that_computes_more_than_a_product_is_refused() -> None:
         BackboneError, match=r"\(bert\): its logits do not follow from embeddings, keys, values and its head alone"
     ):
         Backbone(BertLMHeadModel(BertConfig(**SMALL, is_decoder=True)))
+
+
+def test_a_decode_step_must_be_exact_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 16 bits it may differ more: rounding can choose other experts."""
+    store = KVCursor.store
+
+    def inexact(cursor: KVCursor, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        keys, values = store(cursor, layer, keys, values)
+        return keys, values if cursor.at_start else 1.02 * values
+
+    monkeypatch.setattr(KVCursor, "store", inexact)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    with pytest.raises(BackboneError, match="its logits do not follow from"):
+        Backbone(model)
+    Backbone(model.bfloat16())
 
 
 def test_a_window_that_the_architecture_does_not_have_is_ignored() -> None:

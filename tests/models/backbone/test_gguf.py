@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from everlong_models.backbone.gguf import families
 from everlong_models.backbone.gguf.families import config_of, misread_by_transformers
 from everlong_models.backbone.gguf.file import GGUFFile
-from everlong_models.backbone.loading import load_backbone
+from everlong_models.backbone.loading import find_backbone, load_backbone, load_tokenizer
 from everlong_models.errors import BackboneError
 from tests.models import tiny_gguf
 
 THETA, LENGTH = 1e4, 2048
 HALF = tiny_gguf.WIDTH // tiny_gguf.HEADS // 2
+BIASED = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
 TOKENS = torch.randint(0, tiny_gguf.VOCABULARY, (2, 200), generator=torch.Generator().manual_seed(1))
 
 
-def llama_3(factor: float) -> np.ndarray:
+def llama_3(factor: float, half: int = HALF) -> np.ndarray:
     """Return Llama 3's factors: 1 for short waves, `factor` for long ones, and a way from one to the other."""
-    waves = 2 * np.pi * THETA ** (np.arange(HALF) / HALF)
+    waves = 2 * np.pi * THETA ** (np.arange(half) / half)
     way = np.clip((8192 / waves - 1) / (4 - 1), 0, 1)
     return 1 / ((1 - way) / factor + way)
 
@@ -43,10 +46,21 @@ SCALED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], dict[str, An
         "llama", {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, {},
         PLAIN | {"rope_type": "linear", "factor": 4.0},
     ),
+    "a factor alone": ("llama", {"llama.rope.scaling.factor": 4.0}, {}, PLAIN | {"rope_type": "linear", "factor": 4.0}),
+    "a factor's old name": ("llama", {"llama.rope.scale_linear": 4.0}, {}, PLAIN | {"rope_type": "linear", "factor": 4.0}),
     "yarn": (
         "qwen2",
         {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0, "qwen2.rope.scaling.original_context_length": 64}, {},
         PLAIN | ORIGINAL | {"rope_type": "yarn", "factor": 4.0},
+    ),
+    "yarn with its bounds": (
+        "qwen2",
+        {
+            "qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0, "qwen2.rope.scaling.original_context_length": 64,
+            "qwen2.rope.scaling.yarn_beta_fast": 4.0, "qwen2.rope.scaling.yarn_beta_slow": 2.0,
+            "qwen2.rope.scaling.yarn_ext_factor": 1.0, "qwen2.rope.scaling.finetuned": 1,
+        }, {},
+        PLAIN | ORIGINAL | {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 2.0},
     ),
     "longrope": (
         "phi3", {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": 1.25},
@@ -126,8 +140,24 @@ def test_families_that_transformers_does_not_read_are_read_with_float_weights(fa
     expected = tiny_gguf.float_model(file)(TOKENS).logits
     assert torch.equal(backbone.model(TOKENS).logits, expected)
     assert distance(backbone.logits(backbone.hidden(backbone.embed(TOKENS))), expected) < 1e-5
-    assert len(tokenizer.encode("he said 1991")) == len("he said 1991") - 1, "'he' is one token"
     assert tokenizer.eos_ids == (259,)
+
+
+@pytest.mark.parametrize(
+    ("pre", "parts"),
+    [
+        ("refact", ["1", "9", "9", "1"]),
+        ("qwen2", ["1", "9", "9", "1"]),
+        ("dbrx", ["19", "9", "1"]),
+        ("gpt-2", ["1991"]),
+    ],
+)
+def test_numbers_are_split_as_the_file_says(pre: str, parts: list[str], tmp_path: Path) -> None:
+    """The vocabulary has `19`, `91` and `1991`. The rules take one digit, up to three, or all."""
+    file = tiny_gguf.write(tmp_path / "model.gguf", "granite", pre=pre)
+    tokenizer = load_tokenizer(find_backbone(str(file), models_dir=tmp_path / "models"))
+    ids = tokenizer.encode("he said 1991")
+    assert [tokenizer.decode([token]) for token in ids] == ["he", " ", "s", "a", "i", "d", " ", *parts]
 
 
 def test_the_layers_without_scales_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +173,13 @@ def test_the_layers_without_scales_are_llama_cpps(tmp_path: Path, monkeypatch: p
         ("llama", {"factors": {"rope_freqs.weight": np.linspace(1, 8, HALF)}}, "rotary positions with other factors than Llama 3's"),
         ("llama", {"llama.rope.scaling.type": "su"}, "rotary positions with scaling 'su'"),
         ("llama", {"llama.rope.scaling.type": "linear"}, "rotary positions with scaling 'linear', without a factor"),
+        ("llama", {"llama.rope.scaling.alpha": 1000.0}, "rotary positions with scaling 'none' and alpha 1000.0"),
+        ("llama", {"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.attn_factor": 1.5}, "rotary positions with scaling 'linear' and attn_factor 1.5"),
+        ("llama", {"factors": {"rope_freqs.weight": llama_3(8.0)}, "llama.rope.scaling.factor": 2.0}, "rotary positions with other factors than Llama 3's"),
+        ("llama", {"llama.rope.dimension_count": 16}, "rotary positions of 16 of the 32 numbers of a head"),
+        ("llama", {"llama.attention.key_length": 64, "llama.attention.value_length": 32}, "heads with keys of 64 numbers and values of 32"),
+        ("qwen2", {"biases": ("ffn_up",)}, "tensors blk.0.ffn_up.bias"),
+        ("qwen3", {"biases": ("attn_q",)}, "tensors blk.0.attn_q.bias"),
         ("qwen2", {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0}, "rotary positions with scaling 'yarn', without the original length"),
         ("phi3", {"factors": {"rope_factors_long.weight": LONG}}, "rotary positions with scaling 'longrope'"),
         ("starcoder2", {"starcoder2.rope.scaling.type": "yarn"}, "architecture 'starcoder2'"),
@@ -159,7 +196,70 @@ def test_what_nobody_reads_is_refused(family: str, more: dict[str, Any], reason:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
 def test_files_that_transformers_reads_right_are_left_to_it(family: str, tmp_path: Path) -> None:
     """Their fingerprints stay."""
-    assert not misread_by_transformers(GGUFFile(tiny_gguf.write(tmp_path / "plain.gguf", family)))
+    more = {"biases": ()} if family == "llama" else {}
+    assert not misread_by_transformers(GGUFFile(tiny_gguf.write(tmp_path / "plain.gguf", family, **more)))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "granite", "olmo2"])
+@torch.no_grad()
+def test_heads_may_be_larger_than_their_share_of_the_width(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(tiny_gguf.FIELDS, "granite")
+    factors = {"rope_freqs.weight": llama_3(32.0, 32)} if family == "llama" else {}
+    file = tiny_gguf.write(tmp_path / "model.gguf", family, factors=factors, **{f"{family}.attention.key_length": 64})
+    model = tiny_gguf.float_model(file)
+    expected, attention = model(TOKENS).logits, model.model.layers[0].self_attn
+    assert (attention.head_dim, attention.scaling) == (64, 1 / 8)
+    for one_copy, close in ((False, 1e-5), (True, 0.005)):
+        backbone, _ = load_backbone(str(file), models_dir=tmp_path / "models", one_copy=one_copy)
+        assert (backbone.digest is not None) == one_copy
+        assert distance(backbone.logits(backbone.hidden(backbone.embed(TOKENS))), expected) < close
+
+
+@pytest.mark.parametrize("family", ["llama", "granite"])
+@torch.no_grad()
+def test_biases_of_every_matrix_are_read(family: str, tmp_path: Path) -> None:
+    """transformers' reader would drop them without a word."""
+    file = tiny_gguf.write(tmp_path / "model.gguf", family, biases=BIASED)
+    model = tiny_gguf.float_model(file)
+    assert model.model.layers[1].mlp.down_proj.bias.norm() > 1
+    assert not model.model.layers[1].mlp.gate_proj.bias.any(), "the file has none for this one"
+    expected = model(TOKENS).logits
+    for one_copy, close in ((False, 1e-5), (True, 0.005)):
+        backbone, _ = load_backbone(str(file), models_dir=tmp_path / "models", one_copy=one_copy)
+        assert (backbone.digest is not None) == one_copy
+        assert distance(backbone.logits(backbone.hidden(backbone.embed(TOKENS))), expected) < close
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (
+            {"factors": {"blk.0.attn_sub_norm.weight": np.ones(tiny_gguf.WIDTH)}},
+            "numbers, of which transformers' reader has read",
+        ),
+        ({"without": "blk.1.ffn_up"}, "it lacks model.layers.1.mlp.up_proj.weight"),
+    ],
+    ids=["left out", "lacking"],
+)
+def test_tensors_that_transformers_leaves_out_or_makes_up_are_refused(
+    more: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    file = tiny_gguf.write(tmp_path / "model.gguf", **more)
+    with pytest.raises(BackboneError, match=f"cannot read {file} as GGUF: .*{reason}"):
+        load_backbone(str(file), models_dir=tmp_path / "models")
+    assert not list((tmp_path / "models").glob("model*"))
+
+
+def test_tensors_without_a_place_in_the_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if a family should accept them by mistake."""
+    monkeypatch.setitem(families._FAMILIES, "olmo2", replace(families._FAMILIES["olmo2"], biases=("ffn",)))
+    file = tiny_gguf.write(tmp_path / "model.gguf", "olmo2", biases=("ffn_up",))
+    with pytest.raises(
+        BackboneError, match=r"its tensors are not those of olmo2: model\.layers\.0\.mlp\.up_proj\.bias"
+    ):
+        load_backbone(str(file), models_dir=tmp_path / "models")
 
 
 @pytest.mark.parametrize(("family", "layers"), [("gemma2", 46), ("gemma3", 62)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -94,6 +97,16 @@ def run_halves(layers: SplitLayers, x: Tensor, **where: Tensor | None) -> Tensor
 
 
 RUNS = [*((name, run_whole) for name in NAMES), *((name, run_halves) for name in SPLIT)]
+FEW = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "qwen3_moe")
+"""One of each kind: of layers, of positions, with and without halves, windows and experts. The tests of the others are long together."""
+
+
+def with_attention() -> Iterator[Any]:
+    """Yield architecture, loop and kind of attention. Eager attention differs in the mask alone, which `Layers` makes for all."""
+    for name, run in RUNS:
+        yield pytest.param(name, run, "sdpa", id=f"{name}-{run.__name__}-sdpa")
+        marks = () if name in FEW else pytest.mark.long
+        yield pytest.param(name, run, "eager", id=f"{name}-{run.__name__}-eager", marks=marks)
 
 
 def use(attention: str, backbone: Backbone) -> None:
@@ -117,8 +130,7 @@ def test_every_supported_architecture_is_tested() -> None:
     assert set(NAMES) == set(SUPPORTED)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize(("name", "run"), RUNS)
+@pytest.mark.parametrize(("name", "run", "attention"), with_attention())
 def test_the_loop_is_the_models_own_forward(name, run, attention):
     backbone = make(name)
     use(attention, backbone)
@@ -129,8 +141,7 @@ def test_the_loop_is_the_models_own_forward(name, run, attention):
     torch.testing.assert_close(run(layers, x), expected, **CLOSE[attention])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize(("name", "run"), RUNS)
+@pytest.mark.parametrize(("name", "run", "attention"), with_attention())
 def test_rows_continue_at_their_own_positions(name, run, attention):
     backbone = make(name)
     use(attention, backbone)
@@ -178,7 +189,12 @@ def test_stacked_weights_run_every_layer_at_once(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "memory"), [*((name, "armt") for name in NAMES), *((name, "infinite") for name in SPLIT)]
+    ("name", "memory"),
+    [
+        pytest.param(name, memory, marks=() if name in FEW else pytest.mark.long)
+        for memory, names in (("armt", NAMES), ("infinite", SPLIT))
+        for name in names
+    ],
 )
 def test_an_untrained_memory_in_the_layers_leaves_the_models_logits_as_they_were(name, memory):
     backbone = make(name)

@@ -16,13 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from everlong_models.backbone import loading
 from everlong_models.backbone.gguf import conversion
-from everlong_models.backbone.loading import (
-    DEFAULT_BACKBONE,
-    find_backbone,
-    load_backbone,
-    load_tokenizer,
-    pull,
-)
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_backbone, load_tokenizer, pull
 from everlong_models.catalogue.entry import entries
 from everlong_models.catalogue.pull import locate
 from everlong_models.errors import BackboneError
@@ -179,6 +173,9 @@ class TestDamagedFolder:
         with pytest.raises(BackboneError, match=f"{folder}.*{match}"):
             load(folder, tmp_path)
 
+    def rewrite(self, folder, tensors) -> None:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": "no-such-type"}'])
     def test_config(self, folder, tmp_path, text):
         (folder / "config.json").write_text(text)
@@ -198,13 +195,17 @@ class TestDamagedFolder:
         """Transformers would go on with random numbers."""
         tensors = load_file(folder / "model.safetensors")
         del tensors["model.layers.1.mlp.up_proj.weight"]
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        self.rewrite(folder, tensors)
         self.refused(folder, tmp_path, r"lack model\.layers\.1\.mlp\.up_proj\.weight \(1 tensors")
 
+    def test_a_tensor_that_the_model_does_not_use(self, folder, tmp_path):
+        """Transformers would leave it out."""
+        more = {"model.layers.1.mlp.up_proj.bias": torch.ones(24), "picture_tower.weight": torch.ones(4)}
+        self.rewrite(folder, load_file(folder / "model.safetensors") | more)
+        self.refused(folder, tmp_path, r"does not use: model\.layers\.1\.mlp\.up_proj\.bias \(1 in all\)")
+
     def test_a_tensor_of_another_shape(self, folder, tmp_path):
-        tensors = load_file(folder / "model.safetensors")
-        tensors["model.norm.weight"] = torch.ones(15)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        self.rewrite(folder, load_file(folder / "model.safetensors") | {"model.norm.weight": torch.ones(15)})
         self.refused(folder, tmp_path)
 
     def test_pickled_weights_are_not_touched(self, folder, tmp_path):
@@ -272,12 +273,14 @@ class TestGGUF:
                 (folder / "config.json").write_text(json.dumps({"saved": Fake.saves}))
 
             @staticmethod
-            def from_pretrained(*_: object, **__: object) -> Fake:
-                return Fake()
+            def from_pretrained(*_: object, output_loading_info: bool = False, **__: object) -> object:
+                return (Fake(), {"missing_keys": set()}) if output_loading_info else Fake()
 
         monkeypatch.setattr(conversion, "AutoModelForCausalLM", Fake)
         monkeypatch.setattr(conversion, "AutoTokenizer", Fake)
         monkeypatch.setattr(conversion, "_repair_tokenizer", lambda *_: None)
+        monkeypatch.setattr(conversion, "_require_all", lambda *_: None)
+        monkeypatch.setattr(conversion, "GGUFFile", lambda *_: None)
         monkeypatch.setattr(conversion, "_read_here", lambda *_: None)
         file = tmp_path / "model.gguf"
         file.write_bytes(b"first")

@@ -30,6 +30,7 @@ MORE: dict[str, dict[str, Any]] = {
     "gemma4_text": {"vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "global_head_dim": 32},
     "glm4_moe_lite": {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16},
     "minicpm3": {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16},
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 256},
     "deepseek_v3": {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16},
 }  # fmt: skip
 EXACT = (
@@ -48,12 +49,20 @@ REFUSED = {
     "lfm3": "its layers do not take keys and values",
     "modernbert-decoder": "its logits do not follow from embeddings, keys, values and its head alone",
     "bloom": "its layers do not take keys and values",
+    "gpt_neo": "its logits do not follow from embeddings, keys, values and its head alone",
 }
 
 
 def make(kind: str) -> PreTrainedModel:
     sizes = SIZES | MORE.get(kind, {})
-    if kind in OWN_HEADS or kind in ("bloom", "modernbert-decoder", "deepseek_v3", "glm4_moe_lite", "minicpm3"):
+    if kind in OWN_HEADS or kind in (
+        "bloom",
+        "modernbert-decoder",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "minicpm3",
+        "gpt_neo",
+    ):
         sizes = {name: value for name, value in sizes.items() if name not in ("head_dim", "num_key_value_heads")}
     if "q_lora_rank" in sizes:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]

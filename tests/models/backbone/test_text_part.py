@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from everlong_models.backbone.loading import has_own_memory, load_backbone
@@ -48,6 +50,35 @@ def test_only_the_decoder_is_loaded(name: str, tmp_path: Path) -> None:
     assert backbone.model.config.model_type == text
     assert not [key for key in backbone.model.state_dict() if "vision" in key]
     assert (backbone.optimize() is None) == fast
+    found = backbone.logits(backbone.hidden(backbone.embed(tokens)))
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("size", [16, None], ids=["blocks", "one scale"])
+@torch.no_grad()
+def test_weights_in_8_bits_keep_their_scales(size: int | None, tmp_path: Path) -> None:
+    """As of Mistral's models of 2025; their config names the quantisation outside of the decoder's part."""
+    original = save(tmp_path / "model", "mistral3", "ministral3")
+    tensors, parameters = load_file(tmp_path / "model/model.safetensors"), dict(original.named_parameters())
+    for name in [name for name in tensors if "language_model" in name and name.endswith("_proj.weight")]:
+        (parameter,) = [each for each in parameters.values() if torch.equal(each, tensors[name])]
+        step = size or max(parameter.shape)
+        rows = parameter.split(step)
+        scales = torch.stack([torch.stack([block.abs().amax() / 400 for block in row.split(step, 1)]) for row in rows])
+        wide = scales.repeat_interleave(step, 0).repeat_interleave(step, 1)[: len(parameter), : parameter.shape[1]]
+        tensors[name] = (parameter / wide).to(torch.float8_e4m3fn)
+        parameter.copy_(tensors[name].float() * wide)
+        tensors[f"{name}_scale_inv"] = scales if size else scales.flatten()[0]
+    save_file(tensors, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
+    file = tmp_path / "model/config.json"
+    quantisation = {
+        "quant_method": "fp8", "weight_block_size": size and [size, size],
+        "modules_to_not_convert": ["model.vision_tower", "model.language_model.lm_head"],
+    }  # fmt: skip
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": quantisation}))
+    tokens = torch.randint(3, 290, (2, 40), generator=torch.Generator().manual_seed(1))
+    expected = original(input_ids=tokens).logits
+    backbone, _ = load_backbone(str(tmp_path / "model"), models_dir=tmp_path)
     found = backbone.logits(backbone.hidden(backbone.embed(tokens)))
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everlong_server.engine.documents.formats import catalogue, conversion
+from everlong_server.engine.documents.formats import conversion
+from everlong_server.engine.documents.text_checker import Declared, TextChecker
+from everlong_server.errors import ServerError
 
 OURS = "everlong"
 _LIBRARIES = {
@@ -49,6 +52,7 @@ print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 """Runs a command from a small process: the largest resident size of a process includes that of its parent, before `exec`."""
+_STORED = 'text = open(file, encoding="utf-8-sig").read()'
 _SECONDS = 600
 """Time on a clock after which a conversion counts as failed."""
 
@@ -67,11 +71,12 @@ def convert(file: Path, reader: str, python: str = sys.executable) -> Conversion
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text")
         if reader == OURS:
-            kind = _kind(file)
+            try:
+                kind = _kind(file)
+            except ServerError:  # the server refuses it
+                return Conversion(0, 0, None)
             if kind is None:  # the server stores it as it is
-                return _measured(
-                    [sys.executable, "-c", _PROGRAM.format("text = open(file).read()"), str(file), str(text)], text
-                )
+                return _measured([sys.executable, "-c", _PROGRAM.format(_STORED), str(file), str(text)], text)
             limits = conversion.Limits.of(file.stat().st_size, 1 << 30)
             return _measured(conversion.command(file, kind, text, limits), text)
         return _measured([python, "-c", _PROGRAM.format(_LIBRARIES[reader]), str(file), str(text)], text)
@@ -85,29 +90,32 @@ def has(reader: str, python: str = sys.executable) -> bool:
 
 
 def _kind(file: Path) -> str | None:
-    """Return the kind of a file, as the server decides it when the file is uploaded; None for text in UTF-8."""
+    """Return the kind of a file, as the server decides it when the file is uploaded; None for text in UTF-8.
+
+    Raises `ServerError` for a file that the server refuses.
+    """
+    checker = TextChecker(file.stat().st_size, Declared(file.name))
     with file.open("rb") as stream:
-        head = stream.read(catalogue.HEAD)
-    kind = catalogue.detect(head, file.name)
-    is_text = kind is None and catalogue.binary_kind(head) is None
-    if not is_text:
-        return kind or "unknown"
-    try:
-        return "text" if "\0" in file.read_text(encoding="utf-8") else None
-    except UnicodeDecodeError:
-        return "text"
+        while block := stream.read(1 << 20):
+            checker.feed(block)
+    checker.finish()
+    return checker.foreign
 
 
 def _measured(command: Sequence[str], text: Path) -> Conversion:
     with tempfile.TemporaryFile("w+") as out:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        try:
-            ran = subprocess.run(
-                [sys.executable, "-S", "-c", _WAIT, *command], stdout=out, stderr=subprocess.DEVNULL, env=environment,
-                check=False, timeout=_SECONDS,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return Conversion(_SECONDS, 0, None)
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", _WAIT, *command], stdout=out, stderr=subprocess.DEVNULL, env=environment,
+            start_new_session=True,
+        ) as ran:  # fmt: skip
+            try:
+                ran.wait(_SECONDS)
+            except subprocess.TimeoutExpired:
+                return Conversion(_SECONDS, 0, None)
+            finally:
+                if ran.poll() is None:
+                    os.killpg(ran.pid, signal.SIGKILL)  # also the conversion
         out.seek(0)
         seconds, memory = map(float, out.read().splitlines()[-1].split())
     is_read = ran.returncode == 0 and text.exists()

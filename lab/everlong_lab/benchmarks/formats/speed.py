@@ -32,7 +32,7 @@ def _row(file: Path, reader: str, python: str) -> dict[str, Any]:
     made, size = peers.convert(file, reader, python), file.stat().st_size / 1e6
     text = 0.0 if made.text is None else len(made.text.encode()) / 1e6
     figures = {
-        "text_mb": text, "cpu_s": made.seconds, "mb_per_cpu_s": size / made.seconds, "memory_mb": made.memory,
+        "text_mb": text, "cpu_s": made.seconds, "mb_per_cpu_s": size / made.seconds if made.seconds else "-", "memory_mb": made.memory,
         "memory_mb_per_mb": made.memory / size,
     }  # fmt: skip
     return {"file": file.name, "mb": size, "reader": reader} | (figures if text else dict.fromkeys(figures, "-"))

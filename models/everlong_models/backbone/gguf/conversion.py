@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from everlong_models.backbone import quantised_weights
+from everlong_models.backbone.folders import put
 from everlong_models.backbone.gguf import families
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.catalogue.entry import entries
@@ -65,7 +67,10 @@ def convert(
                 elif own is not None:
                     _float_model(own).save_pretrained(scratch)
                 else:
-                    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
+                    model, report = AutoModelForCausalLM.from_pretrained(
+                        file.parent, dtype=torch.float32, output_loading_info=True, **source
+                    )
+                    _require_all(GGUFFile(file), model, report["missing_keys"])
                     _save_floats(model, scratch)
             _repair_tokenizer(tokenizer, file)
         except Exception as error:  # gguf, numpy and transformers raise all kinds of errors for a damaged file
@@ -103,9 +108,32 @@ def _float_model(file: GGUFFile) -> PreTrainedModel:
     tensors = dict(families.all_float_tensors(file, config))
     biases = {name: weights for name, weights in model.named_parameters() if name.endswith(".bias")}
     lacking = {name: torch.zeros(weights.shape) for name, weights in biases.items() if name not in tensors}
-    model.load_state_dict(tensors | lacking, strict=False, assign=True)
+    report = model.load_state_dict(tensors | lacking, strict=False, assign=True)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    if wrong := {*report.unexpected_keys, *(set(report.missing_keys) - tied)}:
+        raise ValueError(f"its tensors are not those of {config.model_type}: {', '.join(sorted(wrong)[:3])}")
     model.tie_weights()
     return model
+
+
+def _require_all(file: GGUFFile, model: PreTrainedModel, missing: Collection[str]) -> None:
+    """Raise `ValueError` if transformers' reader has left out a tensor of the file, or found none for a weight of the model.
+
+    Its report names no tensor that it leaves out, so numbers are counted. transformers has set missing biases to 0.
+    """
+    weights = model.state_dict()
+    if lacking := sorted(
+        name for name in missing if name in weights and (not name.endswith(".bias") or weights[name].any())
+    ):
+        raise ValueError(f"it lacks {', '.join(lacking[:3])}")
+    found = {tensor.data_ptr(): tensor.numel() for name, tensor in weights.items() if name not in missing}
+    stored = {name: math.prod(tensor.shape) for name, tensor in file.tensors.items()}
+    if model.config.get_text_config().tie_word_embeddings:
+        stored.pop("output.weight", None)
+    if sum(stored.values()) != sum(found.values()):
+        raise ValueError(
+            f"it has {sum(stored.values()):,} numbers, of which transformers' reader has read {sum(found.values()):,}"
+        )
 
 
 def _require_official(name: str, file: Path, digest: str) -> None:
@@ -126,14 +154,6 @@ def _save_floats(model: PreTrainedModel, folder: Path) -> None:
         del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(folder)
-
-
-def put(scratch: Path, target: Path) -> None:
-    try:
-        scratch.rename(target)
-    except OSError:
-        if not is_complete(target):  # otherwise another process has finished first
-            raise
 
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -157,8 +177,3 @@ def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
         )
-
-
-def is_complete(folder: Path) -> bool:
-    """Return whether the folder holds a model, or a LoRA adapter (see `lora`)."""
-    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))

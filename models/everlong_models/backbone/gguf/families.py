@@ -40,7 +40,7 @@ class Family:
 
     `turned`: llama.cpp rotates neighbouring numbers of a head, so it reorders the rows of queries and keys. `fused`: one tensor for
     queries, keys and values, and one for gate and up. `plus_one`: transformers' norms add 1 to their weights, llama.cpp's do not.
-    `known`: transformers reads such files, too.
+    `known`: transformers reads such files, too. `biases`: beginnings of the names of matrices that have biases in some models.
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Family:
     fused: bool = False
     plus_one: bool = False
     known: bool = True
+    biases: tuple[str, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -59,15 +60,17 @@ _GRANITE = {
     "logits_scaling": "logit_scale",
 }  # fmt: skip
 _FAMILIES = {
-    "llama": Family("llama", turned=True),
-    "qwen2": Family("qwen2"),
+    "llama": Family("llama", turned=True, biases=("attn", "ffn")),
+    "qwen2": Family("qwen2", biases=ATTENTION),
     "qwen3": Family("qwen3", (*_PRE, *_HEADS), fields={"head_dim": "attention.key_length"}),
     "gemma2": Family("gemma2", (*_PRE, *_POST), plus_one=True, fields=_GEMMA | _CAPS),
     "gemma3": Family("gemma3_text", (*_PRE, *_POST, *_HEADS), plus_one=True, fields=_GEMMA),
     "phi3": Family("phi3", fused=True, fields={"sliding_window": "attention.sliding_window"}),
-    "granite": Family("granite", turned=True, known=False, fields=_GRANITE),
-    "smollm3": Family("smollm3", turned=True, known=False),
-    "olmo2": Family("olmo2", (*_POST, *_HEADS), known=False, fields={"sliding_window": "attention.sliding_window"}),
+    "granite": Family("granite", turned=True, known=False, biases=("attn", "ffn"), fields=_GRANITE),
+    "smollm3": Family("smollm3", turned=True, known=False, biases=("attn", "ffn")),
+    "olmo2": Family(
+        "olmo2", (*_POST, *_HEADS), known=False, biases=("attn",), fields={"sliding_window": "attention.sliding_window"}
+    ),
 }
 """By the architecture's name in a GGUF file. Files of OLMo 3 are files of OLMo 2 with a sliding window."""
 FAMILIES = (*(family.kind for family in _FAMILIES.values()), "olmo3")
@@ -97,13 +100,17 @@ def unreadable_reason(file: GGUFFile) -> str | None:
         return f"metadata without {', '.join(lacking)}"
     if (reason := rope.unreadable_reason(file, name, _head_dim(file, name))) is not None:
         return reason
+    values = file.metadata.get(f"{name}.attention.value_length", _head_dim(file, name))
+    if values != _head_dim(file, name):
+        return f"heads with keys of {_head_dim(file, name)} numbers and values of {values}"
     split = file.metadata.get("tokenizer.ggml.pre")
     if not family.known and (file.metadata.get("tokenizer.ggml.model") != "gpt2" or split not in _SPLITS):
         return f"a tokenizer of kind {file.metadata.get('tokenizer.ggml.model')!r}, {split!r}"
     names = tensor_names(int(file.metadata[f"{name}.block_count"]), family)
     if missing := sorted(names - file.tensors.keys() - {"output.weight"}):
         return f"tensors without {', '.join(missing[:3])}"
-    biases = {f"{each.removesuffix('.weight')}.bias" for each in names if "norm" not in each}
+    biases = {each for each in _biases(file) if _part(each).startswith(family.biases)}
+    biases &= {f"{each.removesuffix('.weight')}.bias" for each in names if "norm" not in each}
     if unknown := sorted(file.tensors.keys() - names - biases - set(rope.TENSORS)):
         return f"tensors {', '.join(unknown[:3])}"
     return None
@@ -116,7 +123,12 @@ def misread_by_transformers(file: GGUFFile) -> bool:
     if family is None:
         return rope.is_scaled(file, name)
     largest = file.metadata.get(f"{name}.block_count") == _LARGEST.get(name, 0)
-    return not family.known or largest or rope.is_scaled(file, name) or rope.is_partial(file, name)
+    always = (
+        ATTENTION if name == "qwen2" else ()
+    )  # transformers' reader drops other biases: their configs must name them
+    dropped = not all(_part(bias).startswith(always) for bias in _biases(file))
+    special = not family.known or largest or dropped or _other_heads(file, name, family)
+    return special or rope.is_scaled(file, name) or rope.is_partial(file, name)
 
 
 def tensor_names(layers: int, family: Family) -> set[str]:
@@ -127,9 +139,32 @@ def tensor_names(layers: int, family: Family) -> set[str]:
     return outside | {f"blk.{layer}.{part}.weight" for layer in range(layers) for part in parts}
 
 
+def _biases(file: GGUFFile) -> list[str]:
+    return [name for name in file.tensors if name.endswith(".bias")]
+
+
+def _part(tensor: str) -> str:
+    return tensor.split(".")[-2]
+
+
 def _head_dim(file: GGUFFile, name: str) -> int:
-    heads = file.metadata[f"{name}.embedding_length"] // file.metadata[f"{name}.attention.head_count"]
-    return int(file.metadata.get(f"{name}.attention.key_length", heads))
+    return int(file.metadata.get(f"{name}.attention.key_length", _by_width(file, name)))
+
+
+def _by_width(file: GGUFFile, name: str) -> int:
+    return int(file.metadata[f"{name}.embedding_length"] // file.metadata[f"{name}.attention.head_count"])
+
+
+def _other_heads(file: GGUFFile, name: str, family: Family) -> bool:
+    """Return whether the heads have a dimension that transformers' reader does not see; it reads that of Llama's rotary positions."""
+    dimension, width, heads = (
+        file.metadata.get(f"{name}.{field}")
+        for field in ("attention.key_length", "embedding_length", "attention.head_count")
+    )
+    if not (dimension and width and heads) or "head_dim" in family.fields:
+        return False
+    seen = file.metadata.get(f"{name}.rope.dimension_count") if name == "llama" else None
+    return bool(dimension != (seen or width // heads))
 
 
 def head_dim(config: PretrainedConfig) -> int:
@@ -151,8 +186,13 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     }
     for token in ("bos", "eos"):
         fields[f"{token}_token_id"] = file.metadata.get(f"tokenizer.ggml.{token}_token_id")
+    biased = {_part(bias).split("_")[0] for bias in _biases(file)}
     if name == "llama" or not family.known:
-        fields["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        fields["attention_bias"] = "attn" in biased
+    if "ffn" in biased:
+        fields["mlp_bias"] = True
+    if _head_dim(file, name) != _by_width(file, name):
+        fields["head_dim"] = _head_dim(file, name)
     if name != "llama":
         fields["pad_token_id"] = file.metadata.get("tokenizer.ggml.padding_token_id")
     kind = "olmo3" if name == "olmo2" and "sliding_window" in fields else family.kind
@@ -162,19 +202,19 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
 
 def _fields(file: GGUFFile, name: str, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return further fields: rotary positions, and what files leave to the program that reads them (llama.cpp's `load_hparams`)."""
-    by_width = fields["hidden_size"] // fields["num_attention_heads"]
+    by_width, per_head = _by_width(file, name), _head_dim(file, name)
     found: dict[str, Any] = {}
     if name in _LARGEST:
         largest = fields["num_hidden_layers"] == _LARGEST[name]
         found = {"query_pre_attn_scalar": by_width if largest else fields["head_dim"], "tie_word_embeddings": True}
     if name == "granite":
-        found["attention_multiplier"] = fields.get("attention_multiplier") or by_width**-0.5
+        found["attention_multiplier"] = fields.get("attention_multiplier") or per_head**-0.5
     if name == "phi3":
         found |= {
             "original_max_position_embeddings": rope.original_length(file, name, fields["max_position_embeddings"]),
             "sliding_window": fields.get("sliding_window") or None,
         }
-    parameters = rope.parameters(file, name, fields["rope_theta"], fields["max_position_embeddings"], by_width)
+    parameters = rope.parameters(file, name, fields["rope_theta"], fields["max_position_embeddings"], per_head)
     if kind in ("gemma3_text", "olmo3"):  # their sliding windows have rotary positions of their own, without scaling
         near = file.metadata.get(f"{name}.rope.freq_base_swa", 10000.0 if name == "gemma3" else fields["rope_theta"])
         found["rope_parameters"] = {

@@ -15,6 +15,20 @@ LLAMA_3, SHORT, LONG = TENSORS = ("rope_freqs.weight", "rope_factors_short.weigh
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What Llama 3 to 3.3 have in common. Files have only the factors that follow from it."""
 _KINDS = ("none", "linear", "yarn", "longrope")
+_READ: dict[str, tuple[str, ...]] = {
+    "type": _KINDS, "factor": ("linear", "yarn"), "attn_factor": ("yarn", "longrope"), "original_context_length": _KINDS,
+    "finetuned": _KINDS, "yarn_beta_fast": ("yarn",), "yarn_beta_slow": ("yarn",),
+}  # fmt: skip
+"""Metadata under `rope.scaling`, and the kinds of scaling with which it is read. `finetuned` changes nothing."""
+_NEUTRAL = {
+    "factor": (0, 1),
+    "attn_factor": (1,),
+    "yarn_ext_factor": (1,),
+    "yarn_attn_factor": (1,),
+    "yarn_log_multiplier": (0,),
+}
+"""Values with which a field changes nothing."""
+_BETAS = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
 def unreadable_reason(file: GGUFFile, name: str, head_dim: int) -> str | None:
@@ -22,18 +36,24 @@ def unreadable_reason(file: GGUFFile, name: str, head_dim: int) -> str | None:
     kind = _kind(file, name)
     if kind not in _KINDS or (kind == "longrope" and not {SHORT, LONG} <= file.tensors.keys()):
         return f"rotary positions with scaling {kind!r}"
-    if kind in ("linear", "yarn") and f"{name}.rope.scaling.factor" not in file.metadata:
+    if kind in ("linear", "yarn") and _factor(file, name) is None:
         return f"rotary positions with scaling {kind!r}, without a factor"
     if kind == "yarn" and f"{name}.rope.scaling.original_context_length" not in file.metadata:
         return "rotary positions with scaling 'yarn', without the original length"
-    if LLAMA_3 in file.tensors and not _is_llama_3(file, name, head_dim):
+    if found := _unread(file, name, kind):
+        return f"rotary positions with scaling {kind!r} and {', '.join(found)}"
+    if LLAMA_3 in file.tensors and (kind != "none" or not _is_llama_3(file, name, head_dim)):
         return f"rotary positions with other factors than Llama 3's ({LLAMA_3})"
+    rotated = file.metadata.get(f"{name}.rope.dimension_count", head_dim)
+    if name != "phi3" and rotated != head_dim:
+        return f"rotary positions of {rotated} of the {head_dim} numbers of a head"
     return None
 
 
 def is_scaled(file: GGUFFile, name: str) -> bool:
-    """Return whether positions are scaled, or frequencies have factors."""
-    return _kind(file, name) != "none" or any(tensor in file.tensors for tensor in TENSORS)
+    """Return whether positions are scaled, frequencies have factors, or the file has metadata of scaling that is not read."""
+    kind = _kind(file, name)
+    return kind != "none" or bool(_unread(file, name, kind)) or any(tensor in file.tensors for tensor in TENSORS)
 
 
 def is_partial(file: GGUFFile, name: str) -> bool:
@@ -64,9 +84,11 @@ def parameters(file: GGUFFile, name: str, theta: float, length: int, head_dim: i
             "original_max_position_embeddings": original_length(file, name, length),
         }  # fmt: skip
     elif kind != "none":
-        found |= {"rope_type": kind, "factor": file.metadata[f"{scaling}.factor"]}
+        found |= {"rope_type": kind, "factor": _factor(file, name)}
         if kind == "yarn":
             found["original_max_position_embeddings"] = original_length(file, name, length)
+            betas = {ours: file.metadata.get(f"{scaling}.{theirs}") for ours, theirs in _BETAS.items()}
+            found |= {ours: value for ours, value in betas.items() if value is not None}
     if kind in ("yarn", "longrope") and (factor := file.metadata.get(f"{scaling}.attn_factor")) is not None:
         found["attention_factor"] = factor
     return found
@@ -75,7 +97,30 @@ def parameters(file: GGUFFile, name: str, theta: float, length: int, head_dim: i
 def _kind(file: GGUFFile, name: str) -> str:
     if SHORT in file.tensors or LONG in file.tensors:  # older files do not name it
         return "longrope"
-    return str(file.metadata.get(f"{name}.rope.scaling.type", "none"))
+    kind = str(file.metadata.get(f"{name}.rope.scaling.type", "linear"))  # as llama.cpp does
+    named, factor = f"{name}.rope.scaling.type" in file.metadata, _factor(file, name)
+    plain = factor in _NEUTRAL["factor"] or (factor is None and not named)
+    return "none" if kind == "linear" and plain else kind
+
+
+def _factor(file: GGUFFile, name: str) -> float | None:
+    """Return the factor by which positions are divided; old files have it under another name."""
+    found: float | None = file.metadata.get(
+        f"{name}.rope.scaling.factor", file.metadata.get(f"{name}.rope.scale_linear")
+    )
+    return found
+
+
+def _unread(file: GGUFFile, name: str, kind: str) -> list[str]:
+    """Return the metadata of scaling that is not read with this kind, and changes positions; with `none`, a factor changes nothing."""
+    prefix = f"{name}.rope.scaling."
+    fields = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    ignored = {"factor"} if kind == "none" else set()
+    return [
+        f"{key} {value}"
+        for key, value in fields.items()
+        if kind not in _READ.get(key, ()) and key not in ignored and value not in _NEUTRAL.get(key, ())
+    ]
 
 
 def _factors(file: GGUFFile, name: str) -> np.ndarray:

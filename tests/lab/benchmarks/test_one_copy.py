@@ -1,0 +1,21 @@
+"""`everlong bench one-copy`: what it compares with is the model of the file, in every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everlong_lab.benchmarks import one_copy
+from tests.models import tiny_gguf
+
+
+@pytest.mark.parametrize("family", ["granite", "qwen2"])
+def test_it_finds_the_same_model(family: str, tmp_path: Path) -> None:
+    """Granite scales embeddings and logits."""
+    file = tiny_gguf.write(tmp_path / "model.gguf", family, tied=family != "qwen2")
+    report = one_copy.run(file, "he said " * 40, models_dir=tmp_path / "models", tokens=64, progress=lambda line: None)
+    (row,) = report.rows
+    assert row["prefill_kl"] < 0.01
+    assert row["decode_kl"] < 0.01
+    assert row["prefill_agreement"] > 0.9
