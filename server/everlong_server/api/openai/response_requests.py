@@ -65,7 +65,7 @@ async def parse_request(services: Services, body: CreateResponse, previous: stor
 
 
 def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tuple[Recall, FileSearch | None]:
-    """Return the recall of the answer and the search in vector stores; None if the request has none. Raises `InvalidRequest`."""
+    """Return the recall of the answer and the search in vector stores; None if the request wants none. Raises `InvalidRequest`."""
     tools = [(n, tool) for n, tool in enumerate(body.tools) if isinstance(tool, FileSearchTool)]
     if not tools:
         return recall, None
@@ -73,6 +73,8 @@ def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tu
     name = f"tools.{number}"
     if len(tools) > 1:
         raise InvalidRequest(f"{name}: the request has several file_search tools: name all stores in one", param=name)
+    if body.tool_choice == "none":
+        return recall, None
     if not services.recall.passages or not recall.passages:
         raise InvalidRequest(
             f"{name}: file_search needs passages, but the request has recall off, or the server has (EVERLONG_RECALL_PASSAGES=0)",

@@ -209,7 +209,7 @@ def test_tokens_are_counted_as_they_are_used(client: Anthropic) -> None:
         ({"messages": [answer("Hi")]}, r"messages\.0\.role: the first message must be the user's"),
         ({"messages": [user("Hi"), answer("Hello")]}, r"messages\.1\.role: the last message must be the user's"),
         ({"messages": [user({"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}, words("?"))]},
-         r"messages\.0\.content\.0: .*images are not supported"),
+         r"messages\.0\.content\.0: images are not supported"),
         ({"messages": [user({"type": "video"}, words("?"))]}, "type must be 'text', 'document'"),
         ({"messages": [user(document(""), words("?"))]}, r"messages\.0\.content\.0\.source\.data"),
         ({"messages": [user(document("a\0b" * 50), words("?"))]}, r"messages\.0\.content\.0: "),
