@@ -119,7 +119,12 @@ def _models(services: Services, *, loaded: bool = False) -> list[OllamaModel]:
         bert = OllamaDetails(format="", family="bert", families=["bert"], parameter_size="", quantization_level="")
         found.append(
             OllamaModel(
-                name=embedding.id, model=embedding.id, modified_at=since, size=0, digest=embedding.fingerprint, details=bert
+                name=embedding.id,
+                model=embedding.id,
+                modified_at=since,
+                size=0,
+                digest=embedding.fingerprint,
+                details=bert,
             )
         )
     return found

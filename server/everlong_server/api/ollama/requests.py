@@ -6,7 +6,7 @@ from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.api.ollama.schemas import OllamaChat, OllamaGenerate, OllamaOptions
-from everlong_server.api.translation.messages import ParsedMessages
+from everlong_server.api.translation.messages import ParsedMessages, require_length
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.services import Services
@@ -33,6 +33,8 @@ async def begin(services: Services, body: OllamaChat | OllamaGenerate) -> Turn:
             parsed.add_message(message.role, message.content, f"messages.{number}")
     else:
         place = "prompt"
+        require_length(services, body.prompt, place)
+        require_length(services, body.system, "system")
         if body.system:
             parsed.add_message("system", body.system, "system")
         parsed.add_message("user", body.prompt, "prompt")

@@ -55,7 +55,13 @@ def limited(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         server.check_keys()
 
 
-ANSWERING = SPENDING - {"POST /v1/documents", "POST /v1/documents/archive", "POST /v1/files", "POST /v1/uploads", "POST /v1/batches"}
+ANSWERING = SPENDING - {
+    "POST /v1/documents",
+    "POST /v1/documents/archive",
+    "POST /v1/files",
+    "POST /v1/uploads",
+    "POST /v1/batches",
+}
 """What counts as one of a tenant's concurrent answers while it runs."""
 
 

@@ -152,7 +152,15 @@ def test_requests_as_the_program_ollama_sends_them(server: Server) -> None:
     server.error(server.http.post("/api/show", json={"model": "", **empty}), 422, "missing_parameter")
     told = server.http.post("/api/show", json={"model": MODEL, **empty, "system": "Be brief."})
     assert "system: " in server.error(told, 422, "invalid_value")["message"]
-    sent = {"model": MODEL, "prompt": "Who?", "suffix": "", "system": "", "template": "", "options": GREEDY, "stream": False}
+    sent = {
+        "model": MODEL,
+        "prompt": "Who?",
+        "suffix": "",
+        "system": "",
+        "template": "",
+        "options": GREEDY,
+        "stream": False,
+    }
     more = {"truncate": True, "shift": True, "_debug_render_only": False}
     answers = [server.http.post("/api/generate", json=body).json() for body in (sent | more, sent)]
     assert answers[0]["response"] == answers[1]["response"]
@@ -240,6 +248,13 @@ def test_what_generate_refuses(client: ollama.Client, change: dict[str, Any]) ->
     (name,) = change
     with pytest.raises(ollama.ResponseError, match=f"{name}: "):
         client.generate(MODEL, "Hi", **change)
+
+
+def test_a_long_prompt_is_named(client: ollama.Client) -> None:
+    for field in ("prompt", "system"):
+        with pytest.raises(ollama.ResponseError, match=f"^{field} has 20001 characters") as refused:
+            client.generate(MODEL, **{"prompt": "Hi", field: "x" * 20_001})
+        assert refused.value.status_code == 413
 
 
 def test_other_paths_have_its_form_of_errors(client: ollama.Client) -> None:

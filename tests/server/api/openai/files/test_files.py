@@ -37,7 +37,11 @@ def test_a_file_is_a_document(client: OpenAI, server: Server, tmp_path: Path) ->
 def test_the_purpose_assistants_is_another_name(client: OpenAI) -> None:
     file = client.files.create(file=("a.txt", b"Once."), purpose="assistants")
     assert file.purpose == "user_data"
-    assert client.files.list(purpose="assistants").data[0].id == client.files.list(purpose="user_data").data[0].id == file.id
+    assert (
+        client.files.list(purpose="assistants").data[0].id
+        == client.files.list(purpose="user_data").data[0].id
+        == file.id
+    )
     upload = begin_upload(client, 5, purpose="assistants")
     assert upload.purpose == "user_data"
     client.uploads.cancel(upload.id)
