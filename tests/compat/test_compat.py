@@ -99,3 +99,26 @@ def test_langchain(server: Server, programs: Path) -> None:
 
 def test_vercel_ai_sdk(server: Server, node: str) -> None:
     assert int(run(node, "--input-type=module", "-e", example("Vercel AI SDK", server))[-1]) > 0
+
+
+OTHER_APIS = """
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
+import { generateText, streamText } from "ai";
+
+const url = { baseURL: "http://127.0.0.1:8080/v1", apiKey: "none" };
+const openai = createOpenAI(url);
+for (const provider of [openai, openai.chat, openai.completion, createAnthropic(url)]) {
+  const asked = { model: provider("smollm2-135m-reader"), prompt: "What is the capital of France?", maxOutputTokens: 30 };
+  const streamed = streamText({ ...asked, onError: ({ error }) => { throw error; } });
+  for (const { text, usage } of [await generateText(asked), { text: await streamed.text, usage: await streamed.usage }]) {
+    console.log(text.length > 0, usage.inputTokens > 0);
+  }
+}
+"""
+
+
+def test_vercel_ai_sdk_with_other_apis(server: Server, node: str) -> None:
+    """Vercel's own clients of Responses, chats, completions and Anthropic's messages."""
+    lines = run(node, "--input-type=module", "-e", fitting(OTHER_APIS, server))
+    assert [line for line in lines if line.startswith(("true", "false"))] == ["true true"] * 8

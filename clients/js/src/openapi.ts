@@ -154,8 +154,11 @@ export interface components {
             filename: string;
             /** @description ignored: the server checks the content */
             mime_type: string;
-            /** @constant */
-            purpose: "user_data";
+            /**
+             * @description assistants: another name of user_data
+             * @enum {string}
+             */
+            purpose: "user_data" | "assistants";
         };
         /** @description The deleted object. */
         Deleted: {

@@ -100,7 +100,8 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
         if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | list)
         else f", got {_cut(repr(value))}"
     )
-    return InvalidRequest(f"{param or 'the body'}: {first['msg']}{shown}", param=param, code=_CODES.get(first["type"]))
+    said = first["msg"].removeprefix("Value error, ")  # pydantic's prefix to the messages of our validators
+    return InvalidRequest(f"{param or 'the body'}: {said}{shown}", param=param, code=_CODES.get(first["type"]))
 
 
 _HTTP_CODES = {405: "method_not_allowed", 408: "request_timeout", 413: "too_large", 415: "unsupported_media_type"}

@@ -33,9 +33,9 @@ _DOCS_HEADERS = HEADERS | {"Content-Security-Policy": f"{_SELF_ONLY}; img-src 's
 router = APIRouter(include_in_schema=False)
 
 
-@router.get("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 async def page() -> Response:
-    """The page. It loads everything else."""
+    """The page. It loads everything else. The program `ollama` sends HEAD to see whether a server is there."""
     return FileResponse(FOLDER / "index.html", headers=HEADERS)
 
 

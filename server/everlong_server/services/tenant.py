@@ -91,10 +91,12 @@ class Services:
             )  # fmt: skip
         return await self.with_model(session.model_name)
 
-    async def wait_for_memory(self, documents: Sequence[str]) -> None:
-        """Return once the documents are read by these services' model, if that is not the first one: only the first one's progress
-        shows in the documents. Raises `ServerError`."""
-        if documents and self.shared is not self.shared.models.first:
+    async def wait_for_memory(self, documents: Sequence[str], *, inline: bool = False) -> None:
+        """Return once these services' model has read the documents, if the client cannot see how far it is. Raises `ServerError`.
+
+        Documents show only the progress of the first model. `inline`: the request has the content of a file, not the id.
+        """
+        if documents and (inline or self.shared is not self.shared.models.first):
             await wait_until_read(self.ingest, documents)
 
     def holding(self, held: AsyncExitStack) -> Services:

@@ -261,7 +261,7 @@ def frames(count: int) -> dict[str, int]:
         ends["understood"] += 1
         raise InvalidRequest("it goes no further here")
 
-    async def fine(*_: Any) -> None:
+    async def fine(*_: Any, **__: Any) -> None:
         """Accept the key and the request."""
 
     async def there(_: Any) -> Any:

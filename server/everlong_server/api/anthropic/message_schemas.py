@@ -279,7 +279,7 @@ class AnswerText(Wire):
 
     type: Literal["text"] = "text"
     text: str
-    citations: list[Location] | None
+    citations: list[Location] | None = Field(None, description="left out if there are none")
 
 
 class CalledTool(Wire):

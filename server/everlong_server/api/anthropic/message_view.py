@@ -70,9 +70,9 @@ async def replayed_events(view: dict[str, Any]) -> AsyncGenerator[Event, None]:
     yield _message_start(view | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage})
     for index, block in enumerate(view["content"]):
         if block["type"] == "text":
-            yield _text_start(index, block["citations"] is not None)
+            yield _text_start(index, block.get("citations") is not None)
             yield _delta(index, "text_delta", text=block["text"])
-            for citation in block["citations"] or []:
+            for citation in block.get("citations") or []:
                 yield _delta(index, "citations_delta", citation=citation)
         else:
             yield _call_start(index, block["id"], block["name"])
@@ -140,7 +140,7 @@ class _Blocks:
 
 def _message(message_id: str, message: AnswerMessage, content: list[AnswerText | CalledTool]) -> dict[str, Any]:
     stop = _STOP_REASONS.get(message.finish_reason)
-    return AnthropicMessage(
+    view = AnthropicMessage(
         id=message_id,
         model=message.model,
         content=content,
@@ -152,6 +152,10 @@ def _message(message_id: str, message: AnswerMessage, content: list[AnswerText |
         stop_sequence=message.stop_sequence,
         usage=_usage(message.usage),
     ).model_dump(mode="json")
+    for block in view["content"]:
+        if block.get("citations", ()) is None:  # left out, as in Anthropic's own answers: Vercel's SDK refuses a null
+            del block["citations"]
+    return view
 
 
 _STOP_REASONS: dict[str, Any] = {
@@ -199,7 +203,7 @@ def _message_start(view: dict[str, Any]) -> Event:
 
 
 def _text_start(index: int, cites: bool) -> Event:
-    return _start(index, {"type": "text", "text": "", "citations": [] if cites else None})
+    return _start(index, {"type": "text", "text": "", **({"citations": []} if cites else {})})
 
 
 def _call_start(index: int, id: str, name: str) -> Event:

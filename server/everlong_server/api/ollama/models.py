@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from datetime import UTC, datetime
@@ -37,12 +38,14 @@ OLLAMA_VERSION = "0.13.0"
 router = APIRouter(prefix="/api", tags=["ollama"], responses=OLLAMA_ERRORS, route_class=JsonRoute)
 
 
+@router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def version(request: Request) -> OllamaVersion:
     """Returns the version of Ollama whose API the server follows, and the server's own."""
     return OllamaVersion(version=OLLAMA_VERSION, everlong=request.app.version)
 
 
+@router.head("/tags", include_in_schema=False)
 @router.get("/tags")
 async def tags(services: CallerServices) -> OllamaModels:
     """Lists the models that answer questions, loaded or not, and the embedding model if the server has one."""
@@ -58,9 +61,8 @@ async def running(services: CallerServices) -> OllamaModels:
 @router.post("/show")
 async def show(body: OllamaShow, services: CallerServices) -> OllamaDescription:
     """Describes a model."""
-    if (given := body.model or body.name) is None:
+    if not (name := plain_name(body.model or body.name)):
         raise InvalidRequest("model: Field required", param="model", code="missing_parameter")
-    name = plain_name(given)
     embedding = embedding_model_view(services)
     if embedding is not None and name == embedding.id:
         (found,) = (each for each in _models(services) if each.name == name)
@@ -116,7 +118,14 @@ def _models(services: Services, *, loaded: bool = False) -> list[OllamaModel]:
     if embedding is not None:
         bert = OllamaDetails(format="", family="bert", families=["bert"], parameter_size="", quantization_level="")
         found.append(
-            OllamaModel(name=embedding.id, model=embedding.id, modified_at=since, size=0, digest="", details=bert)
+            OllamaModel(
+                name=embedding.id,
+                model=embedding.id,
+                modified_at=since,
+                size=0,
+                digest=embedding.fingerprint,
+                details=bert,
+            )
         )
     return found
 
@@ -136,7 +145,7 @@ def _answering_model(services: Services, model: NamedModel) -> OllamaModel:
         model=model.name,
         modified_at=_since(services),
         size=known.bytes if known else 0,
-        digest=model.fingerprint or "",
+        digest=model.fingerprint or hashlib.sha256(model.name.encode()).hexdigest(),  # `ollama list` shows 12 digits
         details=details,
         loaded=model.shared is not None,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.api.ollama.schemas import OllamaChat, OllamaGenerate, OllamaOptions
-from everlong_server.api.translation.messages import ParsedMessages
+from everlong_server.api.translation.messages import ParsedMessages, require_length
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.services import Services
@@ -33,6 +33,8 @@ async def begin(services: Services, body: OllamaChat | OllamaGenerate) -> Turn:
             parsed.add_message(message.role, message.content, f"messages.{number}")
     else:
         place = "prompt"
+        require_length(services, body.prompt, place)
+        require_length(services, body.system, "system")
         if body.system:
             parsed.add_message("system", body.system, "system")
         parsed.add_message("user", body.prompt, "prompt")
@@ -55,4 +57,6 @@ def _sampling_fields(options: OllamaOptions) -> dict[str, Any]:
     fields = {_OPTIONS.get(name, name): value for name, value in options.model_dump(exclude_none=True).items()}
     if fields.get("max_tokens", 1) < 1:
         fields["max_tokens"] = UNLIMITED if fields["max_tokens"] < 0 else 1
+    if fields.get("seed") == -1:
+        del fields["seed"]
     return {name: value for name, value in fields.items() if name in SamplingParams.model_fields}

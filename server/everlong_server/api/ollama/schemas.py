@@ -13,6 +13,7 @@ from everlong_server.api.translation.fields import MAX_MESSAGES
 
 _IGNORED = "ignored: the server's settings decide"
 _ONE = "only the value without effect"
+_WHOLE = "ignored: the server always reads the whole conversation"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -37,7 +38,7 @@ class OllamaOptions(Nullable, Wire):
     num_predict: int | None = Field(
         None, ge=-2, le=1_000_000, description="maximum number of tokens; -1 and -2: 1,000,000; default: 512"
     )
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: int | None = Field(None, ge=-1, lt=2**63, description="-1: a random one")
     temperature: _Number | None = Field(None, ge=0, le=2)
     top_k: int | None = Field(None, ge=0, le=1_000_000)
     top_p: _Number | None = Field(None, gt=0, le=1)
@@ -59,6 +60,7 @@ class OllamaOptions(Nullable, Wire):
     num_gpu: int | None = Field(None, description=_IGNORED)
     main_gpu: int | None = Field(None, description=_IGNORED)
     num_thread: int | None = Field(None, description=_IGNORED)
+    draft_num_predict: int | None = Field(None, description=_IGNORED)
     numa: bool | None = Field(None, description=_IGNORED)
     low_vram: bool | None = Field(None, description=_IGNORED)
     f16_kv: bool | None = Field(None, description=_IGNORED)
@@ -83,6 +85,9 @@ class _Request(Nullable, Wire):
         "", description="json, or a JSON Schema that the answer follows"
     )
     keep_alive: KeepAlive
+    truncate: bool | None = Field(None, description=_WHOLE)
+    shift: bool | None = Field(None, description=_WHOLE)
+    debug_render_only: Literal[False] = Field(False, alias="_debug_render_only", description=_ONE)
     think: Literal[False] = Field(False, description="the models do not think before they answer")
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
@@ -194,7 +199,7 @@ class OllamaDetails(Wire):
 
 
 class OllamaModel(Wire):
-    """A model. `digest`: its fingerprint; empty before it is first loaded."""
+    """A model. `digest`: its fingerprint; before it is first loaded, the SHA-256 of its name."""
 
     name: str
     model: str
@@ -214,9 +219,12 @@ class OllamaModels(Wire):
 class OllamaShow(Nullable, Wire):
     """The model to describe."""
 
-    model: str | None = Field(None, min_length=1, max_length=256)
-    name: str | None = Field(None, min_length=1, max_length=256, description="older name of `model`")
+    model: str = Field("", max_length=256)
+    name: str = Field("", max_length=256, description="older name of `model`")
     verbose: bool = Field(False, description="ignored")
+    system: Literal[""] = Field("", description=_ONE)
+    template: Literal[""] = Field("", description=_ONE)
+    options: OllamaOptions | None = Field(None, description="ignored")
 
 
 class OllamaDescription(Wire):

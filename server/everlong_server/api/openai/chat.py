@@ -83,8 +83,14 @@ async def _begin(
     """Start the turns of a request, and return the first fields of their completion. Raises `ServerError` if it is invalid or refused."""
     services = await services.with_model(body.model)
     documents, conversation = await _parse_messages(services, body.messages)
-    await services.wait_for_memory(documents)
+    await services.wait_for_memory(documents, inline=_has_content(body.messages))
     return _head(services, record), await _start_turns(services, body, documents, conversation)
+
+
+def _has_content(messages: Sequence[ChatMessage]) -> bool:
+    """Return whether a message has the content of a file instead of the id."""
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return any(isinstance(part, FilePart) and part.file.file_id is None for part in parts)
 
 
 async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:

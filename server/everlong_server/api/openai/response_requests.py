@@ -64,8 +64,15 @@ async def parse_request(services: Services, body: CreateResponse, previous: stor
     return response
 
 
+def has_content(body: CreateResponse) -> bool:
+    """Return whether a message of the input has the content or the URL of a file instead of the id."""
+    messages = [] if isinstance(body.input, str) else [each for each in body.input if isinstance(each, InputMessage)]
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return any(isinstance(part, InputFile) and part.file_id is None for part in parts)
+
+
 def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tuple[Recall, FileSearch | None]:
-    """Return the recall of the answer and the search in vector stores; None if the request has none. Raises `InvalidRequest`."""
+    """Return the recall of the answer and the search in vector stores; None if the request wants none. Raises `InvalidRequest`."""
     tools = [(n, tool) for n, tool in enumerate(body.tools) if isinstance(tool, FileSearchTool)]
     if not tools:
         return recall, None
@@ -73,6 +80,8 @@ def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tu
     name = f"tools.{number}"
     if len(tools) > 1:
         raise InvalidRequest(f"{name}: the request has several file_search tools: name all stores in one", param=name)
+    if body.tool_choice == "none":
+        return recall, None
     if not services.recall.passages or not recall.passages:
         raise InvalidRequest(
             f"{name}: file_search needs passages, but the request has recall off, or the server has (EVERLONG_RECALL_PASSAGES=0)",

@@ -17,7 +17,7 @@ from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.response_events import replayed_events, response_events, response_view
-from everlong_server.api.openai.response_requests import parse_request, with_model
+from everlong_server.api.openai.response_requests import has_content, parse_request, with_model
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputItem,
@@ -109,7 +109,7 @@ async def _begin(services: Services, body: CreateResponse, record: IdempotencyRe
         await services.response_turns.keep(answered)
 
     services, response, previous = await _parsed(services, body, record)
-    await services.wait_for_memory(response.documents)
+    await services.wait_for_memory(response.documents, inline=has_content(body))
     return await services.response_turns.begin(response, previous, keep if body.store else None)
 
 

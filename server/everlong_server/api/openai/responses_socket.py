@@ -16,7 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api.errors import as_server_error, error_headers
 from everlong_server.api.openai.response_events import response_events
-from everlong_server.api.openai.response_requests import parse_request, with_model
+from everlong_server.api.openai.response_requests import has_content, parse_request, with_model
 from everlong_server.api.openai.response_schemas import CreateResponse
 from everlong_server.api.streams.socket import JsonSocket, refuse
 from everlong_server.api.streams.sse import error_event
@@ -93,7 +93,7 @@ class _ResponsesSocket(JsonSocket):
             previous = await services.response_turns.previous(body.previous_response_id)
         services = await with_model(services, body, previous)
         response, response_turns = await parse_request(services, body, previous), services.response_turns
-        await services.wait_for_memory(response.documents)
+        await services.wait_for_memory(response.documents, inline=has_content(body))
         answering = await response_turns.begin(response, previous, response_turns.keep if body.store else None)
         async with contextlib.aclosing(response_events(answering)) as pieces:
             async for event in pieces:

@@ -55,14 +55,15 @@ class ChatTurns:
         tools: ToolUse | None = None,
         checkpoint: ChatCheckpoint | None = None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
+        field: str = "messages",
     ) -> Turn:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
         whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
-        answer and the session after it, before the caller has the last event.
+        answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents.
         """
-        context = self._context(documents, messages, recall, tools, checkpoint, on_complete)
+        context = self._context(documents, messages, recall, tools, checkpoint, on_complete, field)
         return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
 
     async def count_tokens(
@@ -81,6 +82,7 @@ class ChatTurns:
         tools: ToolUse | None,
         checkpoint: ChatCheckpoint | None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None,
+        field: str = "messages",
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
@@ -95,7 +97,7 @@ class ChatTurns:
                 await self._documents.readings.ensure(fingerprint, documents)
             after = None
             chat_ids = digests(fingerprint, documents, messages, tools=shown)
-            session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents)
+            session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents, field)
 
         async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
             text = format.answer_text(answer.content, answer.tool_calls) if format else answer.content
@@ -131,13 +133,13 @@ class ChatTurns:
                 await self._chats.drop(chat_ids[n])
         return None
 
-    async def _fresh(self, documents: Sequence[str]) -> tuple[Session, MemoryState, int]:
+    async def _fresh(self, documents: Sequence[str], field: str) -> tuple[Session, MemoryState, int]:
         """Return a new session over `documents`, which is not stored, its state, and 0 for the number of its messages."""
         model = self._engine.model
         session = Session("", model.fingerprint, model.name, tuple(documents))
         if session.reading is not None:
             reading = await self._documents.readings.get(session.reading, with_state=True)
             if reading is None or reading.status != "ready":
-                raise not_ready_error(reading, "this chat", "messages")
+                raise not_ready_error(reading, "this conversation", field)
             session = replace(session, snapshot=reading.snapshot)
         return session, await asyncio.to_thread(load_state, session, model), 0

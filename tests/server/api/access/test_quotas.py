@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,16 @@ def limited(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         server.check_keys()
 
 
+ANSWERING = SPENDING - {
+    "POST /v1/documents",
+    "POST /v1/documents/archive",
+    "POST /v1/files",
+    "POST /v1/uploads",
+    "POST /v1/batches",
+}
+"""What counts as one of a tenant's concurrent answers while it runs."""
+
+
 @pytest.fixture(scope="module")
 def carol(limited: Server) -> Tenant:
     return tenant(limited, "carol")
@@ -88,6 +98,24 @@ def test_a_tenant_without_tokens_left_neither_reads_nor_asks(limited: Server, ca
             limited.error(answer, 429, "tokens_limit")
             refused.add(endpoint.name)
     assert refused == SPENDING, sorted(refused ^ SPENDING)
+
+
+def test_a_tenant_gets_one_answer_at_a_time_from_every_endpoint(new_server: Callable[..., Server]) -> None:
+    server = new_server(auth="keys", tenant_streams=1, embeddings="auto").start()
+    dora = tenant(server, "dora")
+    endless = {"content": "Talk.", "max_tokens": 100_000, "ignore_eos": True, "stop_repetition": False, "stream": True}
+    session, refused = dora.http.post("/v1/sessions", json={}).json()["id"], set()
+    with dora.http.stream("POST", f"/v1/sessions/{session}/messages", json=endless) as stream:
+        lines = stream.iter_lines()  # kept: to drop it is to close the connection
+        assert next(lines)
+        for endpoint in sorted(LOCKED, key=lambda endpoint: endpoint.method == "DELETE"):
+            method, path, body = endpoint.request(dora.ids)
+            answer = dora.http.request(method, path, **body)
+            if answer.status_code == 429:
+                server.error(answer, 429, "streams_limit")
+                refused.add(endpoint.name)
+        assert next(lines)
+    assert refused == ANSWERING, sorted(refused ^ ANSWERING)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_an_answer(client: Anthropic) -> None:
     assert said.id.startswith("msg_")
     assert [block.type for block in said.content] == ["text"]
     assert said.content[0].text
-    assert said.content[0].citations is None
+    assert "citations" not in said.content[0].model_fields_set, "left out, as in Anthropic's own answers"
     assert said.stop_reason in ("end_turn", "max_tokens")
     usage = said.usage
     assert 0 < usage.output_tokens <= 12
@@ -209,7 +209,7 @@ def test_tokens_are_counted_as_they_are_used(client: Anthropic) -> None:
         ({"messages": [answer("Hi")]}, r"messages\.0\.role: the first message must be the user's"),
         ({"messages": [user("Hi"), answer("Hello")]}, r"messages\.1\.role: the last message must be the user's"),
         ({"messages": [user({"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}, words("?"))]},
-         r"messages\.0\.content\.0: .*images are not supported"),
+         r"messages\.0\.content\.0: images are not supported"),
         ({"messages": [user({"type": "video"}, words("?"))]}, "type must be 'text', 'document'"),
         ({"messages": [user(document(""), words("?"))]}, r"messages\.0\.content\.0\.source\.data"),
         ({"messages": [user(document("a\0b" * 50), words("?"))]}, r"messages\.0\.content\.0: "),

@@ -139,6 +139,53 @@ def test_the_models(client: ollama.Client, server: Server) -> None:
     assert server.http.get("/api/version").json().keys() == {"version", "everlong"}
 
 
+def test_requests_as_the_program_ollama_sends_them(server: Server) -> None:
+    """Ollama's own program, in Go: it first sends HEAD, sends empty fields instead of none, and shows 12 digits of digests."""
+    for path in ("/", "/api/version", "/api/tags"):
+        answer = server.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    for model in server.http.get("/api/tags").json()["models"]:
+        assert len(model["digest"]) == 64
+    empty = {"system": "", "template": "", "verbose": False, "options": None, "name": ""}
+    shown = server.http.post("/api/show", json={"model": MODEL, **empty})
+    assert shown.json()["capabilities"] == ["completion"]
+    server.error(server.http.post("/api/show", json={"model": "", **empty}), 422, "missing_parameter")
+    told = server.http.post("/api/show", json={"model": MODEL, **empty, "system": "Be brief."})
+    assert "system: " in server.error(told, 422, "invalid_value")["message"]
+    sent = {
+        "model": MODEL,
+        "prompt": "Who?",
+        "suffix": "",
+        "system": "",
+        "template": "",
+        "options": GREEDY,
+        "stream": False,
+    }
+    more = {"truncate": True, "shift": True, "_debug_render_only": False}
+    answers = [server.http.post("/api/generate", json=body).json() for body in (sent | more, sent)]
+    assert answers[0]["response"] == answers[1]["response"]
+    drawn = server.http.post("/api/generate", json=sent | {"_debug_render_only": True})
+    assert "_debug_render_only: " in server.error(drawn, 422, "invalid_value")["message"]
+    options = {"temperature": 2, "num_predict": 12, "seed": -1, "draft_num_predict": 4}
+    random = {server.http.post("/api/generate", json=sent | {"options": options}).json()["response"] for _ in range(3)}
+    assert len(random) > 1, "-1 is not a seed"
+
+
+def test_json_as_curl_sends_it(server: Server) -> None:
+    """`curl -d` calls every body a form."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"model": MODEL, "prompt": "Who?", "stream": False, "options": GREEDY})
+    answer = server.http.post("/api/generate", content=body, headers=form)
+    assert answer.json()["done"], answer.text
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        body = json.dumps({"model": MODEL, "messages": [user("Hi")], "max_tokens": 4})
+        for headers in (form, {"content-type": ""}, {"content-type": "text/plain"}):
+            answer = server.http.post(path, content=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+    refused = server.http.post("/v1/chat/completions", content=b"model=a&prompt=b", headers=form)
+    server.error(refused, 422, "invalid_json")
+
+
 def test_embeddings(client: ollama.Client, server: Server) -> None:
     model = client.list().models[1].model
     found = client.embed(model, ["A cat sleeps.", "A kitten naps."])
@@ -174,11 +221,11 @@ def test_a_retry_gets_the_first_answer(server: Server, stream: bool) -> None:
         ({"options": {"mirostat": 2}}, 422, "options.mirostat"),
         ({"options": {"warmth": 2}}, 422, "options.warmth: Extra inputs are not permitted"),
         ({"options": {"temperature": 3}}, 422, "options.temperature: .* less than or equal to 2, got 3"),
-        ({"messages": [user("Hi") | {"images": ["aGk="]}]}, 422, "images are not supported"),
+        ({"messages": [user("Hi") | {"images": ["aGk="]}]}, 422, r"^messages\.0\.images: images are not supported"),
         (
             {"tools": [{"type": "function", "function": {"name": "f"}}]},
             422,
-            "tools: .*send them to /v1/chat/completions",
+            "^tools: tools are not supported here: send them to /v1/chat/completions",
         ),
         ({"messages": [answer("Hi")]}, 422, "messages.0.role: the first message must be the user's"),
         ({"messages": [user("Hi"), answer("Hello")]}, 422, "messages.1.role: the last message must be the user's"),
@@ -201,6 +248,13 @@ def test_what_generate_refuses(client: ollama.Client, change: dict[str, Any]) ->
     (name,) = change
     with pytest.raises(ollama.ResponseError, match=f"{name}: "):
         client.generate(MODEL, "Hi", **change)
+
+
+def test_a_long_prompt_is_named(client: ollama.Client) -> None:
+    for field in ("prompt", "system"):
+        with pytest.raises(ollama.ResponseError, match=f"^{field} has 20001 characters") as refused:
+            client.generate(MODEL, **{"prompt": "Hi", field: "x" * 20_001})
+        assert refused.value.status_code == 413
 
 
 def test_other_paths_have_its_form_of_errors(client: ollama.Client) -> None:

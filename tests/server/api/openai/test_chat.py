@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from tests.process import Server, wait_for
-from tests.server.api.openai.talk import GREEDY, MODEL, SEGMENT, TEXT, answer, chat, of, user
+from tests.server.api.openai.talk import GREEDY, MODEL, SEGMENT, TEXT, answer, chat, of, respond, user
 from tests.tinymodel import STORY
 
 
@@ -122,6 +122,10 @@ def test_a_file_that_is_still_being_read(client: OpenAI, server: Server) -> None
         chat(client, user("Who?", file.id))
     assert of(error) == ("document_not_ready", "messages")
     assert int(error.value.response.headers["retry-after"]) >= 1
+    part = {"type": "input_file", "file_id": file.id}
+    with pytest.raises(openai.ConflictError) as error:
+        respond(client, [{"role": "user", "content": [part, {"type": "input_text", "text": "Who?"}]}])
+    assert of(error) == ("document_not_ready", "input")
     client.files.delete(file.id)
     with pytest.raises(openai.NotFoundError) as missing:
         chat(client, user("Who?", file.id))

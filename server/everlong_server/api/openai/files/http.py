@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from everlong_server.api.bodies.request_file import BINARY, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.openai.files.receive import BATCH, BATCH_OUTPUT, DOCUMENT, receive_file
+from everlong_server.api.openai.files.receive import ASSISTANTS, BATCH, BATCH_OUTPUT, DOCUMENT, receive_file
 from everlong_server.api.openai.files.schemas import File, FileDeleted, FileList
 from everlong_server.api.openai.files.view import find_file, is_batch_file, no_file, view_file
 from everlong_server.api.schemas import AfterId
@@ -24,15 +24,15 @@ from everlong_server.store.batches.files import BatchFile
 router = APIRouter(prefix="/v1/files", tags=["openai"], responses=ERROR_RESPONSES)
 
 _PIECE = 1 << 18
-_UPLOAD = request_body({"file": BINARY, "purpose": {"type": "string", "enum": [DOCUMENT, BATCH]}})
+_UPLOAD = request_body({"file": BINARY, "purpose": {"type": "string", "enum": [DOCUMENT, ASSISTANTS, BATCH]}})
 
 
 @router.post("", openapi_extra=_UPLOAD)
 async def create(request: Request, services: CallerServices, key: IdempotencyKey = None) -> File:
     """Uploads a file.
 
-    With the purpose `user_data`, the server reads it in the background; `status` is "processed" when it has been read. A file with
-    the purpose `batch` is only stored: it has the requests of a batch.
+    With the purpose `user_data`, the server reads it in the background; `status` is "processed" when it has been read. `assistants`
+    is another name of this purpose. A file with the purpose `batch` is only stored: it has the requests of a batch.
     """
     async with await services.idempotency.begin(key) as record:
         file = await receive_file(services, request, record)
@@ -53,7 +53,7 @@ async def index(
 ) -> FileList:
     """Lists all files, newest first."""
     kinds: list[Literal["document", "batch"]] = []
-    if purpose in (None, DOCUMENT):
+    if purpose in (None, DOCUMENT, ASSISTANTS):
         kinds.append("document")
     if purpose in (None, BATCH, BATCH_OUTPUT):
         kinds.append("batch")

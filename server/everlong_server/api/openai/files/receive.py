@@ -20,12 +20,14 @@ from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 
 DOCUMENT, BATCH, BATCH_OUTPUT = "user_data", "batch", "batch_output"
+ASSISTANTS = "assistants"
+"""Another name of `DOCUMENT` in requests. OpenAI's SDKs send it with files of vector stores."""
 _PIECE = 1 << 18
 
 
 async def receive_file(services: Services, request: Request, record: IdempotencyRecord) -> Document | BatchFile:
     """Receive and store the file of a request, durably. Raises `ServerError`."""
-    upload = RequestFile(request, fields={"purpose": [DOCUMENT, BATCH]}, limit=services.ingest.max_bytes)
+    upload = RequestFile(request, fields={"purpose": [DOCUMENT, ASSISTANTS, BATCH]}, limit=services.ingest.max_bytes)
     async with contextlib.aclosing(upload.chunks()) as chunks:
         first = await anext(chunks, b"")
         begun = _Begun(upload, first, chunks)

@@ -46,7 +46,7 @@ class CreateUpload(Nullable, Wire):
     bytes: int = Field(ge=1, description="size of the file: all parts together")
     filename: str = Field(min_length=1, max_length=255)
     mime_type: str = Field(max_length=255, description="ignored: the server checks the content")
-    purpose: Literal["user_data"]
+    purpose: Literal["user_data", "assistants"] = Field(description="assistants: another name of user_data")
 
 
 class CompleteUpload(Nullable, Wire):

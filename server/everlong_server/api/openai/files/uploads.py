@@ -11,6 +11,7 @@ from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
+from everlong_server.api.openai.files.receive import DOCUMENT
 from everlong_server.api.openai.files.schemas import CompleteUpload, CreateUpload, Upload, UploadPart
 from everlong_server.api.openai.files.view import find_file, view_file
 from everlong_server.api.schemas import REUSE
@@ -28,7 +29,7 @@ async def create(body: CreateUpload, services: CallerServices, key: IdempotencyK
 
     async def make(id: str) -> Upload:
         uploads = services.multipart_uploads
-        return await _view(services, await uploads.create(f"upload_{id}", body.bytes, body.filename, body.purpose))
+        return await _view(services, await uploads.create(f"upload_{id}", body.bytes, body.filename, DOCUMENT))
 
     return await run_once(services, key, ("multipart upload", content_of(body)), Upload, make)
 
@@ -85,7 +86,7 @@ async def _view(services: Services, upload: store.Upload) -> Upload:
         created_at=int(upload.created_at),
         expires_at=int(upload.expires_at),
         filename=upload.filename,
-        purpose="user_data",
+        purpose=DOCUMENT,
         status=upload.status,
         file=file,
     )

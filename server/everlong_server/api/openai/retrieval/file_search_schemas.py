@@ -21,7 +21,7 @@ class FileSearchRanking(Nullable, Wire):
 
 
 class FileSearchTool(Nullable, Wire):
-    """A search in vector stores before the answer. The server searches for every question, whatever `tool_choice` says."""
+    """A search in vector stores before the answer. The server searches for every question, unless `tool_choice` is none."""
 
     type: Literal["file_search"]
     vector_store_ids: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from tests.process import Server
-from tests.server.api.openai.talk import TEXT, of
+from tests.server.api.openai.talk import TEXT, begin_upload, of
 
 
 def test_a_file_is_a_document(client: OpenAI, server: Server, tmp_path: Path) -> None:
@@ -25,13 +25,27 @@ def test_a_file_is_a_document(client: OpenAI, server: Server, tmp_path: Path) ->
     assert server.document(file.id)["status"] == "ready"
     assert client.files.content(file.id).content == path.read_bytes()
     assert file.id in [each.id for each in client.files.list(purpose="user_data")]
-    assert not list(client.files.list(purpose="assistants"))
+    assert not list(client.files.list(purpose="vision"))
     deleted = client.files.delete(file.id)
     assert (deleted.id, deleted.deleted, deleted.object) == (file.id, True, "file")
     for ask in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError) as error:
             ask(file.id)
         assert of(error) == ("file_not_found", "file_id")
+
+
+def test_the_purpose_assistants_is_another_name(client: OpenAI) -> None:
+    file = client.files.create(file=("a.txt", b"Once."), purpose="assistants")
+    assert file.purpose == "user_data"
+    assert (
+        client.files.list(purpose="assistants").data[0].id
+        == client.files.list(purpose="user_data").data[0].id
+        == file.id
+    )
+    upload = begin_upload(client, 5, purpose="assistants")
+    assert upload.purpose == "user_data"
+    client.uploads.cancel(upload.id)
+    client.files.delete(file.id)
 
 
 def test_the_list_of_files_is_paged(client: OpenAI) -> None:

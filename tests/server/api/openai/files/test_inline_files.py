@@ -30,8 +30,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, web: str) -> Iterator[Serve
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[OpenAI]:
-    """The SDK retries while a file is being read."""
-    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=30, timeout=120) as client:
+    """Never retries: the server waits until it has read a file."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
         yield client
 
 

@@ -201,7 +201,7 @@ async def test_the_text_of_a_document_that_redis_may_have_created_is_kept(redis_
     class Lost:
         """Documents whose reply to `create` is lost."""
 
-        exists, get = files.exists, files.get
+        exists, get, of_content = files.exists, files.get, files.of_content
 
         async def create(self, document: Document, *arguments: Any, **named: Any) -> None:
             assert await files.create(document, *arguments, **named)

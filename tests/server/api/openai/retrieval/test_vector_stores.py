@@ -194,6 +194,19 @@ def test_files_are_added_in_batches(client: OpenAI, files: list[str]) -> None:
     client.vector_stores.delete(store)
 
 
+def test_the_sdk_uploads_into_a_store(client: OpenAI) -> None:
+    """The SDK uploads such files with the purpose "assistants"."""
+    store = client.vector_stores.create().id
+    one = client.vector_stores.files.upload_and_poll(vector_store_id=store, file=("rain.txt", RAIN.encode()))
+    batch = client.vector_stores.file_batches.upload_and_poll(store, files=[("paid.txt", PAID.encode())])
+    assert (one.status, batch.file_counts.completed) == ("completed", 1)
+    found = client.vector_stores.search(store, query="Who was paid?", max_num_results=1).data
+    assert [each.filename for each in found] == ["paid.txt"]
+    for file in client.vector_stores.files.list(store):
+        client.files.delete(file.id)
+    client.vector_stores.delete(store)
+
+
 def test_lists_go_forward_only(client: OpenAI, files: list[str]) -> None:
     store = client.vector_stores.create(file_ids=files[:1]).id
     for ask in (client.vector_stores.list, lambda **more: client.vector_stores.files.list(store, **more)):
