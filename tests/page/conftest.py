@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, WebSocketRoute, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Locator,
+    Page,
+    ViewportSize,
+    WebSocketRoute,
+    expect,
+    sync_playwright,
+)
 
 from tests.process import Server
 from tests.server.tenants import new_key
@@ -29,12 +38,18 @@ FIXED_LENGTH = """{
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
-    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true, stop_repetition: false, logit_bias: %s});
+    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? 40, ignore_eos: true, stop_repetition: false, logit_bias: %s});
     send.call(this, JSON.stringify(message));
   };
 }"""
 """Sets the number of tokens of each answer, which a test can change as `window.tokens`. A model with random weights would end
 its answers at random tokens. The bias leaves words of letters only, which Markdown shows as they are."""
+KNOWN_KEY = """if (location.origin === %s && !sessionStorage["everlong.tested"]) {
+  localStorage["everlong.key"] = %s;
+  sessionStorage["everlong.tested"] = "yes";
+}"""
+"""Gives each new tab the key. It can change or forget it."""
+VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 PLAIN = re.compile(r" ?[A-Za-z]+")
 QUESTION = "What does the Red Queen say to Alice?"
 
@@ -52,15 +67,19 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+def key_of(server: Server, tenant: str) -> str:
+    """Create an API key of a tenant."""
+    with ThreadPoolExecutor(1) as thread:  # because Playwright's event loop runs in this thread
+        return thread.submit(new_key, server, tenant).result()
+
+
 @pytest.fixture(scope="session")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with recall. It requires an API key, which its `http` client has and each browser gets."""
     model = make_model(tmp_path_factory.mktemp("model"), segment_length=128)
     with Server(model, tmp_path_factory.mktemp("page"), recall_tokens=100, auth="keys") as server:
         server.start()
-        with ThreadPoolExecutor(1) as thread:  # because Playwright's event loop runs in this thread
-            key = thread.submit(new_key, server, "page").result()
-        server.http.headers["Authorization"] = f"Bearer {key}"
+        server.http.headers["Authorization"] = f"Bearer {key_of(server, 'page')}"
         server.http.headers["X-Everlong-Client"] = "page"  # the page lists conversations of other programs apart
         yield server
 
@@ -80,9 +99,15 @@ class Tab:
 
     def open(self, place: str = "") -> Page:
         """Load the page again, at the address `place`."""
-        self.page.goto("about:blank")
-        self.page.goto(f"{self.server.url}/#/{place}")
+        address = f"{self.server.url}/#/{place}"
+        if self.page.url.startswith(self.server.url):
+            # Takes half as long as leaving the page and coming back.
+            self.page.evaluate("(address) => history.replaceState(null, '', address)", address)
+            self.page.reload()
+        else:
+            self.page.goto(address)
         expect(self.page.locator(".light.online")).to_be_attached()
+        expect(self.page.locator(".sidebar footer")).not_to_contain_text("connecting")  # it has loaded its lists
         return self.page
 
     def ask(self, question: str) -> Locator:
@@ -161,23 +186,48 @@ def plain_bias() -> str:
     return json.dumps({id: -100 for id, text in texts.items() if not PLAIN.fullmatch(text)})
 
 
+@pytest.fixture(scope="module")
+def new_context(browser: Browser, own_server: Server, key: str, plain_bias: str) -> Callable[..., BrowserContext]:
+    """Makes browser contexts. They know the key, unless `storage_state` says what they know."""
+
+    def make(**options: Any) -> BrowserContext:
+        context = browser.new_context(**{"viewport": VIEWPORT, "reduced_motion": "reduce", **options})
+        context.add_init_script(FIXED_LENGTH % plain_bias)
+        if "storage_state" not in options:  # for a state, Playwright loads a page first
+            context.add_init_script(KNOWN_KEY % (json.dumps(own_server.url), json.dumps(key)))
+        return context
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shared_context(new_context: Callable[..., BrowserContext], own_server: Server) -> BrowserContext:
+    """The context of one tab of each test. A page of the server that stays open keeps the browser's process for it, without which
+    the next page would take twice as long to load."""
+    context = new_context()
+    page = context.new_page()
+    page.goto(own_server.url)
+    page.goto("about:blank")
+    return context
+
+
 @pytest.fixture
-def new_tab(browser: Browser, server: Server, key: str, plain_bias: str) -> Iterator[Callable[..., Tab]]:
-    """Makes tabs: `new_tab(color_scheme="dark")`. Answers have `tokens` tokens. Fails for console errors that remain in `errors`."""
+def new_tab(
+    new_context: Callable[..., BrowserContext], shared_context: BrowserContext, server: Server
+) -> Iterator[Callable[..., Tab]]:
+    """Makes tabs: `new_tab(color_scheme="dark")`. Answers have `tokens` tokens. Fails for console errors that remain in `errors`.
+
+    The first tab without other options is in the shared context, and each other one in a context of its own.
+    """
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
-    def make(tokens: int = 40, **options: Any) -> Tab:
-        known = {"origin": server.url, "localStorage": [{"name": "everlong.key", "value": key}]}
-        usual = {
-            "viewport": {"width": 1280, "height": 800},
-            "reduced_motion": "reduce",
-            "storage_state": {"origins": [known]},
-        }
-        context = browser.new_context(**{**usual, **options})
+    def make(tokens: int = 40, viewport: ViewportSize = VIEWPORT, **options: Any) -> Tab:
+        context = new_context(viewport=viewport, **options) if options or shared_context in contexts else shared_context
         contexts.append(context)
-        context.add_init_script(FIXED_LENGTH % (tokens, plain_bias))
         tab = Tab(context.new_page(), server)
+        tab.page.set_viewport_size(viewport)
+        tab.page.add_init_script(f"window.tokens ??= {tokens}")
         tab.page.on("console", lambda entry: tab.errors.append(entry.text) if entry.type == "error" else None)
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
         # Registered early: Playwright registers it asynchronously, and without it the browser closes a file dialog at once.
@@ -188,7 +238,13 @@ def new_tab(browser: Browser, server: Server, key: str, plain_bias: str) -> Iter
 
     yield make
     for context in contexts:
-        context.close()
+        if context is not shared_context:
+            context.close()
+    first, *others = shared_context.pages
+    for page in others:
+        page.close()
+    cleared = {"origin": server.url, "storageTypes": "local_storage"}
+    shared_context.new_cdp_session(first).send("Storage.clearDataForOrigin", cleared)
     assert [error for tab in tabs for error in tab.errors] == []
 
 

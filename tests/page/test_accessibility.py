@@ -1,60 +1,56 @@
-"""The page on narrow screens, at 200 percent, with the keyboard alone, and as axe sees it."""
+"""The page on phones, at 200 percent, with the keyboard alone, and as axe sees it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import ViewportSize, expect
 
-from tests.page.accessibility import complaints
+from tests.page.accessibility import complaints, complaints_in_both_schemes
 from tests.page.conftest import QUESTION, TEXT, Tab
-from tests.page.steps import places, settled
+from tests.page.steps import conversation, go, hold, let_go, places
 from tests.process import Server
 
+WIDE = """() => [...document.querySelectorAll("body, body *")]
+  .filter((e) => getComputedStyle(e).overflowX !== "hidden" && e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0
+    && getComputedStyle(e).display !== "inline" && !e.closest("svg, .unseen"))
+  .map((e) => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}`)"""
+"""The elements that are wider than their place."""
+LISTS = re.compile(r"/v1/sessions\?")
+SMALL: list[ViewportSize] = [{"width": 360, "height": 640}, {"width": 640, "height": 400}]
+"""A phone, and a window of 1280 by 800 pixels, which has half as many CSS pixels at 200 %."""
 
-@pytest.mark.parametrize("zoom", [False, True])
-def test_it_fits_into_360_pixels_and_at_200_percent(
-    new_tab: Callable[..., Tab], server: Server, talk: str, zoom: bool
-) -> None:
+
+def test_it_fits_into_360_pixels_and_at_200_percent(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     server.upload(TEXT, filename="A long name " * 20 + ".md")
     named = str(server.session(server.read(TEXT, filename="a" * 200 + ".txt")["id"])["id"])
     server.say(named, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
-    # A window of 1280 by 800 pixels has half as many CSS pixels at 200 %.
-    size = {"width": 640, "height": 400} if zoom else {"width": 360, "height": 640}
-    tab = new_tab(viewport=size, device_scale_factor=2 if zoom else 1)
+    page = new_tab(viewport=SMALL[0], device_scale_factor=2).open()
     for place in (*places(server, talk), named):
-        page = tab.open(place)
-        settled(page, place)
-        wide = page.evaluate(
-            """() => [...document.querySelectorAll("body, body *")]
-              .filter((e) => getComputedStyle(e).overflowX !== "hidden" && e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0
-                && getComputedStyle(e).display !== "inline" && !e.closest("svg, .unseen"))
-              .map((e) => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}`)"""
-        )
-        assert wide == [], place
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], place
-        assert complaints(page) == [], place
+        go(page, place)
+        for size in SMALL:
+            page.set_viewport_size(size)
+            assert page.evaluate(WIDE) == [], (place, size)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], (place, size)
+            assert complaints(page) == [], (place, size)
 
 
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
-def test_the_sidebar_of_a_small_screen_keeps_the_focus(new_tab: Callable[..., Tab], talk: str, motion: str) -> None:
-    tab = new_tab(viewport={"width": 360, "height": 640}, reduced_motion=motion)
-    page = tab.page
-    late: list[Route] = []
-
-    def hold(route: Route) -> None:
-        late.append(route)
-
-    page.route(re.compile(r"/v1/sessions\?"), hold)
-    tab.open(talk)
+def test_the_sidebar_of_a_small_screen_keeps_the_focus(
+    new_tab: Callable[..., Tab], server: Server, talk: str, motion: Literal["reduce", "no-preference"]
+) -> None:
+    page = new_tab(viewport=SMALL[0]).page
+    page.emulate_media(reduced_motion=motion)
+    late = hold(page, LISTS)
+    page.goto(f"{server.url}/#/{talk}")
     menu, first = page.get_by_role("button", name="Conversations"), page.get_by_role("link", name="New conversation")
     menu.click()
     expect(first).to_be_focused()
-    for route in late:
-        route.continue_()
+    let_go(page, LISTS, late)
     expect(page.locator(".usage")).to_be_attached()
     expect(first).to_be_focused()
     page.keyboard.press("Escape")
@@ -62,17 +58,11 @@ def test_the_sidebar_of_a_small_screen_keeps_the_focus(new_tab: Callable[..., Ta
     expect(menu).to_be_focused()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(new_tab: Callable[..., Tab], server: Server, talk: str, scheme: str) -> None:
-    tab = new_tab(color_scheme=scheme)
-    # Only the colours differ between the schemes.
-    rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
+def test_axe_finds_nothing(tab: Tab, server: Server, talk: str) -> None:
+    page = tab.open()
     for place in places(server, talk):
-        settled(tab.open(place), place)
-        assert complaints(tab.page, **rules) == [], place
-    tab.page.keyboard.press("?")
-    expect(tab.page.get_by_role("dialog")).to_be_visible()
-    assert complaints(tab.page, **rules) == [], "help"
+        go(page, place)
+        assert complaints_in_both_schemes(page) == [], place
 
 
 def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: Path) -> None:
@@ -111,3 +101,46 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     keys.press("Escape")
     keys.press("n")
     expect(page.locator("h1")).to_have_text("Ask a long text")
+
+
+TARGETS = """() => [...document.querySelectorAll("a[href], button, input, select, summary, textarea")]
+  .filter((element) => element.checkVisibility({visibilityProperty: true}) && !element.closest(".skip"))
+  .map((element) => {
+    const {width, height} = (element.closest("label") ?? element).getBoundingClientRect();
+    return [element.ariaLabel || element.textContent || element.id, Math.ceil(width), Math.ceil(height)];
+  })"""
+"""The name, width and height in pixels of all that can be hit. A label counts as a part of its field."""
+
+
+def test_fingers_can_hit_everything(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    tab = new_tab(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = tab.open()
+    for place in ("", talk, f"{talk}/memory"):
+        go(page, place)
+        targets = page.evaluate(TARGETS)
+        assert len(targets) > 4
+        assert [each for each in targets if min(each[1:]) < 24] == []
+    go(page, talk)
+    for name in ("Memory", "More", "+ Add a document", "Copy the answer", "Regenerate", "Edit the question"):
+        assert (
+            page.locator("main").get_by_text(name).or_(page.get_by_label(name)).first.evaluate("e => e.clientHeight")
+            >= 42
+        )
+
+
+def test_a_long_title_takes_two_lines(new_tab: Callable[..., Tab], server: Server) -> None:
+    document = server.read("A note.", filename="title.txt")["id"]
+    title = "How many impossible things did the White Queen believe?"
+    asked = [{"role": "user", "content": title}, {"role": "assistant", "content": "Six."}]
+    page = new_tab(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).open(
+        session := conversation(server, asked, document)
+    )
+    heading = page.locator("h1")
+    expect(heading).to_have_text(title)
+    cut = heading.evaluate(
+        "e => [e, ...e.children].some((each) => each.scrollHeight > each.clientHeight + 2 || each.scrollWidth > each.clientWidth)"
+    )
+    assert not cut
+    page.goto("about:blank")
+    server.http.delete(f"/v1/sessions/{session}")
+    server.http.delete(f"/v1/documents/{document}")

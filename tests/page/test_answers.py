@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
-import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, Route, WebSocketRoute, expect
 
 from tests.page.conftest import QUESTION, TEXT, Tab
-from tests.page.steps import answers, serve_model, session_of
+from tests.page.steps import answers, open_fork, serve_model, session_of, wait_until
 from tests.process import Server
 
 ANSWER = r"""Humpty sits on a **high wall**. It costs $5 and $6.
@@ -74,20 +74,20 @@ def test_markdown_is_shown_and_nothing_in_it_is_markup(tab: Tab, server: Server,
     assert answer.locator("img, script, b").count() == 0
 
 
-@pytest.mark.parametrize("button", ["Copy the answer", "Copy the code"])
-def test_copy(new_tab: Callable[..., Tab], talk: str, button: str) -> None:
+def test_copy(new_tab: Callable[..., Tab], talk: str) -> None:
     tab = new_tab(permissions=["clipboard-read", "clipboard-write"])
     show(tab.page, ANSWER)
     page = tab.open(talk)
-    page.get_by_role("button", name=button).click()
-    expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == (ANSWER if button == "Copy the answer" else 'print("<b>")')
+    for button, text in (("Copy the answer", ANSWER), ("Copy the code", 'print("<b>")')):
+        page.get_by_role("button", name=button).click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == text
+        expect(page.get_by_role("button", name="Copied")).to_have_count(0)
 
 
 def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Server, talk: str) -> None:
-    fork = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
-    page = tab.open(fork)
+    fork = open_fork(tab, talk)
+    page = tab.page
     expect(page.locator(".branches")).to_contain_text("of")
     before = int(re.findall(r"\d+$", page.locator(".branches").inner_text().split("›")[0].strip())[0])
     page.get_by_role("button", name="Edit the question").click()
@@ -117,6 +117,41 @@ def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Serv
     page.get_by_role("link", name="Previous branch").click()
     expect(page).to_have_url(branch)
     assert len(server.http.get(f"/v1/sessions/{fork}/messages").json()["data"]) == 2, "the first one changed"
+
+
+def test_an_answer_is_extended_only_once_if_its_end_is_lost(tab: Tab, server: Server, talk: str) -> None:
+    """The server has stored the longer answer when the connection ends, and the page does not know."""
+    fork = open_fork(tab, talk)
+    page = tab.page
+    sent: list[str] = []
+    lost: list[str] = []
+
+    def connect(socket: WebSocketRoute) -> None:
+        upstream = socket.connect_to_server()
+
+        def pass_on(frame: str | bytes) -> None:
+            if not lost and json.loads(frame)["type"] == "response.completed":
+                lost.append(str(frame))
+                socket.close(code=1012)
+            else:
+                socket.send(frame)
+
+        def send(frame: str | bytes) -> None:
+            sent.append(json.loads(frame)["type"])
+            upstream.send(frame)
+
+        upstream.on_message(pass_on)
+        socket.on_message(send)
+
+    page.route_web_socket(re.compile(r"/v1/sessions/\w+/stream"), connect)
+    page.get_by_role("button", name="Continue").click()
+    wait_until(page, lambda: bool(lost))
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    assert sent == ["message.create"]
+    (joined,) = answers(server, fork)
+    assert joined["usage"]["completion_tokens"] == 70, "30 of all tests, and 40"
+    expect(page.locator(".usage")).to_have_count(1)
+    expect(page.locator(".bad")).to_have_count(0)
 
 
 LINES = """cell => {
@@ -152,8 +187,8 @@ def test_a_growing_answer_does_not_move_away_from_its_reader(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
     tab = new_tab(tokens=600, viewport={"width": 800, "height": 500})
-    page = tab.open(server.http.post(f"/v1/sessions/{talk}/fork").json()["id"])
-    expect(page.locator(".usage")).to_have_count(1)
+    open_fork(tab, talk)
+    page = tab.page
     tab.ask("Tell me everything.")
     expect(page.locator(".question").last).to_be_in_viewport(ratio=0.9)
     assert (

@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import expect
 
 from tests.page.conftest import Tab
-from tests.page.steps import conversation, session_of
+from tests.page.steps import conversation, hold, lose_server, newest_only, serve_model, session_of
 from tests.process import Server
 
 ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "**I** do."}]
@@ -55,16 +55,6 @@ def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -
     server.http.delete(f"/v1/documents/{document}")
 
 
-def newest_only(page: Page) -> None:
-    """Let the page load no conversation but the newest, as if there were more than a hundred."""
-
-    def shorten(route: Route) -> None:
-        answer = route.fetch().json()
-        route.fulfill(json=answer | {"data": answer["data"][:1], "has_more": len(answer["data"]) > 1})
-
-    page.route(re.compile(r"/v1/sessions\?limit=100$"), shorten)
-
-
 def test_a_search_finds_words_of_messages_that_are_not_loaded(tab: Tab, server: Server) -> None:
     said = [
         {"role": "user", "content": "Who keeps the lighthouse?"},
@@ -97,6 +87,59 @@ def test_branches_that_are_not_loaded_are_found(tab: Tab, server: Server) -> Non
     expect(page.locator(".branches")).to_contain_text("Branch 2 of 3")
     page.goto("about:blank")
     for id in (first, second, third, new):
+        server.http.delete(f"/v1/sessions/{id}")
+
+
+def test_branches_that_were_found_stay_when_the_server_comes_back(tab: Tab, server: Server) -> None:
+    first = conversation(server, ASKED)
+    other = conversation(server, ASKED)
+    second = conversation(server, ASKED, parent=first)
+    newest_only(tab.page, 2)
+    page = tab.open(second)
+    expect(page.locator(".branches")).to_contain_text("Branch 2 of 2")
+    lose_server(page)
+    late = conversation(server, ASKED, title="Begun meanwhile")
+    page.unroute("**/readyz")
+    expect(page.locator(".sidebar")).to_contain_text("Begun meanwhile")
+    expect(page.locator(".branches")).to_contain_text("Branch 2 of 2")
+    page.goto("about:blank")
+    for id in (first, other, second, late):
+        server.http.delete(f"/v1/sessions/{id}")
+    tab.errors = [error for error in tab.errors if "ERR_FAILED" not in error]
+
+
+def test_older_conversations_are_in_order_after_a_search(tab: Tab, server: Server) -> None:
+    made = [conversation(server, ASKED, title=f"The {age} tale") for age in ("oldest", "older", "new")]
+    newest_only(tab.page)
+    page = tab.open()
+    search = page.get_by_role("searchbox", name="Search conversations")
+    rows = page.locator(".sidebar li").filter(has_text="tale")
+    search.fill("oldest tale")
+    expect(rows).to_have_text([re.compile("The oldest tale")])
+    search.fill("")
+    expect(rows).to_have_text([re.compile("The new tale"), re.compile("The oldest tale")])
+    page.get_by_role("button", name="Older conversations").click()
+    expect(rows).to_have_text([re.compile(f"The {age} tale") for age in ("new", "older", "oldest")])
+    page.goto("about:blank")
+    for id in made:
+        server.http.delete(f"/v1/sessions/{id}")
+
+
+def test_an_older_server_is_not_asked_for_what_it_does_not_know(tab: Tab, server: Server) -> None:
+    """Version 0.1.0, during an upgrade. It would ignore the words of a search, and find all conversations."""
+    first = conversation(server, ASKED)
+    second = conversation(server, ASKED, parent=first)
+    page = tab.page
+    serve_model(page, recall_passages=None)
+    newest_only(page)
+    searches = hold(page, re.compile(r"/v1/sessions\?.*(query|branches_of)="))
+    tab.open(second)
+    expect(page.locator(".answer .markdown")).to_have_text("I do.")
+    page.get_by_role("searchbox", name="Search conversations").fill("no such words")
+    expect(page.locator(".sidebar .none")).to_have_text("No conversation has these words.")
+    assert searches == []
+    page.goto("about:blank")
+    for id in (first, second):
         server.http.delete(f"/v1/sessions/{id}")
 
 

@@ -13,7 +13,7 @@ from tests.process import Server
 def test_docs_work_without_a_network(tab: Tab, server: Server, key: str) -> None:
     asked: list[str] = []
     tab.page.on("request", lambda request: asked.append(request.url))
-    tab.page.context.route(
+    tab.page.route(
         lambda url: not url.startswith((server.url, "data:")), lambda route: route.abort("internetdisconnected")
     )
     tab.page.goto(f"{server.url}/docs")

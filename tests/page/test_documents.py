@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests import files
 from tests.page.accessibility import complaints
 from tests.page.conftest import TEXT, Tab
-from tests.page.steps import conversation, drop, hold, let_go, session_of
+from tests.page.steps import conversation, drop, hold, let_go, lose_server, session_of
 from tests.process import Server
 
 
@@ -50,7 +50,7 @@ def test_many_documents_that_are_being_read_leave_the_page_its_connections(tab: 
     expect(page.locator(".reader .words")).to_contain_text(TEXT[:100])
     assert {server.document(document)["status"] for document in documents} <= {"queued", "reading"}
     with page.expect_response("**/readyz"):
-        pass
+        page.evaluate("dispatchEvent(new Event('online'))")
     expect(page.locator(".light.online")).to_be_attached()
     for document in documents[1:]:
         server.http.delete(f"/v1/documents/{document}")
@@ -113,8 +113,7 @@ def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Serve
     expect(page.locator(".chips")).to_have_text("a document")  # its name is not loaded yet
     let_go(page, f"**/v1/documents/{documents[0]}", late)
     expect(page.locator(".chips")).to_have_text("note 0.txt")
-    page.route("**/readyz", lambda route: route.abort())
-    expect(page.locator(".light.offline")).to_be_attached()
+    lose_server(page)
     with page.expect_response("**/v1/documents?limit=100"):
         page.unroute("**/readyz")
     expect(page.locator(".light.online")).to_be_attached()
@@ -132,14 +131,12 @@ def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Serve
 
 
 def test_a_document_shows_what_is_not_in_its_text(tab: Tab, server: Server) -> None:
-    answer = server.http.post(
-        "/v1/documents", params={"filename": "scan.pdf"}, content=files.pdf(["Typed.", files.PICTURE])
-    )
+    drawn = server.http.post("/v1/documents", params={"filename": "drawn.pdf"}, content=files.pdf(["Typed.", ""]))
     page = tab.open()
-    card = page.locator(".card", has_text="scan.pdf")
+    card = page.locator(".card", has_text="drawn.pdf")
     card.get_by_text("1 note on its text").click()
-    expect(card.get_by_role("listitem")).to_have_text("Page 2: it is a picture in which no text was recognised")
-    server.http.delete(f"/v1/documents/{answer.json()['id']}")
+    expect(card.get_by_role("listitem")).to_have_text("Page 2: the page has drawings and no text")
+    server.http.delete(f"/v1/documents/{drawn.json()['id']}")
 
 
 def test_the_file_dialog_offers_the_formats_that_the_server_accepts(tab: Tab, server: Server) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.page.conftest import QUESTION, Tab
+from tests.page.conftest import QUESTION, Tab, key_of
+from tests.page.steps import forked
 from tests.process import Server
 
 
@@ -30,6 +32,61 @@ def test_a_key_is_asked_for_once(new_tab: Callable[..., Tab], server: Server, ta
     page.get_by_role("button", name="Forget the API key").click()
     expect(field).to_be_visible()
     tab.errors = [error for error in tab.errors if "401" not in error]
+
+
+KEPT = "Object.keys(localStorage).filter((name) => /everlong.(draft|asked)/.test(name)).sort()"
+"""The names of the questions that the browser has stored."""
+
+
+def open_with_questions(tab: Tab, talk: str, key: str) -> str:
+    """Open a copy of the session of all tests in a browser that has stored this key, and a draft and a lost question of the session."""
+    fork = forked(tab.server, talk)
+    lost = '{"question": "Who is Dinah?", "after": 2}'
+    tab.open().evaluate(
+        "(values) => Object.assign(localStorage, values)",
+        {"everlong.key": key, f"everlong.draft.{fork}": "Who is", f"everlong.asked.{fork}": lost},
+    )
+    tab.page.goto(f"{tab.server.url}/#/{fork}")
+    tab.page.reload()
+    return fork
+
+
+def test_another_key_sees_nothing_of_the_first(tab: Tab, server: Server, talk: str, key: str) -> None:
+    open_with_questions(tab, talk, key)
+    page = tab.page
+    expect(page.locator("#question")).to_have_value("Who is")
+    expect(page.get_by_role("button", name="Ask again")).to_be_visible()
+    page.get_by_role("button", name="Keys", exact=True).click()
+    page.get_by_role("button", name="Forget the API key").click()
+    field = page.get_by_role("dialog", name="API key").get_by_label("Key")
+    expect(field).to_be_visible()
+    assert page.evaluate(KEPT) == []
+    expect(page.get_by_text("Who is")).to_have_count(0)
+    field.fill(key_of(server, "another"))
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("There is no such conversation")
+    expect(page.locator(".sidebar .none")).to_have_text("No conversations yet.")
+    tab.errors = [error for error in tab.errors if not re.search("40[14]", error)]
+
+
+def test_a_key_in_place_of_a_refused_one_removes_its_questions(tab: Tab, server: Server, talk: str, key: str) -> None:
+    open_with_questions(tab, talk, "revoked")
+    page = tab.page
+    page.get_by_role("dialog", name="API key").get_by_label("Key").fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator(".usage")).to_have_count(1)
+    assert page.evaluate(KEPT) == []
+    expect(page.locator("#question")).to_have_value("")
+    expect(page.locator(".sidebar li").filter(has_text="a question without an answer")).to_have_count(0)
+    tab.errors = [error for error in tab.errors if "401" not in error]
+
+
+def test_an_unknown_conversation_keeps_its_questions(tab: Tab, server: Server, talk: str) -> None:
+    """Another server at the same address may know it, or the same one with another key."""
+    fork = open_with_questions(tab, talk, key_of(server, "another"))
+    expect(tab.page.locator("h1")).to_have_text("There is no such conversation")
+    assert tab.page.evaluate(KEPT) == [f"everlong.asked.{fork}", f"everlong.draft.{fork}"]
+    tab.errors = [error for error in tab.errors if "404" not in error]
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -59,7 +116,7 @@ def test_a_browser_with_blocked_storage(new_tab: Callable[..., Tab], server: Ser
         """for (const name of ["localStorage", "sessionStorage"])
           Object.defineProperty(window, name, {get() { throw new DOMException("blocked", "SecurityError"); }});"""
     )
-    fork = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
+    fork = forked(server, talk)
     page.goto(f"{server.url}/#/{fork}")
     page.get_by_role("dialog", name="API key").get_by_label("Key").fill(key)
     page.keyboard.press("Enter")

@@ -8,16 +8,16 @@ import re
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import QUESTION, Tab
+from tests.page.steps import open_fork, serve_model
 from tests.process import Server
 
 
 def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, server: Server, talk: str) -> None:
-    fork = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
     (model,) = server.http.get("/v1/models").json()["data"]
     page = tab.page
     sent: list[dict] = []
     page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(json.loads(frame))))
-    tab.open(fork)
+    open_fork(tab, talk)
     page.get_by_role("button", name="Settings").click()
     dialog = page.get_by_role("dialog", name="Settings")
     expect(dialog.get_by_label("Text to read").locator("option")).to_have_text(
@@ -31,6 +31,7 @@ def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, 
     dialog.get_by_role("button", name="Close").click()
     tab.ask(QUESTION)
     page.reload()  # the browser stores them
+    expect(page.locator(".usage")).to_have_count(2)
     page.get_by_role("button", name="Settings").click()
     expect(dialog.get_by_label("Answers in")).to_have_value("German")
     expect(dialog.get_by_label("Longest answer")).to_have_value("30")
@@ -45,6 +46,19 @@ def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, 
     assert first["instructions"] == "Answer in German."
     assert second["recall"] is False
     assert "instructions" not in second
+
+
+def test_an_older_server_gets_no_more_passages_than_it_takes(tab: Tab, server: Server, talk: str) -> None:
+    """Version 0.1.0, during an upgrade, does not say how many passages it takes. It refuses more than 32."""
+    sent: list[dict] = []
+    page = tab.page
+    page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(json.loads(frame))))
+    page.add_init_script("""localStorage["everlong.answers"] = '{"words": 75}'""")
+    serve_model(page, recall_passages=None)
+    open_fork(tab, talk)
+    tab.ask(QUESTION)
+    (question,) = (frame for frame in sent if frame["type"] == "message.create")
+    assert question["recall"] == {"passages": 32, "tokens": 100}
 
 
 def serve_models(page: Page, *names: str) -> None:

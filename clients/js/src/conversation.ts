@@ -46,6 +46,8 @@ export class Conversation {
     if (this.#answering) throw new StreamError("this conversation is already receiving an answer; wait for its end or cancel it", { code: "session_busy" });
     [this.#answering, this.#cancelled] = [true, false];
     let messagesBefore: number | null = null;
+    /** The answer that is extended, if any. Extended, it has another id. */
+    let extended: string | null = null;
     let lostSince: number | null = null;
     let reportedLost = false;
     const finishes = sampling.on_disconnect === "finish";
@@ -54,13 +56,14 @@ export class Conversation {
         try {
           if (messagesBefore === null || attempt) {
             const session = await this.#sessions.get(this.session, { signal });
+            if (messagesBefore === null && sampling.continue_answer) extended = (await this.#sessions.messages(this.session, { signal })).at(session.messages - 1)?.id ?? null;
             messagesBefore ??= session.messages;
             if (attempt && session.answering) {
               if (this.#cancelled && finishes) await this.#sessions.cancel(this.session, { signal });
               throw new StreamError("the session is still being answered", { code: "session_busy", type: "conflict_error" });
             }
           }
-          const answer = attempt ? await this.#findAnswer(messagesBefore, content, signal) : null;
+          const answer = attempt ? await this.#findAnswer(messagesBefore, content, extended, signal) : null;
           if (answer) {
             this.onlost?.(null);
             this.#answering = false;
@@ -128,9 +131,14 @@ export class Conversation {
     return this.#connection;
   }
 
-  /** The answer to `content`, if both follow the first `messagesBefore` messages of the session; else null. */
-  async #findAnswer(messagesBefore: number, content: string, signal?: AbortSignal): Promise<Message | null> {
-    const [question, answer] = (await this.#sessions.messages(this.session, { signal })).slice(messagesBefore);
+  /** The answer to `content`, if both follow the first `messagesBefore` messages of the session; or else the last of these, if it extends `extended`; else null. */
+  async #findAnswer(messagesBefore: number, content: string, extended: string | null, signal?: AbortSignal): Promise<Message | null> {
+    const messages = await this.#sessions.messages(this.session, { signal });
+    if (extended !== null) {
+      const last = messages[messagesBefore - 1];
+      return last && last.id !== extended ? last : null;
+    }
+    const [question, answer] = messages.slice(messagesBefore);
     return question?.role === "user" && question.content === content && answer?.role === "assistant" ? answer : null;
   }
 }

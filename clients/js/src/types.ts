@@ -85,11 +85,11 @@ export interface ArchiveOptions extends PostOptions {
   onConversion?: ((page: number, pages: number) => void) | undefined;
   /** The language of text in scanned pages and pictures, such as "latin": a value of the server's setting EVERLONG_OCR_LANGUAGE. */
   ocrLanguage?: string | undefined;
-  /** Returns your document of the same file, if there is one that could be read, instead of a new one. */
-  reuse?: boolean | undefined;
 }
 
 export interface UploadOptions extends ArchiveOptions {
+  /** Returns your document of the same file, if there is one that could be read, instead of a new one. */
+  reuse?: boolean | undefined;
   /** Larger sources are sent in parts of this size in bytes, each with its own retries. Default: 8 MiB. */
   partSize?: number | undefined;
   /** An object in which an upload in parts records its progress. Pass it again to resume an interrupted upload. */

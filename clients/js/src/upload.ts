@@ -29,7 +29,7 @@ async function bufferedIn(source: Source): Promise<Blob | null> {
   return blobOf(source) ?? (browser ? await collect(source as AsyncIterable<Uint8Array | string>) : null);
 }
 
-async function post<T>(transport: Transport, path: string, source: Source, blob: Blob | null, options: ArchiveOptions): Promise<T> {
+async function post<T>(transport: Transport, path: string, source: Source, blob: Blob | null, options: UploadOptions): Promise<T> {
   const call: Call = {
     method: "POST",
     path,

@@ -30,13 +30,8 @@ export function Menu({ label, sign, children }: { label: string; sign: string; c
         {sign}
       </button>
       {open && (
-        <div
-          class="list"
-          onClick={() => {
-            setOpen(false);
-            element.current?.querySelector("button")?.focus(); // the action may open a dialog, which gives the focus back
-          }}
-        >
+        // Before the action, the button gets the focus: a dialog that the action opens gives it back there.
+        <div class="list" onClickCapture={() => element.current!.querySelector("button")!.focus()} onClick={() => setOpen(false)}>
           {children}
         </div>
       )}

@@ -1,6 +1,6 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
-import { addFound, addSession, modelOf, nextPages, sessions } from "./library.js";
+import { addFound, addSession, modelOf, nextPages, sessionPages, sessions, upgraded } from "./library.js";
 import { draft } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
@@ -59,13 +59,8 @@ async function createBranch(parent: Session, documents: string[], messages: read
 
 /** Loads the branches of a conversation that are older than those in the list. */
 export async function loadBranches({ id }: Session): Promise<void> {
-  for (let after: string | undefined, more = nextPages.value.sessions !== null; more; ) {
-    const options = { limit: 100, branchesOf: id, ...(after && { after }) };
-    const page = await retryWhileOffline(() => client.sessions.list(options));
-    addFound(page.data);
-    after = page.data.at(-1)?.id;
-    more = page.has_more === true && after !== undefined;
-  }
+  if (!upgraded.value || nextPages.value.sessions === null) return;
+  for await (const page of sessionPages({ branchesOf: id })) addFound(page.data);
 }
 
 /** The sessions that branched off from the same one, that one included, oldest first. */

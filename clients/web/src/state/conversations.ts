@@ -3,7 +3,7 @@ import { batch, computed, effect, signal } from "@preact/signals";
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
 import { chooseFiles } from "../lib/files.js";
 import { UserError } from "./errors.js";
-import { addFound, addSession, documents, documentsOf, fetchDocument, loadMore, modelOf, nameOf, nextPages, removeSession, sessions, showErrors, titleOf } from "./library.js";
+import { addFound, addSession, documents, documentsOf, fetchDocument, loadMore, modelOf, nameOf, nextPages, removeSession, sessionPages, sessions, showErrors, titleOf, upgraded } from "./library.js";
 import { askedQuestions } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { PAGE, client, retryWhileOffline } from "./server.js";
@@ -95,38 +95,31 @@ const TYPING = 250; // ms without a change of the query until the server searche
 const MOST_PAGES = 16;
 
 /** What the server has found: it also searches the messages, and conversations that the page has not loaded. */
-export const serverSearch = signal<{ query: string; ids: ReadonlySet<string>; done: boolean }>({ query: "", ids: new Set(), done: true });
+export const serverSearch = signal<{ ids: ReadonlySet<string>; done: boolean }>({ ids: new Set(), done: true });
 
 let stopSearch = new AbortController();
 effect(() => {
-  const text = query.value.trim();
+  const text = upgraded.value ? query.value.trim() : "";
   stopSearch.abort();
   const stop = (stopSearch = new AbortController());
-  serverSearch.value = { query: text, ids: new Set(), done: !text };
+  serverSearch.value = { ids: new Set(), done: !text };
   if (text) setTimeout(() => !stop.signal.aborted && void showErrors(() => searchServer(text.slice(0, 200), stop.signal)), TYPING);
 });
 
 // Shows one page of results at first, then more and more at once: with thousands of conversations, drawing the list takes longer than a frame.
 async function searchServer(text: string, signal: AbortSignal): Promise<void> {
-  let after: string | undefined;
+  let fresh: Session[] = [];
+  let [pages, shown] = [0, 1];
   try {
-    for (let pages = 1; ; pages = Math.min(2 * pages, MOST_PAGES)) {
-      const fresh: Session[] = [];
-      let more = true;
-      for (let n = 0; n < pages && more; n++) {
-        const options = { limit: 100, query: text, signal, ...(after && { after }) };
-        const page = await retryWhileOffline(() => client.sessions.list(options));
-        fresh.push(...page.data);
-        after = page.data.at(-1)?.id;
-        more = page.has_more === true && after !== undefined;
-      }
+    for await (const { data, has_more } of sessionPages({ query: text, signal })) {
       if (signal.aborted) return;
+      fresh.push(...data);
+      if (++pages < shown && has_more) continue;
       batch(() => {
         addFound(fresh);
-        const { query, ids } = serverSearch.value;
-        serverSearch.value = { query, ids: new Set([...ids, ...fresh.map(({ id }) => id)]), done: !more };
+        serverSearch.value = { ids: new Set([...serverSearch.value.ids, ...fresh.map(({ id }) => id)]), done: !has_more };
       });
-      if (!more) return;
+      [fresh, pages, shown] = [[], 0, Math.min(2 * shown, MOST_PAGES)];
     }
   } catch (error) {
     if (signal.aborted) return;

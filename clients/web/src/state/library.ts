@@ -12,6 +12,8 @@ import { answerSettings } from "./settings.js";
 export const models = signal<readonly Model[]>([]);
 /** The first of them, which is always loaded, and whose properties the page describes. */
 export const model = computed(() => models.value[0] ?? null);
+/** Whether the server knows what was added after version 0.1.0, such as the search for conversations. During an upgrade, the page may be newer. */
+export const upgraded = computed(() => model.value?.recall_passages != null);
 export const documents = signal<ReadonlyMap<string, Document>>(new Map());
 export const sessions = signal<readonly Session[]>([]);
 export const loaded = signal(false);
@@ -47,24 +49,27 @@ export async function refresh(): Promise<void> {
   );
   models.value = served;
   formats.value = formatList;
-  const listed = new Map(documentPage.data.map((document) => [document.id, document]));
-  const last = documentPage.has_more ? documentPage.data.at(-1) : undefined;
-  // Keeps older documents, which were loaded by their id or with a later page.
-  if (last) for (const old of documents.value.values()) if (old.created_at <= last.created_at && !listed.has(old.id)) listed.set(old.id, old);
-  documents.value = listed;
-  sessions.value = sessionPage.data;
+  documents.value = new Map(withOlder(documentPage, documents.value.values()).map((document) => [document.id, document]));
+  sessions.value = withOlder(sessionPage, sessions.value);
   nextPages.value = { documents: nextCursor(documentPage), sessions: nextCursor(sessionPage) };
   loaded.value = true;
   void pollPending();
   for (const session of sessionPage.data) void followSession(session);
 }
 
+/** The first page of a list, and the known items that are older: those loaded by their id, by a search or with a later page. */
+function withOlder<T extends { id: string; created_at: number }>(page: List<T>, known: Iterable<T>): T[] {
+  const listed = new Set(page.data.map(({ id }) => id));
+  const last = page.has_more ? page.data.at(-1) : undefined;
+  return [...page.data, ...[...known].filter(({ id, created_at }) => last && created_at <= last.created_at && !listed.has(id))];
+}
+
 function nextCursor(page: List<{ id: string }>): string | null {
   return page.has_more ? (page.data.at(-1)?.id ?? null) : null;
 }
 
-/** Loads the next page of a list; of the sessions, the next `pages`, which are shown at once. */
-export async function loadMore(kind: "documents" | "sessions", pages = 1): Promise<void> {
+/** Loads the next page of a list that has items not known yet. */
+export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
   const after = nextPages.value[kind];
   if (after === null) return;
   try {
@@ -77,20 +82,13 @@ export async function loadMore(kind: "documents" | "sessions", pages = 1): Promi
       void pollPending();
       if (fresh.length === 0) await loadMore(kind); // the whole page was known already
     } else {
-      const fresh: Session[] = [];
-      let next: string | null = after;
-      for (let n = 0; n < pages && next !== null; n++) {
-        const cursor: string = next;
-        const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after: cursor }));
-        fresh.push(...page.data);
-        next = nextCursor(page);
-      }
-      const known = new Set(sessions.value.map(({ id }) => id));
+      const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after }));
+      const known = sessions.value.length;
       batch(() => {
-        sessions.value = [...sessions.value, ...fresh.filter(({ id }) => !known.has(id))];
-        nextPages.value = { ...nextPages.value, sessions: next };
+        addFound(page.data);
+        nextPages.value = { ...nextPages.value, sessions: nextCursor(page) };
       });
-      for (const session of fresh) void followSession(session);
+      if (sessions.value.length === known) await loadMore(kind);
     }
   } catch (error) {
     if (!(error instanceof NotFoundError)) throw error;
@@ -215,12 +213,10 @@ export async function loadDocument(id: string): Promise<void> {
 export async function loadSession(id: string): Promise<boolean> {
   try {
     const session = await retryWhileOffline(() => client.sessions.get(id));
-    if (!sessions.value.some((each) => each.id === id)) sessions.value = [...sessions.value, session];
-    void followSession(session);
+    addFound([session]);
     return true;
   } catch (error) {
     if (!(error instanceof NotFoundError)) throw error;
-    forgetSession(id);
     return false;
   }
 }
@@ -234,6 +230,16 @@ export function chosenModel(): Model | null {
 /** The model of a conversation; null if the server no longer has it. */
 export function modelOf(session: { model: string }): Model | null {
   return models.value.find(({ id }) => id === session.model) ?? null;
+}
+
+/** The pages of a list of sessions. */
+export async function* sessionPages(filter: { query?: string; branchesOf?: string; signal?: AbortSignal }): AsyncGenerator<List<Session>> {
+  for (let after: string | null = ""; after !== null; ) {
+    const options = { limit: PAGE_SIZE, ...filter, ...(after && { after }) };
+    const page: List<Session> = await retryWhileOffline(() => client.sessions.list(options));
+    yield page;
+    after = nextCursor(page);
+  }
 }
 
 /** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. Returns its id if it was opened. */

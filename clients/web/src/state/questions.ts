@@ -61,16 +61,22 @@ export function forgetSession(session: string): void {
   forgetAsked(session);
 }
 
+/** Removes all questions. */
+export function forgetQuestions(): void {
+  for (const prefix of [DRAFT, ASKED]) for (const name of persistent.names(prefix)) persistent.set(name, null);
+  askedQuestions.value = new Map();
+}
+
 /** Marks the session's question as one that a tab is waiting for, until the returned function is called or the tab is closed. */
 export function markWaiting(session: string): () => void {
   let release = () => {};
   const released = new Promise<void>((resolve) => (release = resolve));
-  void navigator.locks?.request(ASKED + session, { mode: "shared" }, () => released);
+  navigator.locks?.request(ASKED + session, { mode: "shared" }, () => released).catch(() => {}); // where storage is blocked, browsers refuse locks
   return release;
 }
 
-/** Whether a tab of this browser is waiting for the session's answer. False where browsers do not tell, as on pages without TLS. */
+/** Whether a tab of this browser is waiting for the session's answer. False where browsers do not tell, as on pages without TLS or with blocked storage. */
 export async function isWaiting(session: string): Promise<boolean> {
-  const { held } = (await navigator.locks?.query()) ?? {};
+  const { held } = (await navigator.locks?.query().catch(() => null)) ?? {};
   return held?.some(({ name }) => name === ASKED + session) ?? false;
 }

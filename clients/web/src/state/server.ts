@@ -1,6 +1,7 @@
 /** The connection to the server. Calls that fail because the server is unavailable wait and are repeated. */
 import { signal } from "@preact/signals";
 import { APIConnectionError, APIStatusError, AuthenticationError, Everlong, statusError } from "everlong-client";
+import { forgetQuestions } from "./questions.js";
 import { persistent } from "./storage.js";
 
 const KEY = "everlong.key";
@@ -20,6 +21,8 @@ export const restored = signal(false);
 let key = persistent.get(KEY);
 /** The time of the last response, in Unix ms. */
 let lastResponse = 0;
+/** Whether the server has accepted a request. Then the page shows what belongs to the key's tenant. */
+let answered = false;
 
 // A key that cannot be sent in a header is not sent, so that the server asks for another one.
 const apiKey = () => (key && /^[\x21-\x7e]+$/.test(key) ? key : null);
@@ -28,6 +31,7 @@ async function trackedFetch(address: RequestInfo | URL, init?: RequestInit): Pro
   // Marks the sessions that it creates, so that the page can list them apart from those of other programs.
   const response = await fetch(address, { ...init, headers: { ...init?.headers, "X-Everlong-Client": PAGE } });
   markAlive();
+  answered ||= response.ok;
   return response;
 }
 
@@ -39,10 +43,14 @@ export function markAlive(): void {
   lastResponse = Date.now();
 }
 
+/** Sets the key. Nothing of another key's tenant stays in the browser: a changed key removes the questions, and empties the page. */
 export function setKey(given: string): void {
+  const before = key;
   key = given.trim() || null;
   persistent.set(KEY, key);
-  void checkServer(true);
+  if (key !== before) forgetQuestions();
+  if (key !== before && answered) location.reload();
+  else void checkServer(true);
 }
 
 export function hasKey(): boolean {

@@ -28,7 +28,6 @@ export interface AnswerSettings {
   model: string | null;
 }
 
-
 export const answerSettings = signal<AnswerSettings>(storedAnswers());
 
 function storedAnswers(): AnswerSettings {
@@ -45,8 +44,8 @@ export function setAnswers(change: Partial<AnswerSettings>): void {
   persistent.set(ANSWERS, JSON.stringify(answerSettings.value));
 }
 
-/** The server's limit of passages for one question. */
-const MOST_PASSAGES = 96;
+/** As many passages as every server accepts for one question. */
+const PASSAGES = 32;
 
 /** The settings as parameters of a message to a model. */
 export function sampling(model: Model | null): Sampling {
@@ -54,7 +53,7 @@ export function sampling(model: Model | null): Sampling {
   return {
     ...(maxTokens === null ? {} : { max_tokens: maxTokens }),
     ...(temperature === null ? {} : { temperature }),
-    ...(words === null ? {} : { recall: words === 0 ? (false as const) : { passages: MOST_PASSAGES, tokens: Math.min(tokensOf(words), model?.max_recall_tokens ?? Infinity) } }),
+    ...(words === null ? {} : { recall: words === 0 ? (false as const) : { passages: Math.max(model?.recall_passages ?? 0, PASSAGES), tokens: Math.min(tokensOf(words), model?.max_recall_tokens ?? Infinity) } }),
     ...(language ? { instructions: `Answer in ${language}.` } : {}),
   };
 }

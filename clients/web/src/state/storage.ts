@@ -18,14 +18,13 @@ class BrowserStorage {
 
   /** The names of all values that begin with `prefix`. */
   names(prefix: string): string[] {
-    let names: string[] = [];
+    const names = new Set(this.#fallback.keys());
     try {
-      names = Object.keys(this.#storage());
+      for (const name of Object.keys(this.#storage())) names.add(name);
     } catch {
       // blocked: there are only the values in memory
     }
-    for (const [name, value] of this.#fallback) if (value !== null) names.push(name);
-    return [...new Set(names)].filter((name) => name.startsWith(prefix) && this.get(name) !== null);
+    return [...names].filter((name) => name.startsWith(prefix) && this.get(name) !== null);
   }
 
   /** Sets the value; null removes it. */

@@ -150,17 +150,19 @@ export async function follow(session: string): Promise<void> {
         const shown = turns.value.get(session); // perhaps only since the request above
         const answered = !shown || sessionMessages.value.get(session)?.at(-2)?.content === shown.question;
         if (!answered) return setTurn(session, { ...shown, state: "failed", error: "The server stopped before the answer was complete." });
-        forgetAsked(session);
-        return setTurn(session, null);
+        setTurn(session, null);
+        break;
       }
       await new Promise((resume) => setTimeout(resume, FOLLOW_DELAY));
     }
   } catch (error) {
     setTurn(session, null);
-    if (!(error instanceof NotFoundError)) throw error; // the conversation was deleted
+    if (error instanceof NotFoundError) return; // the conversation was deleted
+    throw error;
   } finally {
     following.delete(session);
   }
+  await restoreAsked(session); // forgets the question that has been answered, and shows one that has not
 }
 
 /** Shows a question of this browser that the server did not answer while the page was closed, so that it can be asked again. */
@@ -173,7 +175,7 @@ export async function restoreAsked(session: string): Promise<void> {
   await loadMessages(session); // the answer may have been complete only since the page loaded them
   if (turns.value.has(session) || following.has(session) || askedQuestions.value.get(session) !== asked) return;
   if (isIn(sessionMessages.value.get(session) ?? [], asked)) return forgetAsked(session);
-  const error = "This question has no answer: the page was closed, or the server stopped, before the answer was complete.";
+  const error = "This question has no answer yet.";
   setTurn(session, { question: asked.question, text: "", evidence: null, state: "failed", error });
 }
 

@@ -6,7 +6,7 @@ import { formatNames, isArchive } from "../lib/formats.js";
 import { GivenUp, Pausable } from "../lib/pausable.js";
 import { askEachFile } from "./archives.js";
 import { type UploadProblem, UserError, uploadProblem } from "./errors.js";
-import { createSession, documents, formats, nameOf, pollPending, updateDocument } from "./library.js";
+import { createSession, formats, nameOf, pollPending, updateDocument } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, markAlive, retryWhileOffline } from "./server.js";
 
@@ -123,9 +123,9 @@ async function uploadOne(file: File, each: boolean, place: string | null): Promi
   uploads.value = [...others, { key, file, each, sent: 0, page: null, state: "queued", error: null, notes: [], sameAs: null, place }];
   try {
     const { data, notes } = await send(file, each, key, control);
-    const [first] = each ? [] : data;
-    const sameAs = first && first.filename !== file.name && documents.value.has(first.id) ? nameOf(first.id) : null;
     data.forEach(updateDocument);
+    const [first] = each ? [] : data;
+    const sameAs = first && (first.filename ?? "") !== sentName(file) ? nameOf(first.id) : null;
     void pollPending();
     if (notes.length || sameAs !== null) update(key, { state: "done", notes, sameAs });
     else dismissUpload(key);
@@ -146,15 +146,19 @@ interface Stored {
   notes: readonly DocumentNote[];
 }
 
+/** The name as the server stores it: without a path, and with at most 255 characters. */
+function sentName({ name }: File): string {
+  const last = name.normalize("NFC").split(/[/\\]/).at(-1)!;
+  return [...last].slice(-255).join("").trim();
+}
+
 /** Sends a file. The server stores the same bytes only once. */
 function send(file: File, each: boolean, key: number, control: Pausable): Promise<Stored> {
   const options = {
-    filename: file.name.slice(-255),
+    filename: sentName(file),
     // Lets the server detect the format: a browser guesses it from the name.
     contentType: "application/octet-stream",
     idempotencyKey: newIdempotencyKey(),
-    reuse: true,
-    state: {}, // lets a repeated upload resume
     onProgress: (sent: number) => {
       markAlive();
       update(key, { sent });
@@ -164,10 +168,11 @@ function send(file: File, each: boolean, key: number, control: Pausable): Promis
       update(key, { page: [page, pages] });
     },
   };
+  const state = {}; // lets a repeated upload resume
   const post = async (signal: AbortSignal): Promise<Stored> =>
     each
       ? client.documents.uploadArchive(file, { ...options, signal })
-      : { data: [await client.documents.upload(file, { ...options, signal })], notes: [] };
+      : { data: [await client.documents.upload(file, { ...options, reuse: true, state, signal })], notes: [] };
   const upload = (signal: AbortSignal) =>
     post(signal).catch(async (error: unknown) => {
       // A browser reports an unreadable file with the same error as an unreachable server.

@@ -18,18 +18,19 @@ export function CitedText({ message }: { message: Message }) {
   return <Markdown source={message.content} marks={marks} />;
 }
 
-/** The first byte of the cited part, and the byte after it. */
-export function citedBytes(citation: Citation, passage: Evidence): [number, number] {
+/** The first byte of the cited part, the byte after it, and its text. */
+export function citedPart(citation: Citation, passage: Evidence): [number, number, string] {
   const letters = [...passage.text];
-  const bytesUntil = (end: number) => passage.start_byte + utf8.encode(letters.slice(0, end - passage.start).join("")).length;
-  return [bytesUntil(citation.document_start), bytesUntil(citation.document_end)];
+  const [from, to] = [citation.document_start - passage.start, citation.document_end - passage.start];
+  const quote = letters.slice(from, to).join("");
+  const start = passage.start_byte + utf8.encode(letters.slice(0, from).join("")).length;
+  return [start, start + utf8.encode(quote).length, quote];
 }
 
 function PassageLink({ citation, message }: { citation: Citation; message: Message }) {
   const passage = message.evidence?.[citation.evidence];
   if (!passage) return null;
-  const [start, end] = citedBytes(citation, passage);
-  const quote = [...passage.text].slice(citation.document_start - passage.start, citation.document_end - passage.start).join("");
+  const [start, end, quote] = citedPart(citation, passage);
   return (
     <sup class="citation">
       <a

@@ -30,7 +30,8 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
     const question = text.trim();
     if (!question || answering || !open) return;
     if (turn) withdraw(session.id);
-    type("");
+    setText("");
+    if (draft(session.id) === text) draft(session.id, ""); // else it is that of another tab
     void ask(session.id, question);
   };
   return (

@@ -82,7 +82,7 @@ function Actions({ session, messages, index, last }: { session: Session; message
         </button>
       )}
       {last && message.finish_reason === "length" && (
-        <button class="quiet small" onClick={() => void ask(session.id, question?.content ?? "-", message)}>
+        <button class="quiet small" onClick={() => void ask(session.id, question?.content ?? "-" /* required, but not used */, message)}>
           Continue
         </button>
       )}

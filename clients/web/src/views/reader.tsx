@@ -8,7 +8,7 @@ import { documents, loadDocument, nameOf } from "../state/library.js";
 import { route } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
 import { sessionMessages } from "../state/turns.js";
-import { citedBytes } from "./cited-text.js";
+import { citedPart } from "./cited-text.js";
 import { PagePictures } from "./page-picture.js";
 
 const PART = 16_384; // bytes
@@ -162,7 +162,7 @@ function pageOf(document: string, start: number, end: number | null): number | n
     for (const citation of citations ?? []) {
       const passage = evidence?.[citation.evidence];
       if (citation.document !== document || !citation.page || !passage) continue;
-      const [first, last] = citedBytes(citation, passage);
+      const [first, last] = citedPart(citation, passage);
       if (first === start && last === end) return citation.page;
     }
   const passages = messages.flatMap(({ evidence }) => evidence ?? []);
