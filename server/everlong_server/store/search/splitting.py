@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
+VERSION = 3
+"""Version of the cuts. Indexes and vectors of another one do not fit these passages."""
 # Bytes of a passage: 55 to 80 words of English. Scripts with longer characters get fewer characters, but about as many tokens.
 _SHORTEST, _LONGEST = 300, 460
 _SHORTEST_BEFORE_HEADING = 60
@@ -27,6 +29,8 @@ _HEADING = (
 # Headings that follow one another are not cut apart, such as a title and the author's name.
 _HEADINGS_BEGIN = re.compile(rb"\n(?:(?<=\n\n)|(?<=\r\n\r\n)|(?=#))(?=" + _HEADING + rb")")
 _HEADING_LINE = re.compile(rb"(?m)(?:(?<=\n\n)|(?<=\n\r\n)|\A|^(?=#))[ \t]*(" + _HEADING + rb")")
+_HEADING_GOES_ON = re.compile(rb"\n(?=#{1,6}[ \t][^\n]*\Z)")
+"""A Markdown heading that does not end within the window."""
 _LETTER = re.compile(r"[^\W\d_]")
 _PLAIN_LEVEL = 7
 """Level of a heading without a mark: below every Markdown heading."""
@@ -73,6 +77,8 @@ def _cut(window: bytes, *, last: bool) -> int:
             return heading.end()
     if last:
         return len(window)
+    if heading := _HEADING_GOES_ON.search(window, _SHORTEST_BEFORE_HEADING):
+        return heading.end()
     for pattern, shortest in ((_SENTENCE_END, _SHORTEST), (_SENTENCE_END, _SHORTEST // 2), (_SPACE, 1)):
         if found := pattern.match(window, shortest):
             return found.end()

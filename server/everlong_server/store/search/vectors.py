@@ -26,7 +26,7 @@ from everlong_models.text.reranker import Reranker
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import LOW_PRIORITY, Pool
 from everlong_server.store.records import Document
-from everlong_server.store.search.splitting import Headings, Piece, split
+from everlong_server.store.search.splitting import VERSION, Headings, Piece, split
 from everlong_server.store.search.terms import language_of
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
@@ -59,7 +59,7 @@ class Vectors:
 
     def name(self, document_id: str) -> str:
         """Return the name of the document's blob of vectors."""
-        return f"{document_id}.vectors.{self._embedder.digest[:16]}"
+        return f"{document_id}.vectors.{self._embedder.digest[:16]}.{VERSION}"
 
     def begin(self, document: Document) -> None:
         """Build the document's vectors in the background, unless they exist or are being built."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from everlong_server.errors import Damaged
 from everlong_server.store.records import Document
-from everlong_server.store.search.splitting import Headings, split
+from everlong_server.store.search.splitting import VERSION, Headings, split
 from everlong_server.store.search.terms import language_of, terms_of
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import BuildCancelled
@@ -22,8 +22,8 @@ _MAPPED = 1 << 30
 """Bytes of an index that are memory-mapped, so that they are read from the page cache without a copy."""
 _WORDS = "USING fts5(text, headings, content='', columnsize=0, tokenize='ascii')"
 """Holds terms, separated by spaces. The tokenizer `ascii` takes every character outside ASCII as part of a term."""
-_LAYOUT = 2
-"""Version of the index. An index with another one counts as damaged and is built again."""
+_LAYOUT = VERSION
+"""Version of the index, at least that of the cuts. An index with another one counts as damaged and is built again."""
 _ROWS_AT_ONCE = 512
 _SAMPLE = 1 << 16
 """Bytes of a text that its language is recognised by."""

@@ -17,7 +17,6 @@ from everlong_server.store.texts.blobs import Blobs
 from tests.tinymodel import STORY
 
 STORY_TEXT = STORY.read_text()
-CHAPTERS = [*range(1, 13)]
 
 
 def asked(
@@ -41,6 +40,16 @@ def asked(
 
 def part_of(text: str, start: str, end: str | None) -> range:
     return range(text.index(start), len(text) if end is None else text.index(end))
+
+
+@pytest.mark.parametrize("size", range(380, 440, 4))
+def test_a_heading_at_the_end_of_a_passage_is_not_cut(tmp_path: Path, size: int) -> None:
+    """A passage has at most 460 bytes. The full stop behind the number could end it."""
+    before = f"## Chapter I. Rain\n\n{('It rained and ' * 40)[:size]}."
+    text = f"{before}\n\n## Chapter V. Wool and Water\n\n{'Alice bought an egg. ' * 40}"
+    (found,) = asked(tmp_path, text, ["What is chapter 5 called?"], None, sentences=False)
+    assert found.passages
+    assert all("egg" in p.text for p in found.passages)
 
 
 @pytest.mark.parametrize("meaning", [False, True], ids=["words", "meaning"])
