@@ -45,7 +45,7 @@ _OPENXML = "application/vnd.openxmlformats-officedocument"
 _MACRO = "application/vnd.ms"
 _OASIS = "application/vnd.oasis.opendocument"
 FORMATS = {
-    "text": Format("text in another encoding than UTF-8", "plain", "charset_normalizer", (), ()),
+    "text": Format("text in another encoding than UTF-8", "plain", "chardet", (), ()),
     "pdf": Format("a PDF file", "portable.pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
     "docx": Format(
         "a Word file", "openxml.word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
