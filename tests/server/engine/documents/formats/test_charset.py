@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everlong_server.engine.documents.formats.blocks import Unreadable
 from everlong_server.engine.documents.formats.charset import unmarked_utf16
+from everlong_server.engine.documents.formats.zips import entry_names
 from tests.files import zipped
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 
@@ -64,6 +67,15 @@ def test_a_short_text_is_decoded(encoding: str, text: str) -> None:
 def test_a_damaged_character_does_not_change_the_encoding(text: str, encoding: str, damage: bytes) -> None:
     whole = (text * 100).encode(encoding)
     assert text_of(damage + b" " + whole, "a.txt") == f"\ufffd {text * 100}"
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("報告書.txt", "cp932"), ("Příloha č. 1.pdf", "cp852"), ("报告.txt", "gb18030"), ("Отчёт за 2020.txt", "cp866")],
+)
+def test_a_name_in_a_zip_file_is_decoded(name: str, encoding: str) -> None:
+    entry = zipfile.ZipInfo(name.encode(encoding).decode("cp437"))
+    assert entry_names([entry]) == [name]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
