@@ -45,7 +45,7 @@ _OPENXML = "application/vnd.openxmlformats-officedocument"
 _MACRO = "application/vnd.ms"
 _OASIS = "application/vnd.oasis.opendocument"
 FORMATS = {
-    "text": Format("text in another encoding than UTF-8", "plain", "charset_normalizer", (), ()),
+    "text": Format("text in another encoding than UTF-8", "plain", "chardet", (), ()),
     "pdf": Format("a PDF file", "portable.pdf", "pypdfium2", (".pdf",), ("application/pdf",)),
     "docx": Format(
         "a Word file", "openxml.word", "lxml", (".docx", ".docm", ".dotx", ".dotm"),
@@ -77,6 +77,7 @@ FORMATS = {
     ),
     "rtf": Format("an RTF file", "rtf", "inscriptis", (".rtf",), ("application/rtf", "text/rtf")),
     "epub": Format("an EPUB file", "epub", "inscriptis", (".epub",), ("application/epub+zip",)),
+    "fb2": Format("a FictionBook", "fb2", "lxml", (".fb2",), ("application/x-fictionbook+xml", "application/x-fictionbook")),
     "html": Format(
         "an HTML file", "html", "inscriptis", (".html", ".htm", ".xhtml"), ("text/html", "application/xhtml+xml")
     ),
@@ -159,12 +160,13 @@ _XML_OFFICE = (
     (re.compile(rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/word/", re.DOTALL), "docx"),
     (re.compile(rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/ppt/", re.DOTALL), "pptx"),
     (re.compile(rb"<(?:\w+:)?wordDocument\b[^>]*schemas\.microsoft\.com/office/word/2003/wordml"), "docx"),
+    (re.compile(rb"<(?:\w+:)?FictionBook[\s>]"), "fb2"),
     (re.compile(rb"<(?:\w+:)?Workbook\b[^>]*urn:schemas-microsoft-com:office:spreadsheet"), "xlsx"),
     (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.text"), "odt"),
     (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.presentation"), "odp"),
     (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.spreadsheet"), "ods"),
 )
-"""The beginnings of Office files that are one XML file."""
+"""The beginnings of Office files and books that are one XML file."""
 _TAG = re.compile(rb"<(?:!doctype|!--|/?[a-z][a-z0-9-]*(?:\s[^<>]*)?/?>)", re.IGNORECASE)
 _MESSAGE = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*(?:\r\n?|\n)(?:[ \t][^\r\n]*(?:\r\n?|\n))*)+", re.IGNORECASE)
 ENVELOPE = re.compile(rb"(?:>?From [^\r\n]+\d{2}:\d{2}[^\r\n]*|\d+[ \t]*)\r?\n")

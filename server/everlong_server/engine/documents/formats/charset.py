@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
 from everlong_server.engine.documents.formats.labels import encoding_of, japanese
@@ -21,13 +22,26 @@ _DECLARED = re.compile(
 )
 _TAG = re.compile(rb"<[^>]*>")
 _OTHER = re.compile(rb"[\x80-\xff]")
-_CANDIDATES = [
-    "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "koi8_r", "cp866", "iso8859_2", "cp932", "gb18030",
-    "big5", "cp949", "euc_jp",
-]  # fmt: skip
-"""The legacy encodings of the WHATWG's encoding standard that pages still use. Rarer ones make a guess worse."""
-_RARE = ["cp874", "mac_roman", "cp850", "mac_cyrillic"]
-"""Encodings of texts that fit none of the others."""
+_DOS_AND_MAC = ("cp850", "cp852", "mac-roman")
+"""Encodings of old computers."""
+_LATIN = ("cp1252", "cp1250", "cp1254", "cp1257", "cp1258", "iso8859-2", *_DOS_AND_MAC)
+_CANDIDATES = (
+    *_LATIN, "cp1251", "cp1253", "cp1255", "cp1256", "cp874", "koi8-r", "koi8-u", "cp866", "iso8859-7", "cp932", "gb18030",
+    "big5hkscs", "cp949", "euc-jp",
+)  # fmt: skip
+"""The encodings of texts that declare none. Rarer ones make a guess worse."""
+_RUN = re.compile(rb"[\x80-\xff]+")
+_LETTER = re.compile(rb"[A-Za-z]")
+_AMONG_LETTERS = re.compile(rb"(?<=[A-Za-z])[\x84-\xff](?![\x80-\xff])|(?<![\x80-\xff])[\x84-\xff](?=[A-Za-z])")
+"""A byte that is not ASCII, next to a letter of ASCII and no other such byte. Those up to 83 also begin Japanese letters."""
+_SIGN = re.compile(
+    rb"(?<![A-Za-z\x80-\xff])[\xa0\xa2-\xa7\xa9\xae\xb0\xb1\xb4\xb7\xbc-\xbe\x95](?![A-Za-z\x80-\xff])"  # © ± · ½ and others, alone
+    rb"|(?<![A-Za-z])[\x80\x85\x91-\x94\x96\x97\xab\xbb]+|[\x80\x85\x91-\x94\x96\x97\xab\xbb]+(?![A-Za-z])"  # quotes, dashes, €
+    rb"|\x92|\xb0(?=[CF]\b)|(?<=\d)\xb5|(?<=\d )\xb5|(?<=[A-Za-z])[\xae\x99](?![A-Za-z])"  # ’, °C, 5 µm, ® and ™
+)
+"""Signs of Windows-1252 where they are no letters of another encoding."""
+_MARGIN, _MARGIN_OF_OLD = 1.1, 1.03
+"""How much better than the preferred encoding another one must fit. Those of old computers differ from it in few texts by more."""
 FONT_CHARSETS = {
     77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
     163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
@@ -37,6 +51,15 @@ _SAMPLE = 1 << 18
 """Number of bytes that are enough to recognise an encoding."""
 _BEFORE = 64
 """Bytes of a sample before its first byte that is not ASCII."""
+_MIN_VALID = 3
+"""A text is UTF-8 if it has at least so many characters that are not ASCII for each one that is no UTF-8. Some of another encoding
+are valid by accident."""
+_PART = 4096
+"""Number of bytes, about, of a part whose encoding is guessed on its own."""
+_SPACE = re.compile(rb"\s")
+_CONTROLS = bytes({*range(32), 127} - {*b"\t\n\f\r"})
+_NONE = "ascii"
+"""Stands for none of the candidates."""
 _PIECE = 1 << 20
 _ODD_CATEGORIES = ("Cc", "Cn", "Co", "Cs")
 _ODD_SHARE = 0.02
@@ -153,9 +176,9 @@ def _of_file(file: Path) -> tuple[str, bool]:
             at += len(data)
         stream.seek(max(0, (first or 0) - _BEFORE))  # a long text before it would outweigh it
         sample = stream.read(_SAMPLE)
-    if 2 * damaged <= others:
+    if _MIN_VALID * damaged <= others:
         return "utf-8", False
-    best = _likeliest(sample)
+    best = best_encoding(sample)
     if best is None:
         raise Unreadable("it is not UTF-8, and no other encoding fits: save it as UTF-8")
     return best, True
@@ -192,7 +215,7 @@ def decode(data: bytes, notes: Notes, *, declared: str | None = None, part: str 
     if encoding is not None and encoding.startswith("iso2022_jp") and "\N{REPLACEMENT CHARACTER}" in text:
         text = japanese(data)
     damaged = text.count("\N{REPLACEMENT CHARACTER}")
-    if damaged and encoding is None and 2 * damaged > _others(text):
+    if damaged and encoding is None and _MIN_VALID * damaged > _others(text):
         encoding = _guess(data)
         text = data.decode(encoding, "replace")
         damaged = text.count("\N{REPLACEMENT CHARACTER}")
@@ -211,20 +234,50 @@ def _declared_in(data: bytes) -> str | None:
 def _guess(page: bytes) -> str:
     """Return the likeliest legacy encoding of a page. As in browsers, it is Windows-1252 unless another one fits better."""
     words = _TAG.sub(b" ", page)
-    return _likeliest(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
-
-
-def _likeliest(sample: bytes) -> str | None:
-    """Return the likeliest legacy encoding of a text; None if none fits."""
-    return best_encoding(sample) or best_encoding(sample, _RARE, "mac_roman")
+    return best_encoding(words[max(0, _first_other(words) - _SAMPLE // 2) :][:_SAMPLE]) or "cp1252"
 
 
 def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, preferred: str = "cp1252") -> str | None:
-    """Return the legacy encoding that fits best, the preferred one before others that fit as well; None if none fits."""
-    from charset_normalizer import from_bytes  # noqa: PLC0415 - optional, and only the conversion process needs it
+    """Return the legacy encoding that fits best, the preferred one before others that fit about as well; None if none fits.
 
-    matches = from_bytes(sample, cp_isolation=list(candidates))
-    best = matches.best()
-    if best is None or any(match.encoding == preferred and match.chaos <= best.chaos for match in matches):
-        return preferred if best is not None else None
-    return best.encoding
+    An encoding must fit most parts of the sample, not all: a damaged character fits only encodings that are not the text's.
+    """
+    import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
+
+    if preferred == "cp1252" and not _RUN.search(_SIGN.sub(b"", sample)):
+        return preferred
+    candidates = [each for each in candidates if each in _LATIN or not _is_latin(sample)] or candidates
+    fits: dict[str, list[float]] = {}
+    parts = list(_parts(sample.translate(None, _CONTROLS)))
+    for part in parts:
+        # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
+        found = chardet.detect_all(
+            b"\n" + part, ignore_threshold=True, compat_names=False, include_encodings=[*candidates, _NONE], no_match_encoding=_NONE
+        )  # fmt: skip
+        for each in found:
+            if each["encoding"] not in (None, _NONE):
+                fits.setdefault(codecs.lookup(each["encoding"]).name, []).append(each["confidence"])
+    means = {encoding: mean(values) for encoding, values in fits.items() if 2 * len(values) >= len(parts)}
+    if not means:
+        return None
+    best = max(means, key=lambda encoding: means[encoding])
+    margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN
+    return preferred if means.get(codecs.lookup(preferred).name, 0) * margin >= means[best] else best
+
+
+def _is_latin(sample: bytes) -> bool:
+    """Whether most letters are ASCII, and most others single letters inside words, as in languages in Latin script."""
+    runs = _RUN.findall(sample)
+    is_mostly_ascii = len(_LETTER.findall(sample)) > sum(map(len, runs))
+    return is_mostly_ascii and 3 * len(_AMONG_LETTERS.findall(sample)) >= 2 * len(runs)
+
+
+def _parts(sample: bytes) -> Iterator[bytes]:
+    """Yield the parts of a text that are not ASCII. They end with white space, which is no part of a character in any encoding."""
+    at = 0
+    while at < len(sample):
+        end = _SPACE.search(sample, at + _PART)
+        part = sample[at : end.end() if end else None]
+        at += len(part)
+        if not part.isascii():
+            yield part

@@ -12,6 +12,9 @@ from pathlib import Path
 from everlong_server.engine.documents.formats.blocks import Notes
 from everlong_server.engine.documents.formats.charset import best_encoding, is_utf8
 
+_OF_MAC = "__MACOSX/"
+_OFFICE = ({"[content_types].xml", "_rels/.rels"}, {"content.xml", "meta-inf/manifest.xml"})
+"""Parts that every file of an Office program has."""
 _STEP = 1 << 16
 _LOCAL = b"PK\x03\x04"
 _MAX_BYTES = 256 << 20
@@ -27,7 +30,9 @@ def open_zip(file: Path, notes: Notes | None = None) -> zipfile.ZipFile:
     Raises what `zipfile` raises if none is found.
     """
     try:
-        return zipfile.ZipFile(file)
+        packed = zipfile.ZipFile(file)
+        _leave_folder(packed)
+        return packed
     except zipfile.BadZipFile:
         found = dict(_entries(file.read_bytes()))
         if not found:
@@ -39,6 +44,17 @@ def open_zip(file: Path, notes: Notes | None = None) -> zipfile.ZipFile:
     if notes is not None:
         notes.add("the end of the file is missing or damaged; what was found before it was read")
     return zipfile.ZipFile(out)
+
+
+def _leave_folder(packed: zipfile.ZipFile) -> None:
+    """Rename the parts of an Office file if a folder contains them all, as when a program packs the folder of an unpacked file."""
+    top, _, _ = next((name for name in packed.namelist() if not name.startswith(_OF_MAC)), "").partition("/")
+    own = [entry for entry in packed.infolist() if not entry.filename.startswith(_OF_MAC)]
+    inside = {entry.filename[len(top) + 1 :].lower() for entry in own}
+    if all(entry.filename.startswith(f"{top}/") for entry in own) and any(parts <= inside for parts in _OFFICE):
+        for entry in own:
+            entry.filename = entry.filename[len(top) + 1 :]
+        packed.NameToInfo = {entry.filename: entry for entry in own}
 
 
 def entry_names(entries: Sequence[zipfile.ZipInfo]) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everlong_server.engine.documents.formats.blocks import Unreadable
 from everlong_server.engine.documents.formats.charset import unmarked_utf16
+from everlong_server.engine.documents.formats.zips import entry_names
 from tests.files import zipped
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 
@@ -33,6 +36,46 @@ def test_a_text_is_decoded_by_a_guess(text: str, encoding: str) -> None:
     (note,) = notes_of(data, "a.txt")  # several encodings may fit, with the same text
     assert note.startswith("its encoding is ")
     assert note.endswith(", not UTF-8; it declares none, so that is a guess")
+
+
+ORDINARY = [
+    ("cp1252", "Der Käufer trägt die Kosten."), ("cp1252", "naïve approach"), ("cp1252", "10 °C ± 0.5"), ("cp1252", "£5 or €6"),
+    ("cp1252", "It’s late"), ("cp1252", "“Quite so…” he said."), ("cp1252", "3 µm"), ("cp1252", "§ 5 Abs. 1"), ("cp1252", "½ cup"),
+    ("cp1252", "Müller;Zürich;5"), ("cp1252", "een coördinator en een café"), ("cp1252", "Blåbærsyltetøy"), ("cp1252", "São Paulo"),
+    ("cp1252", "/* © 2004 */"), ("cp1252", "BMP myndin er með gölluð gögn í hausnum"), ("cp1250", "Antonín Dvořák; Plzeň; 1841"),
+    ("cp1250", "Zażółć gęślą jaźń."), ("cp1250", "Łódź; Kraków; 12"), ("cp1250", "Árvíztűrő tükörfúrógép"),
+    ("cp1250", "Tento soubor nelze otevřít, protože byl smazán."), ("cp1250", "Fişierul nu poate fi deschis, încercaţi din nou."),
+    ("iso8859_2", "Pójdźże, kiń tę chmurność w głąb flaszy!"), ("iso8859_2", "Tento soubor nelze otevřít, protože byl smazán."),
+    ("cp1251", "Привет, мир!"), ("cp1251", "Ще не вмерла України"), ("koi8_r", "Привет, мир!"), ("koi8_u", "Ще не вмерли України ні слава"),
+    ("cp866", "Привет, мир! Съешь ещё этих мягких булок"), ("cp1254", "Pijamalı hasta yağız şoföre çabucak güvendi."),
+    ("cp1255", "שלום עולם, מה שלומך היום?"), ("cp1257", "Rīgas rātsnama šķūnis"), ("cp932", "名前,住所,電話番号"), ("cp932", "株式会社"),
+    ("euc_jp", "こんにちは世界"), ("gb18030", "姓名,地址"), ("big5", "你好，世界。這是繁體中文"), ("cp949", "이름,주소"),
+    ("cp850", "Größere Häuser stehen für ältere Gäste bereit."), ("cp850", "Le café était fermé à Noël."),
+    ("cp852", "Tento soubor nelze otevřít, protože byl smazán."), ("mac_roman", "Größere Häuser stehen für ältere Gäste bereit."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoding", "text"), ORDINARY)
+def test_a_short_text_is_decoded(encoding: str, text: str) -> None:
+    assert text_of(text.encode(encoding), "a.txt") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "damage"),
+    [(JAPANESE, "cp932", b"\x81"), (GERMAN, "cp1252", b"\x90"), (RUSSIAN, "cp1251", b"\x98")],
+)
+def test_a_damaged_character_does_not_change_the_encoding(text: str, encoding: str, damage: bytes) -> None:
+    whole = (text * 100).encode(encoding)
+    assert text_of(damage + b" " + whole, "a.txt") == f"\ufffd {text * 100}"
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("報告書.txt", "cp932"), ("Příloha č. 1.pdf", "cp852"), ("报告.txt", "gb18030"), ("Отчёт за 2020.txt", "cp866")],
+)
+def test_a_name_in_a_zip_file_is_decoded(name: str, encoding: str) -> None:
+    entry = zipfile.ZipInfo(name.encode(encoding).decode("cp437"))
+    assert entry_names([entry]) == [name]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])

@@ -350,6 +350,7 @@ def test_the_server_lists_its_formats(server: Server) -> None:
         "pdf": files.pdf(["A page."]),
         "docx": files.word(("Normal", "A line.")),
         "epub": files.epub(["<p>A chapter.</p>"]),
+        "fb2": b"<FictionBook><body><section><p>A chapter.</p></section></body></FictionBook>",
         "html": HTML.encode(),
         "msg": files.outlook("A subject", "A line."),
         "tnef": files.tnef("A subject", {(0x1000, 0x1E): b"A line."}),

@@ -94,7 +94,7 @@ def test_a_page_that_is_declared_is_one_however_it_begins(
     assert "<" not in text
 
 
-WESTERN, RUSSIAN = "café naïve “q” – Größe", "Кошка сидит на окне и смотрит на улицу"
+WESTERN, RUSSIAN = "Le café était fermé – il a dit : “à demain”", "Кошка сидит на окне и смотрит на улицу"
 CENTRAL, JAPANESE = (
     "Zażółć gęślą jaźń, wszystkie drzewa są wysokie",
     "猫は窓辺に座って外を見ています。今日は天気がいいです。",

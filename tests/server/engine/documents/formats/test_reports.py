@@ -14,6 +14,7 @@ from tests.server.engine.documents.formats.reports import (
     mixed,
     opendocument,
     pages,
+    places,
     portable,
     presentations,
     words,
@@ -23,7 +24,19 @@ pytestmark = pytest.mark.long
 
 REPORTS = [
     (f"{module.__name__.rpartition('.')[2]}-{report.name}", report)
-    for module in (archives, encodings, messages, mistakes, mixed, opendocument, pages, portable, presentations, words)
+    for module in (
+        archives,
+        encodings,
+        messages,
+        mistakes,
+        mixed,
+        opendocument,
+        pages,
+        places,
+        portable,
+        presentations,
+        words,
+    )
     for report in module.REPORTS
 ]
 

@@ -23,6 +23,7 @@ _SUBSET = re.compile(
 """The beginning of a page whose doctype has declarations."""
 _PREFIX = re.compile(r"""<(\w+):html\s[^>]*xmlns:\1\s*=\s*["']http://www\.w3\.org/1999/xhtml""")
 """The first element of an XHTML page whose elements all have a prefix, which HTML parsers take for a part of their names."""
+_TITLE = re.compile(r"(<title\b[^<>]*>[^<]*)", re.IGNORECASE)
 _ENTITY = re.compile(r"""<!ENTITY\s+([\w.:-]+)\s+(["'])(.*?)\2\s*>""", re.DOTALL)
 _REFERENCE = re.compile(r"&([\w.:-]+);")
 _MAX_EXPANDED = 64 << 20
@@ -75,8 +76,9 @@ _BLOCKS = (
     "caption",
     "hr",
     "option",
+    "text",
 )
-"""Elements that begin a line, in addition to those that inscriptis knows."""
+"""Elements that begin a line, in addition to those that inscriptis knows; `text` is one of SVG."""
 _BUTTONS = ("submit", "button", "reset", "image")
 
 
@@ -98,6 +100,7 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
         return
     title = _words(found[0]) if titled and (found := tree.xpath("/html/head/title")) else ""
     _open_frames(tree)
+    _open_noframes(tree)
     _open_shadows(tree)
     _open_alternatives(tree)
     _drop_hidden(tree, notes)
@@ -113,6 +116,8 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
             _replace(mark, f"[{words}]", space="")
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
         _replace(reading, f"({reading.text_content()})", space="")
+    for link in tree.xpath("//a[@href][following-sibling::node()[1][self::a]]"):  # of a menu, which styles set apart
+        link.tail = " "
     _write_out_lines(tree)
     _write_out_tables(tree)
     rules = {f"h{level}": ["heading"] for level in range(1, 7)}
@@ -132,6 +137,8 @@ def _parse(page: str) -> Any:
     """Return the tree of a page; None if it has no element."""
     # HTML parsers drop CDATA sections, which XHTML pages contain.
     source = _without_subset(_CDATA.sub(lambda section: escape(section[1]), page).replace("\0", "").replace(_TAB, ""))
+    if "</title" not in source.lower():  # the rest of the page would be the title
+        source = _TITLE.sub(r"\1</title>", source, count=1)
     if prefix := _PREFIX.search(source[:4096]):
         source = re.sub(rf"<(/?){prefix[1]}:", r"<\1", source)
     # Without `huge_tree`, lxml silently drops text nested deeper than 256 elements or after 10 MB of one text node.
@@ -179,6 +186,16 @@ def _open_frames(tree: Any) -> None:
             frame.drop_tree()
 
 
+def _open_noframes(tree: Any) -> None:
+    """Show the page for browsers without frames, which the parser keeps as source."""
+    for source in tree.xpath("//noframes[not(*)]"):
+        page = _parse(source.text_content())
+        if page is not None:
+            page.tag = source.tag = "div"
+            source.text = None
+            source.append(page)
+
+
 def _open_shadows(tree: Any) -> None:
     """Show the shadow trees that elements declare, in place of what the elements contain but their slots."""
     for shadow in tree.xpath("//template[@shadowrootmode]"):
@@ -191,7 +208,7 @@ def _open_alternatives(tree: Any) -> None:
     for alternative in tree.xpath("//noscript"):
         for element in alternative.xpath(".//img | .//iframe"):
             if not element.get("alt") or element.get("alt") in shown:
-                element.drop_tree()
+                _replace(element, "", space="")
         alternative.tag = "div"
 
 
@@ -235,7 +252,7 @@ def _write_in_one_line(cell: Any, *, is_last: bool) -> None:
             continue
         part.tail = f" {part.tail or ''}"
         if part.tag == "br":
-            part.drop_tree()
+            part.tag = "span"
         else:
             part.text = f" {'* ' if part.tag == 'li' else ''}{part.text or ''}"
             part.tag = "span"
@@ -257,7 +274,8 @@ def _write_out_numbers(tree: Any) -> None:
         count = _integer(numbered.get("start"), len(items) if step < 0 else 1)
         for item in items:
             count = _integer(item.get("value"), count)
-            first = item[0] if len(item) and not (item.text or "").strip() and item[0].tag in ("p", "div") else item
+            inner = next((child for child in item if child.tag != "span" or child.text or child.tail), item)
+            first = inner if not (item.text or "").strip() and inner.tag in ("p", "div") else item
             first.text = f"{numeral(count, item.get('type', numbered.get('type', '1')))}. {(first.text or '').lstrip()}"
             count += step
             item.tag = "div"
@@ -270,15 +288,14 @@ def _integer(text: str | None, default: int) -> int:
 
 def _drop_hidden(tree: Any, notes: Notes) -> None:
     for element in tree.xpath(_NO_TEXT):
-        element.drop_tree()
+        _replace(element, "", space="")
     for element in tree.xpath("//*[@hidden or @style]"):
         if _NOTE.search(element.get("epub:type") or element.get("role") or ""):
             continue  # programs show it when its mark is touched
         if element.get("hidden") is not None or _DISPLAY_NONE.search(element.get("style", "")):
             if element.getparent() is not None and element.text_content().strip():
                 notes.left_out("hidden elements")
-            if element.getparent() is not None:
-                element.drop_tree()
+            _replace(element, "", space="")
 
 
 def _write_out_controls(tree: Any, notes: Notes) -> None:
@@ -316,6 +333,8 @@ def _write_out_pictures(tree: Any, notes: Notes) -> None:
         _replace(picture, f"[{alt}]" if alt else "")
     for title in tree.xpath("//svg//title"):
         _replace(title, f"[{_words(title)}]" if _words(title) else "")
+    for words in tree.xpath("//svg//tspan[@x or @y or @dx or @dy]"):  # at another place
+        words.text = f" {words.text or ''}"
     for media in tree.xpath(_MEDIA):
         media.tail = f" {media.tail or ''}"
         notes.left_out(f"embedded media: {media.tag}")
@@ -326,10 +345,11 @@ def _words(element: Any) -> str:
 
 
 def _replace(element: Any, text: str, space: str = " ") -> None:
-    """Replace an element by text, with `space` around it."""
+    """Replace an element by text, with `space` around it.
+
+    The element becomes a `span`: removing it would join the texts around it, which takes quadratic time for many elements.
+    """
     if element.getparent() is not None:
-        element.tail = f"{space}{text}{space}{element.tail or ''}"
-        for child in list(element):
-            element.remove(child)
-        element.text = None
-        element.drop_tree()
+        element.clear(keep_tail=True)
+        element.tag = "span"
+        element.text = f"{space}{text}{space}"

@@ -55,6 +55,8 @@ _UNSEEN = re.compile(rb"</?(?:style|script)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(rb"<[^<>]*>|&nbsp;", re.IGNORECASE)
 _MIN_SHARE = 3
 """A plain text with fewer words than the HTML has, divided by this, is no alternative to it."""
+_GAP = re.compile(rb"\A((?:[^\r\n]+\r?\n)++)(?:\r?\n)++(?=Content-Type:[ \t]*multipart/)", re.IGNORECASE)
+"""The first fields of a message, and empty lines before its last field, which would end the fields."""
 _BOUNDARY = re.compile(r"^--(\S+)[ \t\r]*$", re.MULTILINE)
 
 
@@ -75,6 +77,8 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 
 
 def _read_message(data: bytes, notes: Notes) -> Iterator[Block]:
+    if (gap := _GAP.match(data)) and b"content-type:" not in gap[1].lower():
+        data = gap[1] + data[gap.end() :]
     message = _parsed(data)
     if not isinstance(message, EmailMessage) or not message.keys():
         raise Unreadable("the message cannot be read: it has no headers")
@@ -108,8 +112,9 @@ def _parsed(data: bytes) -> Message:
 
 def _others(message: EmailMessage, texts: list[EmailMessage], notes: Notes, *, page: bool) -> Iterator[Block]:
     """Yield the attachments, and note what else is not in the text. `page`: whether the message is a saved web page."""
+    shown = set(map(id, texts))
     for part in _leaves(message):
-        if any(part is text for text in texts):
+        if id(part) in shown:
             continue
         kind = part.get_content_type()
         if page and kind in ("text/html", "application/xhtml+xml"):

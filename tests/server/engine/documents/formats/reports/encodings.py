@@ -48,6 +48,6 @@ REPORTS = [
     Report("subject-of-outlook", "a.eml", subject(NEC, "iso-2022-jp"), ["①日本 words"], [], []),
     Report("subject-windows-874", "a.eml", subject("ภาษาไทย".encode("cp874"), "windows-874"), ["ภาษาไทย"], [], []),
     Report("text-in-thai", "a.txt", "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอน".encode("cp874"), ["ภาษาไทยเป็น"], [], ["cp874"]),
-    Report("text-of-an-old-macintosh", "a.txt", FRENCH.encode("mac_roman"), ["café était fermé à Noël"], [], ["mac_roman"]),
+    Report("text-of-an-old-macintosh", "a.txt", FRENCH.encode("mac_roman"), ["café était fermé à Noël"], [], ["mac-roman"]),
     Report("rtf-in-utf-8", "a.rtf", r"{\rtf1\ansi café \u233\'e9 日本}".encode(), ["café é 日本"], [], []),
 ]  # fmt: skip

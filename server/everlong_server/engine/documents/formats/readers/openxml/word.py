@@ -19,9 +19,10 @@ from everlong_server.engine.documents.formats.readers.openxml.numbering import N
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, W
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
-_PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk"))
+_PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK, _RUN = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk", "r"))
 _EQUATIONS = (f"{M}oMathPara", f"{M}oMath")
-_BLOCKS = (_PARAGRAPH, _TABLE, *_EQUATIONS)
+_BLOCKS = (_PARAGRAPH, _TABLE, *_EQUATIONS, _RUN)
+"""What has text. Some programs write runs outside of paragraphs."""
 _CHARACTERS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 # Copies of text for old programs, and properties.
 _NO_TEXT = {W + name for name in ("pPr", "rPr", "delText", "tblPr", "sdtPr")} | {f"{MC}Fallback"}
@@ -67,19 +68,21 @@ class _Document:
             return
         sections = list(self._body.iter(f"{W}sectPr"))
         yield from self._furniture(sections[:1], "header")
-        heading, initial = None, ""
+        heading, initial, was_run = None, "", False
         for block in _outermost(self._body, *_BLOCKS, _CHUNK):
             if block.tag == _CHUNK:
                 yield from self._chunk(block)
                 continue
             with self._notes.at(part=heading):
-                text = initial + self._block(block).strip()
+                is_run, text = block.tag == _RUN, self._block(block)
+                text = text if is_run else initial + text.strip()
                 initial = text if _is_initial(block) else ""
                 if initial:
                     continue
                 section = " ".join(text.split()) if text and self._is_heading(block) else None
-                yield Block(text, section=section)
+                yield Block(text, section=section, joined=is_run and was_run)
                 yield from self._annotation_blocks()
+            was_run = is_run
             heading = section or heading
             if block.tag == _PARAGRAPH and len(sections) > 1 and block.find(f"{W}pPr/{W}sectPr") is not None:
                 yield from self._furniture([sections.pop(0)], "footer")
@@ -160,6 +163,8 @@ class _Document:
             return "\n".join(self._block(inner) for inner in _outermost(block, *_BLOCKS)).strip()
         if block.tag in _EQUATIONS:
             return linear(block)
+        if block.tag == _RUN:
+            return self._inline(block)
         number, text = self._numbering.of(block), "".join(self._inline(part) for part in block)
         return f"{number} {text}" if number and text.strip() else text
 
@@ -216,8 +221,12 @@ class _Document:
             case "end" if self._fields and (instruction := self._fields.pop()):
                 if instruction.split()[:1] == ["EQ"]:
                     self._notes.left_out("equations in fields")
-                return field_text(instruction)
+                return "" if any(outer is not None for outer in self._fields) else field_text(instruction)
         return "".join(self._inline(child) for child in mark)
+
+    def _is_in_instruction(self) -> bool:
+        """Whether the current field is inside the instruction of another, such as the condition of an IF field."""
+        return any(instruction is not None for instruction in self._fields[:-1])
 
     def _ruby(self, ruby: Any) -> str:
         """Return a word, and its pronunciation in brackets."""
@@ -225,6 +234,8 @@ class _Document:
         return f"{word}({guide})" if guide.strip() else word
 
     def _letters(self, text: Any) -> str:
+        if self._is_in_instruction():
+            return ""
         fonts = text.getparent().find(f"{W}rPr/{W}rFonts")
         font = "" if fonts is None else fonts.get(f"{W}ascii", "")
         letters = text.text or ""

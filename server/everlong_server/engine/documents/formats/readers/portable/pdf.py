@@ -16,6 +16,7 @@ from everlong_server.engine.documents.formats.readers.portable.annotations impor
 from everlong_server.engine.documents.formats.readers.portable.columns import column_text
 from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
+from everlong_server.engine.documents.formats.readers.portable.upward import from_the_top
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
 _CATALOG = re.compile(rb"(\d+ \d+) obj\b[^>]{0,200}?/Type\s*/Catalog\b")
@@ -90,7 +91,7 @@ def _page(page: Any, number: int, notes: Notes) -> str:
     textpage = page.get_textpage()
     text = column_text(textpage)
     if text is None:
-        text = with_ligatures(textpage.get_text_range(), textpage)
+        text = from_the_top(with_ligatures(textpage.get_text_range(), textpage), textpage)
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)
     text = join_hyphens(text.replace("\r\n", "\n")).replace("\ufffe", "-").strip()

@@ -1,0 +1,33 @@
+"""The order of lines that a PDF draws from the bottom of the page to its top."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import pairwise
+from typing import Any
+
+from pypdfium2 import raw
+
+_MIN_LINES = 3
+_BREAK = "\r\n"
+"""PDFium's line end."""
+
+
+def from_the_top(text: str, textpage: Any) -> str:
+    """Return the text of a page with its lines from the top to the bottom, if the file has all of them the other way round."""
+    lines = text.split(_BREAK)
+    if len(lines) < _MIN_LINES or textpage.count_chars() != len(text) or "\ufffe" in text:
+        return text  # U+FFFE: PDFium has joined a hyphenated word with the line that it takes for the next
+    start, heights = 0, []
+    for line in lines:
+        letter = next((at for at in range(start, start + len(line)) if not text[at].isspace()), None)
+        start += len(line) + len(_BREAK)
+        if letter is None:
+            continue
+        if raw.FPDFText_GetCharAngle(textpage, letter) != 0:  # turned text may go upwards
+            return text
+        x, y = ctypes.c_double(), ctypes.c_double()
+        raw.FPDFText_GetCharOrigin(textpage, letter, x, y)
+        heights.append(y.value)
+    is_upward = len(heights) >= _MIN_LINES and all(below < above for below, above in pairwise(heights))
+    return _BREAK.join(reversed(lines)) if is_upward else text
