@@ -77,8 +77,8 @@ def _cut(window: bytes, *, last: bool) -> int:
             return heading.end()
     if last:
         return len(window)
-    if heading := _HEADING_GOES_ON.search(window, _SHORTEST_BEFORE_HEADING):
-        return heading.end()
+    if goes_on := _HEADING_GOES_ON.search(window, _SHORTEST_BEFORE_HEADING):
+        return goes_on.end()
     for pattern, shortest in ((_SENTENCE_END, _SHORTEST), (_SENTENCE_END, _SHORTEST // 2), (_SPACE, 1)):
         if found := pattern.match(window, shortest):
             return found.end()
