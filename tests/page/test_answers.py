@@ -200,7 +200,7 @@ def test_a_growing_answer_does_not_move_away_from_its_reader(
 
 
 def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Server) -> None:
-    before = [server.upload(TEXT * 200)["id"] for _ in range(2)]  # the server reads two at a time: the next one waits
+    before = [server.upload(TEXT * 1000)["id"] for _ in range(2)]  # the server reads two at a time: the next one waits
     document = server.upload(TEXT)["id"]
     session = server.session(document)["id"]
     page = tab.page

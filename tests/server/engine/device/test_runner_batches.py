@@ -27,7 +27,7 @@ def test_an_answer_that_attends_to_few_kept_tokens_leaves_the_whole_state(tiny_m
     runner.start()
     try:
         ends = []
-        for newest, by_itself in ((None, False), (0, False), (48, False), (48, True)):
+        for newest, by_itself in ((None, False), (0, False), (48, False), (0, True)):
             events: queue.Queue = queue.Queue()
             runner.submit(AnswerRequest(state, [9, 9], prompt, params, 0, events.put, newest, by_itself))
             ends.append(last(events))
@@ -118,7 +118,11 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
     runner.stop()
     assert isinstance(end, AnswerFinished)
     drawn = [*model.memory.kept_tokens(end.state), *end.open][-1]
-    seen = [] if alone else [*text[-min(newest, 32) :], 9, 8] if newest else [9, 8] if newest == 0 else [*text, 9, 8]
+    before = [*text, 9, 8]
+    if alone:  # `newest` of the tokens before the prompt belong to it
+        seen = before[-newest:] if newest else []
+    else:
+        seen = before if newest is None else before[-min(newest, 32) - 2 :]
     assert item.sampler is not None
     assert set(item.sampler._seen.nonzero()[:, 0].tolist()) == {*seen, *prompt, drawn}
 
