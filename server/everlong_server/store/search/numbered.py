@@ -29,6 +29,9 @@ _ORDINALS = (
 _ROMAN = tuple(map("".join, product(("", "c"), ("", "x", "xx", "xxx", "xl", "l", "lx", "lxx", "lxxx", "xc"),
     ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix"))))  # fmt: skip
 """Roman numerals from 0 to 199, by their number."""
+_NUMBERS = {form: number for forms in (_ROMAN, _WORDS) for number, form in enumerate(forms) if form}
+_CHARACTERS = 300
+"""Characters of a question in which a part can be named, its last ones: a message may be as long as a page."""
 _WORD = r"[^\W\d_]{2,30}"
 _AFTER = re.compile(rf"(?:\b[Tt]he\s+)?\b({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}})\b(?![.,]?\d)")
 _BEFORE = re.compile(
@@ -52,14 +55,15 @@ class _Name:
 def named_part(question: str, parts: Sequence[Indexed]) -> tuple[str, Ints | None]:
     """Return the question with "the text" in place of the part's name, and the numbers of the part's passages, over all documents
     of a search; the question and None if it names no part. Blocks."""
-    for name in _names(question):
+    cut = max(0, len(question) - _CHARACTERS)
+    for name in _names(question[cut:]):
         found, first = [np.zeros(0, np.int64)], 0
         for part in parts:
             found.append(first + _below_heading(part, name))
             first += part.size
         among = np.concatenate(found)
         if len(among):
-            return name.question, among
+            return question[:cut] + name.question, among
     return question, None
 
 
@@ -89,10 +93,7 @@ def _replaced(question: str, found: re.Match[str]) -> str:
 
 
 def _number(text: str) -> int | None:
-    lower = text.lower()
-    if lower.isdecimal():
-        return int(lower)
-    return next((numerals.index(lower) for numerals in (_WORDS, _ROMAN) if lower in numerals[1:]), None)
+    return int(text) if text.isdecimal() else _NUMBERS.get(text.lower())
 
 
 def _phrases(name: _Name) -> Iterator[str]:
