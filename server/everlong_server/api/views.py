@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from everlong_models.catalogue.entry import entries
 from everlong_models.memories.view import LayerView
 from everlong_models.text.embedder import MAX_TOKENS
-from everlong_server.api import memory_schemas, schemas
+from everlong_server.api import memory_schemas, model_schemas, schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents.formats.catalogue import accepted_formats
 from everlong_server.errors import Conflict, RateLimited, Unavailable
@@ -158,18 +158,18 @@ def formats_view(services: Services) -> schemas.FormatList:
     return schemas.FormatList(data=data, max_bytes=services.shared.settings.max_document_bytes)
 
 
-def model_views(services: Services) -> list[schemas.ServedModel | schemas.UnloadedModel]:
+def model_views(services: Services) -> list[model_schemas.ServedModel | model_schemas.UnloadedModel]:
     """Return the models that answer questions, the first one first."""
     return [_model_view(services, each) for each in services.shared.models.all]
 
 
-def _model_view(services: Services, named: NamedModel) -> schemas.ServedModel | schemas.UnloadedModel:
+def _model_view(services: Services, named: NamedModel) -> model_schemas.ServedModel | model_schemas.UnloadedModel:
     created = int(services.shared.started_at)
     if named.shared is None:
-        return schemas.UnloadedModel(id=named.name, created=created, memory_bytes=named.bytes)
+        return model_schemas.UnloadedModel(id=named.name, created=created, memory_bytes=named.bytes)
     model, services = named.shared.model, tenant_services(named.shared, services.tenant)
     known = entries().get(model.backbone_name or "")
-    return schemas.ServedModel(
+    return model_schemas.ServedModel(
         id=model.name,
         created=created,
         memory_bytes=named.bytes,
@@ -188,12 +188,12 @@ def _model_view(services: Services, named: NamedModel) -> schemas.ServedModel | 
     )
 
 
-def embedding_model_view(services: Services) -> schemas.EmbeddingModel | None:
+def embedding_model_view(services: Services) -> model_schemas.EmbeddingModel | None:
     """Return the embedding model; None if the server has none."""
     embedder = services.shared.embedder
     if embedder is None:
         return None
-    return schemas.EmbeddingModel(
+    return model_schemas.EmbeddingModel(
         id=embedder.name,
         created=int(services.shared.started_at),
         dimensions=embedder.dimension,

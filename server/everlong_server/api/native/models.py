@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from everlong_server.api import schemas
+from everlong_server.api import model_schemas, schemas
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.views import CallerServices, embedding_model_view, formats_view, model_views
 
@@ -12,16 +12,16 @@ router = APIRouter()
 
 
 @router.get("/v1/models", tags=["models"], responses={503: ERROR_RESPONSES[503]})
-async def models(services: CallerServices) -> schemas.ModelList:
+async def models(services: CallerServices) -> model_schemas.ModelList:
     """Lists the models that answer questions, loaded or not, the default one first; then the embedding model if the server has one."""
     embedding = embedding_model_view(services)
-    return schemas.ModelList(data=[*model_views(services), *([] if embedding is None else [embedding])])
+    return model_schemas.ModelList(data=[*model_views(services), *([] if embedding is None else [embedding])])
 
 
 @router.get("/v1/models/{model_id}", tags=["models"], responses={404: ERROR_RESPONSES[404], 503: ERROR_RESPONSES[503]})
 async def model(
     model_id: str, services: CallerServices
-) -> schemas.ServedModel | schemas.UnloadedModel | schemas.EmbeddingModel:
+) -> model_schemas.ServedModel | model_schemas.UnloadedModel | model_schemas.EmbeddingModel:
     """Returns a model. Does not load it."""
     embedding = embedding_model_view(services)
     if embedding is not None and model_id == embedding.id:

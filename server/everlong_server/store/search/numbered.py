@@ -1,7 +1,7 @@
 """Finds the part of a text that a question names by its number, such as "What happens in chapter 6?".
 
 A heading must have the same word next to the same number: in figures, in Roman numerals, or in English words. So no list of words for
-parts is needed, and a question about "apollo 11" names a part only of a text with such a heading.
+parts is needed. The text must number these parts from 1. Otherwise "How can I pay?" would name the part "How can I apply?".
 """
 
 from __future__ import annotations
@@ -54,17 +54,23 @@ class _Name:
 
 def named_part(question: str, parts: Sequence[Indexed]) -> tuple[str, Ints | None]:
     """Return the question with "the text" in place of the part's name, and the numbers of the part's passages, over all documents
-    of a search; the question and None if it names no part. Blocks."""
+    of a search. If it names several parts: the question as it is, and the passages of all. If none: the question and None. Blocks."""
     cut = max(0, len(question) - _CHARACTERS)
+    named: dict[tuple[str, int], tuple[str, Ints]] = {}
     for name in _names(question[cut:]):
-        found, first = [np.zeros(0, np.int64)], 0
+        key = name.word.casefold(), name.number
+        if key in named:
+            continue
+        found, first = list[Ints](), 0
         for part in parts:
             found.append(first + _below_heading(part, name))
             first += part.size
-        among = np.concatenate(found)
-        if len(among):
-            return question[:cut] + name.question, among
-    return question, None
+        if any(map(len, found)):
+            named[key] = question[:cut] + name.question, np.concatenate(found)
+    if not named:
+        return question, None
+    texts, passages = zip(*named.values(), strict=True)
+    return texts[0] if len(texts) == 1 else question, np.unique(np.concatenate(passages))
 
 
 def _names(question: str) -> Iterator[_Name]:
@@ -79,13 +85,20 @@ def _names(question: str) -> Iterator[_Name]:
 
 
 def _below_heading(part: Indexed, name: _Name) -> Ints:
-    """Return the numbers in the document of the passages below headings with the word and the number."""
+    """Return the numbers in the document of the passages below headings with the word and the number; none unless other headings
+    have the word with the first number, or the second if this is the first."""
+    found = _below(part, name.word, name.number)
+    is_numbered = found and _below(part, name.word, 2 if name.number == 1 else 1)
+    return _long_runs(np.array(sorted(found) if is_numbered else [], np.int64))
+
+
+def _below(part: Indexed, word: str, number: int) -> set[int]:
     found = set[int]()
-    for phrase in _phrases(name):
+    for phrase in _phrases(word, number):
         terms = terms_of(part.language).of(phrase)
         if len(terms) == 2:
             found |= _adjacent(part.index, *terms)
-    return _long_runs(np.array(sorted(found), np.int64))
+    return found
 
 
 def _replaced(question: str, found: re.Match[str]) -> str:
@@ -96,12 +109,12 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else _NUMBERS.get(text.lower())
 
 
-def _phrases(name: _Name) -> Iterator[str]:
+def _phrases(word: str, number: int) -> Iterator[str]:
     """Yield the forms in which a heading can have the word and the number."""
-    numbers = [str(name.number)] + [forms[name.number] for forms in (_ROMAN, _WORDS) if name.number < len(forms)]
-    yield from (f"{name.word} {number}" for number in numbers)
-    if name.number < len(_ORDINALS):
-        yield f"{_ORDINALS[name.number]} {name.word}"
+    yield f"{word} {number}"
+    yield from (f"{word} {forms[number]}" for forms in (_ROMAN, _WORDS) if number < len(forms))
+    if number < len(_ORDINALS):
+        yield f"{_ORDINALS[number]} {word}"
 
 
 def _adjacent(index: Any, first: str, second: str) -> set[int]:

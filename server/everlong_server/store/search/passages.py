@@ -252,8 +252,8 @@ class Passages:
                 found = read(chosen.in_turns(limit, best=1 if by_sentences else None))
                 if by_sentences:
                     # Sentences of more passages tell more of a text than whole passages. Its first passages name its subject.
-                    kept = {passage.start for passage in found[: len(chosen.best[:1])]}
-                    found = [p if p.start in kept or p.start < sentences.TITLE else sentences.first(p) for p in found]
+                    best = found[: len(chosen.best[:1])]
+                    found = [p if p in best or p.start < sentences.TITLE else sentences.first(p) for p in found]
                 return Found(found, self._overview(searched))
             found = read(chosen.best)
             by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}

@@ -99,9 +99,7 @@ class Vectors:
 
     async def of_query(self, text: str) -> NDArray[np.float32]:
         """Return the vector of a question: [dimension]."""
-        vectors = await _QUERIES.run(self._embedder.embed, [text])
-        vector: NDArray[np.float32] = vectors[0]
-        return vector
+        return await _QUERIES.run(self.of_text, text)
 
     def of_text(self, text: str) -> NDArray[np.float32]:
         """Return the vector of a question: [dimension]. Blocks."""

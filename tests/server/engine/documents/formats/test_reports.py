@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 import pytest
 
+from tests.server.engine.documents.formats import reports
 from tests.server.engine.documents.formats.reading import read
-from tests.server.engine.documents.formats.reports import (
-    Report,
-    archives,
-    encodings,
-    messages,
-    mistakes,
-    mixed,
-    opendocument,
-    pages,
-    places,
-    portable,
-    presentations,
-    words,
-)
+from tests.server.engine.documents.formats.reports import Report
 
 pytestmark = pytest.mark.long
 
-REPORTS = [
-    (f"{module.__name__.rpartition('.')[2]}-{report.name}", report)
-    for module in (
-        archives,
-        encodings,
-        messages,
-        mistakes,
-        mixed,
-        opendocument,
-        pages,
-        places,
-        portable,
-        presentations,
-        words,
-    )
-    for report in module.REPORTS
-]
+REPORTS = {
+    f"{module.name}-{report.name}": report
+    for module in pkgutil.iter_modules(reports.__path__)
+    for report in getattr(importlib.import_module(f"{reports.__name__}.{module.name}"), "REPORTS", ())
+}
+"""By module and name. The modules with parts of files have none."""
 
 
-@pytest.mark.parametrize("report", [report for _, report in REPORTS], ids=[name for name, _ in REPORTS])
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
 def test_a_file_after_a_bug_report(report: Report) -> None:
     text, notes = read(report.data, report.filename)
     flat = " ".join(text.split())
