@@ -22,7 +22,8 @@ def find_model(name: str, models_dir: Path) -> Path:
 def split_adapter(name: str, models_dir: Path) -> tuple[str, str | None]:
     """Split `BACKBONE+ADAPTER`. A name without a plus, or of an existing file or folder, has no adapter.
 
-    Of several pluses, one divides that has an adapter after it and a backbone before it, or at least one of both; else the last one.
+    If there are several pluses, the name is split where the right part is an existing adapter and the left part an existing backbone. If
+    there is no such plus: at one with an existing adapter, else at one with an existing backbone, else at the last one.
     """
     parts = name.split("+")
     splits = [("+".join(parts[:n]), "+".join(parts[n:])) for n in range(len(parts) - 1, 0, -1)]

@@ -30,7 +30,8 @@ from everlong_models.kernels.yield_point import yield_point
 _PROBE = 4
 """Tokens with which a model is tried."""
 _CAPACITY = 512
-"""Positions of the key/value tensor of the trial. Some layers (GPT-Neo's) take its end for the position of the last token."""
+"""Length of the cache in the trial. It is longer than the trial's tokens, to detect layers (GPT-Neo's) that take the cache's length for the
+position of the last token."""
 _CLOSE, _CLOSE_IN_16_BITS = (0.001, 0.001), (0.005, 0.3)
 """How far the logits of all tokens at once, and of a decode step, may differ, as a share of their norm. In a step, rounding to bfloat16
 can choose other experts; in float32 the tiny models of the tests differ by less than 0.00001."""
@@ -99,7 +100,7 @@ class Backbone(nn.Module):
                 raise self._unfit("not all of its layers keep keys and values")
             if (one - same).norm() > 1e-3 * one.norm():
                 raise self._unfit("its attention is not causal")
-            kv[..., last:, :] = 0  # attention multiplies also what its mask hides
+            kv[..., last:, :] = 0  # masked positions are multiplied, too, and 0 × inf is NaN
             expected = self.model(tokens, use_cache=False).logits
             step = self.hidden(x[:, last:], kv=kv, at=torch.tensor([last, last], device=self.device))
             found = self.logits(self.hidden(x)), self.logits(step)

@@ -119,7 +119,7 @@ def _float_model(file: GGUFFile) -> PreTrainedModel:
 def _require_all(file: GGUFFile, model: PreTrainedModel, missing: Collection[str]) -> None:
     """Raise `ValueError` if transformers' reader has left out a tensor of the file, or found none for a weight of the model.
 
-    Its report names no tensor that it leaves out, so numbers are counted. transformers has set missing biases to 0.
+    The reader does not report tensors that it leaves out, so the total number of weights is compared. transformers has set missing biases to 0.
     """
     weights = model.state_dict()
     if lacking := sorted(

@@ -40,7 +40,7 @@ class Family:
 
     `turned`: llama.cpp rotates neighbouring numbers of a head, so it reorders the rows of queries and keys. `fused`: one tensor for
     queries, keys and values, and one for gate and up. `plus_one`: transformers' norms add 1 to their weights, llama.cpp's do not.
-    `known`: transformers reads such files, too. `biases`: beginnings of the names of matrices that have biases in some models.
+    `known`: transformers reads such files, too. `biases`: prefixes of the names of the matrices that may have biases.
     """
 
     kind: str

@@ -112,7 +112,7 @@ def _factor(file: GGUFFile, name: str) -> float | None:
 
 
 def _unread(file: GGUFFile, name: str, kind: str) -> list[str]:
-    """Return the metadata of scaling that is not read with this kind, and changes positions; with `none`, a factor changes nothing."""
+    """Return metadata that changes positions but is not read with this kind of scaling. With `none`, a factor has no effect."""
     prefix = f"{name}.rope.scaling."
     fields = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     ignored = {"factor"} if kind == "none" else set()

@@ -27,7 +27,7 @@ from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Found, Passage, Passages
 
 LINE_BREAK = "\n"
-"""What an answer that ended with a segment goes on after: the state has all of its tokens, and the model needs one to begin with."""
+"""Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
 
 INSTRUCT = Template(
     "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "
@@ -126,7 +126,7 @@ class PromptBuilder:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
         model, answer, snapshot = self._engine.model, context.continued, context.session.snapshot
         assert answer is not None, "only an answer can be extended"
-        # It attends to what it has attended to: see `build`. Evidence shows that the documents were searched.
+        # The continuation sees the same tokens as the first part did: see `build`. Evidence shows that the documents were searched.
         searched, reused = bool(answer.evidence), answer.usage.reused_tokens
         prompt_only = searched and bool(model.memory.kept_tokens(context.state))
         tokens, visible = list(context.last), RECENT_TOKENS if searched else None

@@ -44,7 +44,7 @@ from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota
 
 _SHARED_TOKENS = 4
-"""Tokens before a continued answer whose last character or space may end in it."""
+"""Number of tokens before a continuation that are decoded with it: a character or space can be split between the two."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class AnswerRequest:
     `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
     that enter the state while the request runs are always attended to. `prompt_only`: if the state keeps tokens, the answer
     attends to its prompt and to nothing before it; the tokens in `open` still become part of the state with their segment. Then
-    `visible_kept` counts the tokens before the prompt that belong to it, the last ones of the state and of `open`.
+    `visible_kept` is the number of last tokens, in the state and in `open`, that count as part of the prompt.
     `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `text_before`: the last tokens
     of a text that the answer continues. `background`: the request waits for all others.
     """

@@ -43,7 +43,7 @@ _CONVERTERS = Pool("everlong-convert", 3)
 _CONVERSIONS_PER_TENANT = 2
 """Fewer than there are converters, so that one tenant cannot occupy all of them."""
 _READERS = 1
-"""Raise it when a reader of files gets better: then a file is converted again instead of reusing its document."""
+"""Version of the file readers. Raise it when a reader improves: uploads with `reuse` then convert a file again."""
 _tenant_conversions: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
 

@@ -31,7 +31,7 @@ _ROMAN = tuple(map("".join, product(("", "c"), ("", "x", "xx", "xxx", "xl", "l",
 """Roman numerals from 0 to 199, by their number."""
 _NUMBERS = {form: number for forms in (_ROMAN, _WORDS) for number, form in enumerate(forms) if form}
 _CHARACTERS = 300
-"""Characters of a question in which a part can be named, its last ones: a message may be as long as a page."""
+"""A part is looked for only in so many last characters of a message, because a message may be a page long."""
 _WORD = r"[^\W\d_]{2,30}"
 _AFTER = re.compile(rf"(?:\b[Tt]he\s+)?\b({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}})\b(?![.,]?\d)")
 _BEFORE = re.compile(

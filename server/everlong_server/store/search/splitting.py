@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import IO
 
 VERSION = 3
-"""Version of the cuts. Indexes and vectors of another one do not fit these passages."""
+"""Version of the splitting rules. Raise it when passages change: indexes and vectors of another version are then built again."""
 # Bytes of a passage: 55 to 80 words of English. Scripts with longer characters get fewer characters, but about as many tokens.
 _SHORTEST, _LONGEST = 300, 460
 _SHORTEST_BEFORE_HEADING = 60

@@ -52,7 +52,7 @@ FORMATS = {
         (f"{_OPENXML}.wordprocessingml.document", f"{_OPENXML}.wordprocessingml.template",
          f"{_MACRO}-word.document.macroenabled.12", f"{_MACRO}-word.template.macroenabled.12"),
     ),
-    "doc": Format("a Word file of 1997 to 2003", "compound.doc", "olefile", (".doc", ".dot"), ("application/msword",)),
+    "doc": Format("a Word file of 1991 to 2003", "compound.doc", "olefile", (".doc", ".dot"), ("application/msword",)),
     "pptx": Format(
         "a PowerPoint file", "openxml.slides", "lxml", (".pptx", ".pptm", ".ppsx", ".ppsm", ".potx", ".potm"),
         (f"{_OPENXML}.presentationml.presentation", f"{_OPENXML}.presentationml.slideshow",

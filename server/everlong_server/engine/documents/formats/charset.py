@@ -41,7 +41,8 @@ _SIGN = re.compile(
 )
 """Signs of Windows-1252 where they are no letters of another encoding."""
 _MARGIN, _MARGIN_OF_OLD = 1.1, 1.03
-"""How much better than the preferred encoding another one must fit. Those of old computers differ from it in few texts by more."""
+"""How many times better another encoding must fit than the preferred one. For those of old computers the margin is smaller, because they
+rarely fit much better."""
 FONT_CHARSETS = {
     77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
     163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
@@ -52,8 +53,8 @@ _SAMPLE = 1 << 18
 _BEFORE = 64
 """Bytes of a sample before its first byte that is not ASCII."""
 _MIN_VALID = 3
-"""A text is UTF-8 if it has at least so many characters that are not ASCII for each one that is no UTF-8. Some of another encoding
-are valid by accident."""
+"""A text counts as UTF-8 if at least this many characters outside ASCII, damaged ones included, come with each damaged one. In other
+encodings, some byte sequences are valid UTF-8 by accident."""
 _PART = 4096
 """Number of bytes, about, of a part whose encoding is guessed on its own."""
 _SPACE = re.compile(rb"\s")
@@ -240,7 +241,7 @@ def _guess(page: bytes) -> str:
 def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, preferred: str = "cp1252") -> str | None:
     """Return the legacy encoding that fits best, the preferred one before others that fit about as well; None if none fits.
 
-    An encoding must fit most parts of the sample, not all: a damaged character fits only encodings that are not the text's.
+    An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part.
     """
     import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
 
