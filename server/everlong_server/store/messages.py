@@ -69,16 +69,16 @@ class AnswerMessage:
     tool_calls: Sequence[ToolCall] = ()
     stop_sequence: str | None = None
 
-    def joined_to(self, first: AnswerMessage) -> AnswerMessage:
-        """Return the answer `first` continued by this one, as one answer with this one's id."""
+    def joined_to(self, first: AnswerMessage, between: str) -> AnswerMessage:
+        """Return the answer `first` continued by this one, with the text `between` them, as one answer with this one's id."""
         before, own = first.usage, self.usage
         usage = Usage(
-            own.prompt_tokens - before.completion_tokens,
+            before.prompt_tokens or own.prompt_tokens,
             before.completion_tokens + own.completion_tokens,
             min(before.reused_tokens, own.reused_tokens),
         )
         text = first.content.rstrip("\ufffd")  # a character that was cut is whole in this one
-        return replace(self, content=text + self.content, created_at=first.created_at, usage=usage)
+        return replace(self, content=text + between + self.content, created_at=first.created_at, usage=usage)
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""

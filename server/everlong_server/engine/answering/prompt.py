@@ -65,7 +65,7 @@ def whole_template(overview: Overview) -> Template:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `prompt_only`: see `AnswerRequest`.
+    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`.
 
     `question`: what the user asked: the message, or the one before it if the message has the results of calls alone.
     """
@@ -73,7 +73,7 @@ class Prompt:
     tokens: list[int]
     evidence: list[Passage]
     visible_kept: int | None
-    prompt_only: bool
+    own_before: int | None
     question: str
 
 
@@ -122,28 +122,33 @@ class PromptBuilder:
             build, context, content, found, recall, lacks_answer=lacks_answer, template=template
         )
 
-    def continuation(self, context: TurnContext) -> Prompt:
+    def continuation(self, context: TurnContext, recall: Recall) -> Prompt:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
         model, answer, snapshot = self._engine.model, context.continued, context.session.snapshot
         assert answer is not None, "only an answer can be extended"
-        # The continuation sees the same tokens as the first part did: see `build`. Evidence shows that the documents were searched.
-        searched, reused = bool(answer.evidence), answer.usage.reused_tokens
+        # The continuation sees the same tokens as the first part did: see `build`.
+        searched, reused = (
+            bool(answer.evidence or (recall.passages and context.session.documents)),
+            answer.usage.reused_tokens,
+        )
         prompt_only = searched and bool(model.memory.kept_tokens(context.state))
-        tokens, visible = list(context.last), RECENT_TOKENS if searched else None
+        tokens, visible, own = list(context.last), RECENT_TOKENS if searched else None, 0
         if context.unread:
             prompt_only = prompt_only and not context.session.messages
             *earlier, question, cut = context.unread
-            text = self._template.render(paragraphs(answer.evidence[::-1], self._template.gap)) if searched else ""
+            passages = paragraphs(answer.evidence[::-1], self._template.gap)
+            text = self._template.render(passages) if passages else ""
             unread = [*earlier, replace(question, content=text + question.content), cut]
             lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
         elif prompt_only := prompt_only and bool(reused) and context.session.messages == 2:
-            visible = snapshot.position - (reused if context.read_before is None else context.read_before)
+            own = snapshot.position - (reused if context.read_before is None else context.read_before)
         elif searched:
             visible = RECENT_TOKENS + snapshot.position - len(snapshot.open) - reused
         # The state has the whole answer if that ended with a segment: see `SessionTurns`.
         tokens = tokens or model.tokenizer.encode(LINE_BREAK)
-        return Prompt(tokens, list(answer.evidence), visible, prompt_only, context.previous_question or "")
+        own_before = own if prompt_only else None
+        return Prompt(tokens, list(answer.evidence), visible, own_before, context.previous_question or "")
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
@@ -178,8 +183,8 @@ class PromptBuilder:
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
-        visible = 0 if prompt_only else RECENT_TOKENS if searched else None
-        return Prompt(tokens, evidence, visible, prompt_only, question)
+        visible, own_before = RECENT_TOKENS if searched else None, 0 if prompt_only else None
+        return Prompt(tokens, evidence, visible, own_before, question)
 
     def _select(
         self,

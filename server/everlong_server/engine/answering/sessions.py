@@ -135,7 +135,7 @@ class SessionTurns:
             last = await self._sessions.messages(session.id, last=needed) if needed else []
             unread = [Message(m["role"], m["content"]) for m in last[needed - session.unread :]]
 
-            first, ending = _stored_answer(session, pair[1]) if continues else None, list[int]()
+            first, ending, added = _stored_answer(session, pair[1]) if continues else None, list[int](), ""
             reading = await self._documents.readings.get(session.reading) if continues and session.reading else None
 
             async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
@@ -151,9 +151,9 @@ class SessionTurns:
                 if read.snapshot.open:
                     read, ending = _without_last_token(read)
                 else:
-                    first = replace(first, content=first.content + LINE_BREAK)
+                    added = LINE_BREAK
             yield TurnContext(
-                read, state, unread, previous_question, commit, progress, instructions, first, ending,
+                read, state, unread, previous_question, commit, progress, instructions, first, ending, added,
                 None if reading is None else reading.snapshot.position,
             )  # fmt: skip
 

@@ -191,7 +191,7 @@ class TurnRunner:
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
             if context.continued is not None:
-                prompt = await asyncio.to_thread(self._prompts.continuation, context)
+                prompt = await asyncio.to_thread(self._prompts.continuation, context, recall)
                 turn.text, turn.evidence = context.continued.content, prompt.evidence
                 evidence = prompt.evidence
             else:
@@ -205,6 +205,9 @@ class TurnRunner:
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
+            if context.added:
+                turn.text += context.added
+                yield TextDelta(turn.id, context.added, [])
             format = self._engine.model.tools
             answer = _Answer(
                 parser=CallParser(format, tools.callable, turn.id) if tools and tools.shown and format else None
@@ -219,7 +222,7 @@ class TurnRunner:
                 raise turn._error
             message = answer.complete(message, request)
             if context.continued is not None:
-                message = message.joined_to(context.continued)
+                message = message.joined_to(context.continued, context.added)
             message = await self._cited(prompt.question, message)
             span.set(
                 gen_ai__usage__input_tokens=len(request.prompt),
@@ -262,7 +265,7 @@ class TurnRunner:
             params.seed if params.seed is not None else secrets.randbits(53),
             lambda event: None,
             prompt.visible_kept,
-            prompt.prompt_only,
+            prompt.own_before,
             grammar,
             self._quota.tenant,
             [] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],

@@ -19,8 +19,8 @@ class TurnContext:
 
     `previous_question`: the user message before it. `commit`: stores the message, its answer and the snapshot after it.
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
-    extended instead of answering a message, `last` the tokens of it that the model reads once more, and `read_before` the number of
-    tokens that the session had read before its first message; None if it is not known.
+    extended instead of answering a message, `last` the tokens of it that the model reads once more, `added` the text that follows it before
+    anything is generated, and `read_before` the number of tokens that the session had read before its first message; None if it is not known.
     """
 
     session: Session
@@ -32,6 +32,7 @@ class TurnContext:
     instructions: str | None = None
     continued: AnswerMessage | None = None
     last: Sequence[int] = ()
+    added: str = ""
     read_before: int | None = None
 
 

@@ -29,7 +29,7 @@ class DecodeBatch:
             cache, logits = self._memory.open(request.state, tokens)
         else:
             cache, logits = self._memory.open_recent(
-                request.state, tokens, request.visible_kept, sinks=not request.prompt_only
+                request.state, tokens, request.visible_kept, sinks=request.own_before is None
             )
         request.logits = logits[0]
         self._slots.add(cache)

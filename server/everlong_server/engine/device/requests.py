@@ -49,9 +49,9 @@ class AnswerRequest:
     """A request to prefill `prompt` after `state` and the open segment, and to generate an answer.
 
     `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
-    that enter the state while the request runs are always attended to. `prompt_only`: if the state keeps tokens, the answer
-    attends to its prompt and to nothing before it; the tokens in `open` still become part of the state with their segment. Then
-    `visible_kept` is the number of last tokens, in the state and in `open`, that count as part of the prompt.
+    that enter the state while the request runs are always attended to. `own_before`: if set and the state keeps tokens, the
+    answer attends to its prompt and to this many tokens before it, in the state and in `open`, which belong to the prompt, too; it does not attend
+    to any others, whatever `visible_kept` is. The tokens in `open` still become part of the state with their segment.
     `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `text_before`: the last tokens
     of a text that the answer continues. `background`: the request waits for all others.
     """
@@ -63,7 +63,7 @@ class AnswerRequest:
     seed: int
     sink: Sink
     visible_kept: int | None = None
-    prompt_only: bool = False
+    own_before: int | None = None
     grammar: Grammar | None = None
     owner: str = ""
     text_before: Sequence[int] = ()
@@ -98,9 +98,8 @@ class AnswerRequest:
             self.visible_kept += segment - self.hidden_open
         self.state, self.open, self.hidden_open = state, [], 0
 
-    def hide_earlier_tokens(self) -> None:
-        """Restrict the answer to its prompt, before anything is prefilled."""
-        own = self.visible_kept or 0
+    def hide_earlier_tokens(self, own: int) -> None:
+        """Restrict the answer to its prompt and the `own` tokens before it, before anything is prefilled."""
         self.visible_kept, self.hidden_open = max(0, own - len(self.open)), max(0, len(self.open) - own)
 
     def collect_context(self, kept: list[int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from everlong_client import Everlong, TextDelta
 from tests.process import Server
 from tests.tinymodel import STORY, make_tool_model
 
@@ -82,9 +83,27 @@ def test_after_the_end_of_a_segment_it_goes_on_in_a_new_line(windowed: Server) -
     left = -windowed.get_session(probe)["position"] % 256
     first = windowed.say(session, "Who?", max_tokens=10 + left, **LONG)
     assert windowed.get_session(session)["position"] % 256 == 0
-    joined = extend(windowed, session, 10)
-    assert joined["content"].startswith(first["content"] + "\n")
+    with (
+        Everlong(windowed.url, timeout=120) as client,
+        client.sessions.stream(session, "-", continue_answer=True, max_tokens=10, **LONG) as stream,
+    ):
+        streamed = "".join(event.delta for event in stream if isinstance(event, TextDelta))
+    joined = said(windowed, session)[1]
+    assert joined["content"] == first["content"] + streamed
+    assert joined["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
+    assert streamed.startswith("\n")
     assert len(joined["content"]) > len(first["content"]) + 1
+
+
+def test_an_answer_that_saw_nothing_of_the_document_goes_on_without_it(windowed: Server) -> None:
+    """It was made elsewhere, and the memory reads it after the document."""
+    past = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "I am", "finish_reason": "length"}]
+    contents = set()
+    for text in (TEXT, TEXT[::-1]):
+        document = windowed.read(text)["id"]
+        made = windowed.http.post("/v1/sessions", json={"documents": [document], "messages": past}).json()
+        contents.add(extend(windowed, made["id"], 20)["content"])
+    assert len(contents) == 1
 
 
 @pytest.mark.parametrize("field", ["instructions", "json_schema"])

@@ -19,7 +19,8 @@ from tests.server.engine.device.conftest import last
 def test_an_answer_that_attends_to_few_kept_tokens_leaves_the_whole_state(tiny_model: Path, tmp_path: Path) -> None:
     """Across segments: the answer attends to the tokens that it and its prompt add to the window."""
     options = {"segment_length": 16, "sinks": 4, "window": 64}
-    model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    exact = {"quantize": False, "bfloat16": False}
+    model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options, **exact)
     memory, runner = model.memory, Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
     text = torch.randint(5, 500, (1, 48), generator=torch.Generator().manual_seed(0))
     state, prompt = memory.read(text, memory.initial_state(1)), list(range(20, 40))
@@ -27,15 +28,16 @@ def test_an_answer_that_attends_to_few_kept_tokens_leaves_the_whole_state(tiny_m
     runner.start()
     try:
         ends = []
-        for newest, by_itself in ((None, False), (0, False), (48, False), (0, True)):
+        for newest, own in ((None, None), (0, None), (48, None), (48, 0), (48, 7)):
             events: queue.Queue = queue.Queue()
-            runner.submit(AnswerRequest(state, [9, 9], prompt, params, 0, events.put, newest, by_itself))
+            runner.submit(AnswerRequest(state, [9, 9], prompt, params, 0, events.put, newest, own))
             ends.append(last(events))
-        whole, alone, all_of_it, anew = ends
+        whole, alone, all_of_it, anew, continued = ends
         assert all_of_it.state.digest() == whole.state.digest()
         assert all_of_it.open == whole.open
         # The expected tokens: the backbone over sinks, prompt and answer.
-        for end, seen in ((alone, [*text[0, :4].tolist(), 9, 9]), (anew, [])):
+        own_tokens = [*text[0, -5:].tolist(), 9, 9]
+        for end, seen in ((alone, [*text[0, :4].tolist(), 9, 9]), (anew, []), (continued, own_tokens)):
             context, drawn = [*seen, *prompt], []
             for _ in range(4):
                 drawn.append(int(model.memory.backbone.logits(memory.backbone.hidden(
@@ -99,8 +101,8 @@ def test_nothing_is_prefilled_again_at_the_end_of_a_segment(
 
 @pytest.mark.parametrize("length", [1, 14, 15, 40])
 @pytest.mark.parametrize("newest", [None, 0, 5, 100])
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_path, length, newest, alone) -> None:
+@pytest.mark.parametrize("own", [None, 0, 1, 5, 100])
+def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_path, length, newest, own) -> None:
     """Also of what has gone into the memory with the prompt's full segments; and of nothing else."""
     options = {"segment_length": 16, "sinks": 0, "window": 64}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
@@ -110,7 +112,7 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
         state = model.memory.read(torch.tensor([text[begin : begin + 16]]), state)
     events: queue.Queue = queue.Queue()
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, repetition_penalty=1.5)
-    item = AnswerRequest(state, [9, 8], prompt, params, 0, events.put, newest, alone)
+    item = AnswerRequest(state, [9, 8], prompt, params, 0, events.put, newest, own)
     runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
     runner.submit(item)
     runner.start()
@@ -119,10 +121,10 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
     assert isinstance(end, AnswerFinished)
     drawn = [*model.memory.kept_tokens(end.state), *end.open][-1]
     before = [*text, 9, 8]
-    if alone:  # `newest` of the tokens before the prompt belong to it
-        seen = before[-newest:] if newest else []
-    else:
-        seen = before if newest is None else before[-min(newest, 32) - 2 :]
+    visible = len(before) if newest is None else min(newest, 32) + 2
+    if own is not None:  # then `newest` does not matter
+        visible = min(own, len(before))
+    seen = before[len(before) - visible :]
     assert item.sampler is not None
     assert set(item.sampler._seen.nonzero()[:, 0].tolist()) == {*seen, *prompt, drawn}
 
