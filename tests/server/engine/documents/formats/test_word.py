@@ -130,6 +130,53 @@ def test_what_is_inside_a_paragraph(run: str, text: str) -> None:
     assert text_of(files.word_of(p(t("So: "), run, t(".")))) == f"So: {text}."
 
 
+BEGIN, SEPARATE, END = (r(f'<w:fldChar w:fldCharType="{kind}"/>') for kind in ("begin", "separate", "end"))
+
+
+def field(instruction: str, result: str) -> str:
+    return f"{BEGIN}{r(f'<w:instrText>{instruction}</w:instrText>')}{SEPARATE}{t(result)}{END}"
+
+
+OPEN_FIELDS = {
+    "no end": BEGIN + r("<w:instrText>DATE</w:instrText>"),
+    "no end, but a result": BEGIN + r("<w:instrText>DATE</w:instrText>") + SEPARATE,
+    "end in a deletion": f"{BEGIN}{r('<w:instrText>DATE</w:instrText>')}<w:del>{END}</w:del>",
+    "end in hidden text": BEGIN + r('<w:rPr><w:vanish/></w:rPr><w:fldChar w:fldCharType="end"/>'),
+    "no beginning": SEPARATE + END,
+    "beginning in a deletion": f"<w:del>{BEGIN}</w:del>{SEPARATE}{END}",
+}
+
+
+@pytest.mark.parametrize("damaged", OPEN_FIELDS.values(), ids=OPEN_FIELDS)
+def test_a_field_with_one_mark_hides_no_other_text(damaged: str) -> None:
+    nested = f"{BEGIN}{r('<w:instrText>IF </w:instrText>')}{field('PAGE', 'gone')}{SEPARATE}{t('Dear Ann')}{END}"
+    body = p(damaged, t("One "), field("PAGE", "2")) + p(field("PAGE", "3"), t(" and "), nested, t("."))
+    assert text_of(files.word_of(body)) == "One 2\n\n3 and Dear Ann."
+
+
+def test_a_field_that_does_not_end_in_a_note_hides_no_text_of_the_document() -> None:
+    parts = {"footnotes": part("footnotes", f'<w:footnote w:id="2">{p(BEGIN, t("Open."))}</w:footnote>')}
+    body = p(t("One"), r('<w:footnoteReference w:id="2"/>'), END) + p(t("On page "), field("PAGE", "3"))
+    assert text_of(files.word_of(body, parts=parts)) == "One[1]\n\n[Footnote 1] Open.\n\nOn page 3"
+
+
+def test_runs_outside_of_paragraphs_share_a_line() -> None:
+    table = f"<w:tbl><w:tr><w:tc>{t('Loo')}{t('se')}{p(t('words'))}</w:tc><w:tc>{t('5')}{t('0')}</w:tc></w:tr></w:tbl>"
+    parts = {"footnotes": part("footnotes", f'<w:footnote w:id="2">{t("No")}{t("te.")}</w:footnote>')}
+    assert text_of(files.word_of(table, parts=parts)) == "Loose\nwords\t50\n\n[Footnote 1] Note."
+
+
+def test_comments_instructions_and_entities_of_xml_part_no_words() -> None:
+    letters = r("<w:t>Re<?proof error?>nt <!-- of -->is &much;.</w:t>")
+    body = p(letters)
+    made = files.rezipped(files.word_of(body.replace("&much;", "500")), {
+        "word/document.xml": lambda name, data: (
+            name, b'<!DOCTYPE d [<!ENTITY much "500">]>' + data.partition(b"?>")[2].replace(b"500", b"&much;")
+        ),
+    })  # fmt: skip
+    assert text_of(files.word_of(body.replace("&much;", "500"))) == text_of(made) == "Rent is 500."
+
+
 def test_what_is_left_out_is_noted() -> None:
     body = p(
         t("x"), r('<w:sym w:font="Bookshelf 7" w:char="F041"/>'),

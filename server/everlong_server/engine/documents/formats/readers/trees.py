@@ -15,19 +15,26 @@ _CONTROL = re.compile(
 )
 _WITH_ENTITIES = (b"<!ENTITY", b"<![CDATA[", b"\xff\xfe", b"\xfe\xff")
 """What a part may contain or begin with whose ampersands cannot be told from faults."""
+OPTIONS: dict[str, Any] = {
+    "resolve_entities": False, "no_network": True, "load_dtd": False, "huge_tree": True, "remove_comments": True, "remove_pis": True,
+}  # fmt: skip
+"""How XML is parsed: nothing is fetched, and nothing parts the text of an element but its elements."""
+_NESTED = re.compile("[&<]")
+_MAX_EXPANDED = 8 << 20
+"""Characters that the entities of a part may add to it."""
 
 
 def parse(data: bytes) -> tuple[Any, str | None]:
     """Return the tree of an XML part, None if nothing of it can be read, and what was wrong with it, if something was."""
     try:
-        return etree.fromstring(data, _parser()), None
+        return _tree(data), None
     except etree.XMLSyntaxError as error:
         fault = str(error)
     mended = repaired(data)
     try:
-        return etree.fromstring(mended, _parser()), "it has characters that XML does not allow; they were repaired"
+        return _tree(mended), "it has characters that XML does not allow; they were repaired"
     except etree.XMLSyntaxError:
-        tree = etree.fromstring(mended, _parser(recover=True)) if mended.strip() else None
+        tree = _tree(mended, recover=True) if mended.strip() else None
     lost = "was left out" if tree is None else "may have lost text"
     return tree, f"it is damaged and {lost} ({fault})"
 
@@ -46,7 +53,41 @@ def _reference(match: re.Match[bytes]) -> bytes:
     return b"&amp;" + (match[1] or b"")
 
 
-def _parser(*, recover: bool = False) -> Any:
-    return etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True, recover=recover, remove_comments=True
-    )
+def _tree(data: bytes, *, recover: bool = False) -> Any:
+    # Comments and instructions would part the text around them, and readers would miss what follows.
+    tree = etree.fromstring(data, etree.XMLParser(**OPTIONS, recover=recover))
+    if tree is not None and b"<!ENTITY" in data:
+        _write_out_entities(tree)
+    return tree
+
+
+def _write_out_entities(tree: Any) -> None:
+    """Replace the references to entities that the part defines. Readers would miss them and the text after them."""
+    declared = tree.getroottree().docinfo.internalDTD
+    values = {each.name: each.content or "" for each in (() if declared is None else declared.entities())}
+    room = _MAX_EXPANDED
+    following: dict[tuple[Any, Any], list[str]] = {}
+    """The texts after an element or, if there is none before them, at the beginning of their parent."""
+    for reference in list(tree.iter(etree.Entity)):
+        value = values.get(reference.name, "")
+        text = value if len(value) <= room and not _NESTED.search(value) else ""
+        room -= len(text)
+        parent, before = reference.getparent(), reference.getprevious()
+        following.setdefault((parent, before), []).extend((text, reference.tail or ""))
+        parent.remove(reference)
+    for (parent, before), texts in following.items():
+        _append_text(parent, before, "".join(texts))
+
+
+def remove(element: Any) -> None:
+    """Remove an element but keep the text after it, which lxml's own `remove` would drop."""
+    parent, before, text = element.getparent(), element.getprevious(), element.tail or ""
+    parent.remove(element)
+    _append_text(parent, before, text)
+
+
+def _append_text(parent: Any, before: Any, text: str) -> None:
+    if before is not None:
+        before.tail = (before.tail or "") + text
+    else:
+        parent.text = (parent.text or "") + text

@@ -17,7 +17,7 @@ from everlong_server.engine.documents.formats.readers.openxml import binary
 from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
-from everlong_server.engine.documents.formats.readers.trees import parse, repaired
+from everlong_server.engine.documents.formats.readers.trees import OPTIONS, parse, repaired
 
 _ESCAPED = re.compile(r"_x([0-9a-fA-F]{4})_")
 _LETTERS = re.compile(r"[A-Z]{1,3}")
@@ -143,8 +143,7 @@ def _elements(package: Package, part: str, tag: str, notes: Notes) -> Iterator[A
 
 
 def _iterated(stream: IO[bytes], tag: str, *, recover: bool = False) -> Iterator[Any]:
-    options = {"huge_tree": True, "recover": recover, "resolve_entities": False, "remove_comments": True}
-    for _, element in etree.iterparse(stream, tag=tag, **options):
+    for _, element in etree.iterparse(stream, tag=tag, **OPTIONS, recover=recover):
         yield element
         element.clear()
         while element.getprevious() is not None:

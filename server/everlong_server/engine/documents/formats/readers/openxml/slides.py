@@ -9,6 +9,7 @@ from typing import Any
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.readers.openxml.package import A, Package, R
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
+from everlong_server.engine.documents.formats.readers.trees import remove
 
 _P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 
@@ -80,7 +81,7 @@ class _Slides:
             if (tree := self._package.xml(relation.target)) is None:
                 continue
             for placeholder in tree.xpath("//*[local-name()='sp'][*/*/*[local-name()='ph']]"):
-                placeholder.getparent().remove(placeholder)  # its words ask the author to write
+                remove(placeholder)  # its words ask the author to write
             for text in shapes(self._package, relation.target, tree, self._notes):
                 yield f"[On each slide] {text}"
             if kind == "slideLayout" and tree.get("showMasterSp") != "0":

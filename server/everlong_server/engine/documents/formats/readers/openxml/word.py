@@ -15,6 +15,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.readers.equations import M, linear
 from everlong_server.engine.documents.formats.readers.fields import field_text
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
+from everlong_server.engine.documents.formats.readers.openxml.complex_fields import paired_marks
 from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, W
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
@@ -54,6 +55,8 @@ class _Document:
         """Kind and id of the annotations that the current paragraph refers to."""
         self._fields: list[str | None] = []
         """Instructions of the fields that have begun; None for those with a saved result."""
+        self._marks: tuple[Any, set[Any]] = (None, set())
+        """The part that is being read, and the marks of its fields that have both a beginning and an end."""
         self._objects: list[str] = []
         """Relationships of the files that are embedded in the current paragraph."""
         self._shown = set[str]()
@@ -120,7 +123,7 @@ class _Document:
                 self._notes.add(f"the text refers to it, but the file does not contain it: {kind.lower()} {id}")
                 continue
             self._numbers.setdefault((kind, id), self._next_number(kind))
-            text = "\n".join(self._block(block) for block in _outermost(note, _PARAGRAPH, _TABLE)).strip()
+            text = self._lines(note).strip()
             author = note.get(f"{W}author")
             label = f"Comment by {author}" if author else f"{kind} {self._numbers[kind, id]}"
             if text:
@@ -138,8 +141,8 @@ class _Document:
         for reference in (r for section in sections for r in section.iter(f"{W}{kind}Reference")):
             relation = self._relations.get(reference.get(f"{R}id", ""))
             tree = None if relation is None else self._package.xml(relation.target)
-            blocks = () if tree is None else _outermost(tree, _PARAGRAPH, _TABLE)
-            text = "\n".join(filter(None, (self._block(block).strip() for block in blocks)))
+            lines = () if tree is None else self._lines(tree).splitlines()
+            text = "\n".join(filter(None, map(str.strip, lines)))
             if text and text not in self._shown:
                 self._shown.add(text)
                 yield Block(f"[{kind.capitalize()}] {text}")
@@ -160,13 +163,25 @@ class _Document:
             rows = _outermost(block, _ROW)
             return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
         if block.tag == _CELL:
-            return "\n".join(self._block(inner) for inner in _outermost(block, *_BLOCKS)).strip()
+            return self._lines(block).strip()
         if block.tag in _EQUATIONS:
             return linear(block)
         if block.tag == _RUN:
             return self._inline(block)
         number, text = self._numbering.of(block), "".join(self._inline(part) for part in block)
         return f"{number} {text}" if number and text.strip() else text
+
+    def _lines(self, parent: Any) -> str:
+        """Return the text of a cell, a note or a header, a line for each paragraph. Runs outside of paragraphs share a line."""
+        lines, was_run = list[str](), False
+        for block in _outermost(parent, *_BLOCKS):
+            is_run, text = block.tag == _RUN, self._block(block)
+            if is_run and was_run:
+                lines[-1] += text
+            else:
+                lines.append(text)
+            was_run = is_run
+        return "\n".join(lines)
 
     def _inline(self, part: Any) -> str:
         """Return the text of an element inside a paragraph."""
@@ -190,7 +205,7 @@ class _Document:
                 return self._symbol(part.get(f"{W}font", ""), int(code, 16)) if _HEX.fullmatch(code) else ""
             case "footnoteReference" | "endnoteReference" | "commentReference" as name:
                 return self._reference(_ANNOTATIONS[name], part)
-            case "r" if part.find(f"{W}rPr/{W}vanish") is not None and _is_on(part.find(f"{W}rPr/{W}vanish")):
+            case "r" if _is_hidden(part):
                 self._notes.left_out("passages that the file hides")
                 return ""
             case "object":
@@ -213,7 +228,7 @@ class _Document:
 
     def _field(self, mark: Any) -> str:
         """Return what a field shows, at its end, if it has no saved result. Its form control is inside its beginning."""
-        match mark.get(f"{W}fldCharType"):
+        match mark.get(f"{W}fldCharType") if self._is_paired(mark) else None:
             case "begin":
                 self._fields.append("")
             case "separate" if self._fields:
@@ -223,6 +238,12 @@ class _Document:
                     self._notes.left_out("equations in fields")
                 return "" if any(outer is not None for outer in self._fields) else field_text(instruction)
         return "".join(self._inline(child) for child in mark)
+
+    def _is_paired(self, mark: Any) -> bool:
+        part = mark.getroottree().getroot()
+        if part is not self._marks[0]:
+            self._marks = part, paired_marks(part, _is_skipped)
+        return mark in self._marks[1]
 
     def _is_in_instruction(self) -> bool:
         """Whether the current field is inside the instruction of another, such as the condition of an IF field."""
@@ -307,6 +328,16 @@ def _legacy_control(data: Any) -> str:
     chosen = data.find(f"{W}ddList/{W}result")
     index = chosen.get(f"{W}val", "0") if chosen is not None else "0"
     return options[int(index)].get(f"{W}val", "") if index.isdecimal() and int(index) < len(options) else ""
+
+
+def _is_hidden(run: Any) -> bool:
+    switch = run.find(f"{W}rPr/{W}vanish")
+    return switch is not None and _is_on(switch)
+
+
+def _is_skipped(element: Any) -> bool:
+    """Whether the text of an element is not shown."""
+    return element.tag in _NO_TEXT or element.tag in _MOVED or (element.tag == _RUN and _is_hidden(element))
 
 
 def _is_on(switch: Any) -> bool:
