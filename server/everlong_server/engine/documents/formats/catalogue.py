@@ -156,17 +156,20 @@ _HTML = re.compile(
     _BLANK + rb"(?:<!doctype\s+html|<(?:\w+:)?html[\s>]|<head[\s>]|<body[\s>]|<!doctype[^>]*>\s*<(?:\w+:)?html)",
     re.DOTALL | re.IGNORECASE,
 )
+_ASIDE = rb"(?>\s|<!--.*?-->|<\?.*?\?>)*+"
+_ROOT = _ASIDE + rb"(?:<!(?i:doctype)[^>\[]*(?:\[[^\]]*\])?\s*>" + _ASIDE + rb")?"
+"""What may precede the first element of an XML file."""
+_BOOK = re.compile(_ROOT + rb"<(?:\w+:)?FictionBook[\s>]", re.DOTALL)
 _XML_OFFICE = (
-    (re.compile(rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/word/", re.DOTALL), "docx"),
-    (re.compile(rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/ppt/", re.DOTALL), "pptx"),
-    (re.compile(rb"<(?:\w+:)?wordDocument\b[^>]*schemas\.microsoft\.com/office/word/2003/wordml"), "docx"),
-    (re.compile(rb"<(?:\w+:)?FictionBook[\s>]"), "fb2"),
-    (re.compile(rb"<(?:\w+:)?Workbook\b[^>]*urn:schemas-microsoft-com:office:spreadsheet"), "xlsx"),
-    (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.text"), "odt"),
-    (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.presentation"), "odp"),
-    (re.compile(rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.spreadsheet"), "ods"),
+    (re.compile(_ROOT + rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/word/", re.DOTALL), "docx"),
+    (re.compile(_ROOT + rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/ppt/", re.DOTALL), "pptx"),
+    (re.compile(_ROOT + rb"<(?:\w+:)?wordDocument\b[^>]*schemas\.microsoft\.com/office/word/2003/wordml", re.DOTALL), "docx"),
+    (re.compile(_ROOT + rb"<(?:\w+:)?Workbook\b[^>]*urn:schemas-microsoft-com:office:spreadsheet", re.DOTALL), "xlsx"),
+    (re.compile(_ROOT + rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.text", re.DOTALL), "odt"),
+    (re.compile(_ROOT + rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.presentation", re.DOTALL), "odp"),
+    (re.compile(_ROOT + rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.spreadsheet", re.DOTALL), "ods"),
 )
-"""The beginnings of Office files and books that are one XML file."""
+"""The beginnings of Office files that are one XML file."""
 _TAG = re.compile(rb"<(?:!doctype|!--|/?[a-z][a-z0-9-]*(?:\s[^<>]*)?/?>)", re.IGNORECASE)
 _MESSAGE = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*(?:\r\n?|\n)(?:[ \t][^\r\n]*(?:\r\n?|\n))*)+", re.IGNORECASE)
 ENVELOPE = re.compile(rb"(?:>?From [^\r\n]+\d{2}:\d{2}[^\r\n]*|\d+[ \t]*)\r?\n")
@@ -195,9 +198,11 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
         return "pdf"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         head = head.decode("utf-16", "ignore").encode()
+    if _BOOK.match(head.removeprefix(codecs.BOM_UTF8)):
+        return "fb2"
     if start.startswith(b"<"):
         for office, format in _XML_OFFICE:
-            if office.search(head):
+            if office.match(start):
                 return format
     return None if declared == "text" else _message_kind(start, declared) or _page_kind(head, declared)
 

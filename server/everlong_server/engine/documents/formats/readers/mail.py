@@ -10,6 +10,7 @@ import mailbox
 import mimetypes
 import quopri
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from email.message import EmailMessage, Message
@@ -57,7 +58,8 @@ _MIN_SHARE = 3
 """A plain text with fewer words than the HTML has, divided by this, is no alternative to it."""
 _GAP = re.compile(rb"\A((?:[^\r\n]+\r?\n)++)(?:\r?\n)++(?=Content-Type:[ \t]*multipart/)", re.IGNORECASE)
 """The first fields of a message, and empty lines before its last field, which would end the fields."""
-_BOUNDARY = re.compile(r"^--(\S+)[ \t\r]*$", re.MULTILINE)
+_BOUNDARY = re.compile(r"^--(\S+?)(?:--)?[ \t]*\r?$(?:\r?\n(Content-))?", re.MULTILINE | re.IGNORECASE)
+"""A line that begins or ends a part of a message, and the beginning of the part's fields."""
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
@@ -78,7 +80,9 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 
 def _read_message(data: bytes, notes: Notes) -> Iterator[Block]:
     if (gap := _GAP.match(data)) and b"content-type:" not in gap[1].lower():
-        data = gap[1] + data[gap.end() :]
+        closed = gap[1] + data[gap.end() :]
+        # Without its boundary, the line is text that speaks of messages.
+        data = closed if email.message_from_bytes(closed, policy=_POLICY).is_multipart() else data
     message = _parsed(data)
     if not isinstance(message, EmailMessage) or not message.keys():
         raise Unreadable("the message cannot be read: it has no headers")
@@ -102,12 +106,22 @@ def _parsed(data: bytes) -> Message:
     if message.get_content_maintype() == "multipart" and not message.is_multipart():
         # Its boundary is missing or wrong.
         payload = message.get_payload()
-        boundary = _BOUNDARY.search(payload if isinstance(payload, str) else "")
+        body = payload if isinstance(payload, str) else ""
+        boundary = _boundary(body)
         if boundary is not None:
             with suppress(UnicodeError):  # damaged fields
-                message.set_boundary(boundary[1])
+                message.set_boundary(boundary)
                 message = email.message_from_bytes(message.as_bytes(policy=_UNFOLDED), policy=_POLICY)
+        if body.strip() and not message.is_multipart():
+            message.replace_header("Content-Type", "text/plain")
     return message
+
+
+def _boundary(body: str) -> str | None:
+    """Return what separates the parts of a body; None if it has no parts. A line such as "--Ada" may be a signature."""
+    lines = list(_BOUNDARY.finditer(body))
+    counts = Counter(line[1] for line in lines)
+    return next((line[1] for line in lines if line[2] or counts[line[1]] > 1), None)
 
 
 def _others(message: EmailMessage, texts: list[EmailMessage], notes: Notes, *, page: bool) -> Iterator[Block]:
