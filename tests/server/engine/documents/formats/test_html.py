@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from everlong_server.engine.documents.formats.readers.pages.links import set_links_apart
 from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, read, text_of
 
@@ -72,6 +73,81 @@ def test_what_is_left_out_is_noted() -> None:
         "left out: hidden elements (1)", "left out: options of lists that are not selected (1)",
         "left out: pictures without a description (2)", "left out: embedded media: video (1)",
     ]  # fmt: skip
+
+
+BETWEEN = {
+    "links": ("<a href=a>Home</a><a href=b>Rents</a>", "Home Rents"),
+    "links with an anchor between them": ("<a href=a>Home</a><a id=x></a><a name=y></a><a href=b>Rents</a>", "Home Rents"),
+    "Japanese links": ("<a href=a>ホーム</a><a href=b>会社</a>", "ホーム会社"),
+    "Japanese and Latin links": ("<a href=a>ホーム</a><a href=b>Rents</a>", "ホーム Rents"),
+    "punctuation in a link": ("<a href=a>Home</a><a href=b>, sweet</a>", "Home, sweet"),
+    "anchor in a word": ("re<a id=x></a>nt", "rent"),
+    "anchor after a link": ("<a href=a>Home</a><a id=x></a>s", "Homes"),
+    "anchor with letters after a link": ("<a href=a>un</a><a name=y>do</a>", "undo"),
+    "links with text between them": ("<a href=a>Home</a>-<a href=b>work</a>", "Home-work"),
+    "elements in a word in a cell": (
+        "<table><tr><td>un<mark>believ</mark>able</td><td>Ctrl-<kbd>C</kbd>s lo<wbr>ng</td></tr></table>",
+        "unbelievable\tCtrl-Cs long",
+    ),
+    "deep": ("<i>" * 5000 + "un<b>do</b><a href=a>Home</a><a href=b>Rents</a>", "undoHome Rents"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "text"), BETWEEN.values(), ids=BETWEEN)
+def test_what_is_between_words(body: str, text: str) -> None:
+    assert text_of(f"<html><body>{body}".encode()) == text
+
+
+DRAWN = {
+    "new line by y": ("<tspan x=1 y=20>Rent</tspan><tspan x=1 y=40>paid</tspan>", "Rent\npaid"),
+    "new line by dy": ("<tspan x=0>Rent</tspan><tspan x=0 dy=1.2em>paid</tspan>", "Rent\npaid"),
+    "y like that of the text": ("Rent<tspan y=20> is</tspan> due", "Rent is due"),
+    "same line": ("<tspan x=1 y=20>Rent</tspan><tspan x=90 y=20>500</tspan>", "Rent 500"),
+    "kerning": ("Re<tspan dx=-0.5>n</tspan><tspan dx=.4>t</tspan>", "Rent"),
+    "kerning in parts of the font": ("Re<tspan dx=0.05em>nt</tspan>", "Rent"),
+    "blank by dx": ("Rent<tspan dx=8>due</tspan>", "Rent due"),
+    "index": ("H<tspan dy=4 font-size=70%>2</tspan><tspan dy=-4>O</tspan>", "H2O"),
+    "letters at places": ("<tspan x=0 y=20>R</tspan><tspan x=11 y=20>e</tspan><tspan x=20 y=20>nt</tspan>", "Rent"),
+    "weight": ("Re<tspan font-weight=bold>nt</tspan>", "Rent"),
+    "large font": ("<tspan style='font-size:40px'>Re<tspan dx=5>nt</tspan></tspan>", "Rent"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parts", "text"), DRAWN.values(), ids=DRAWN)
+def test_the_parts_of_a_drawn_text(parts: str, text: str) -> None:
+    page = f"<html><body><svg><text x=0 y=20>{parts}</text><text>Next</text></svg>"
+    assert text_of(page.encode()) == f"{text}\nNext"
+
+
+def test_a_page_with_very_many_links_is_read_in_linear_time() -> None:
+    nodes = 0
+
+    class Node:
+        """Counts how often the neighbours of a link are asked for."""
+
+        tag, text, tail = "a", "x", None
+
+        def __init__(self, before: Node | None) -> None:
+            self.before = before
+
+        def get(self, name: str) -> str | None:
+            return "#" if name == "href" else None
+
+        def getprevious(self) -> Node | None:
+            nonlocal nodes
+            nodes += 1
+            return self.before
+
+        def text_content(self) -> str:
+            return "x"
+
+    links: list[Node] = []
+    for _ in range(1000):
+        links.append(Node(links[-1] if links else None))
+    tree = type("Tree", (), {"iter": lambda self, tag: iter(links)})()
+    set_links_apart(tree)
+    assert nodes <= 2 * len(links)
+    assert [link.tail for link in links] == [" "] * 999 + [None]
 
 
 BEGINNINGS = [

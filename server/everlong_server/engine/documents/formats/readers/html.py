@@ -14,6 +14,9 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.equations import linear_mathml
 from everlong_server.engine.documents.formats.readers.numerals import numeral
+from everlong_server.engine.documents.formats.readers.pages.drawings import set_texts_apart
+from everlong_server.engine.documents.formats.readers.pages.links import set_links_apart
+from everlong_server.engine.documents.formats.readers.trees import remove
 
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _SUBSET = re.compile(
@@ -35,23 +38,11 @@ _TAGS = re.compile(
     r"</?(?!(?:html|head|body|title|script|style|br|!)\b)([a-z][a-z0-9]*)(?:\s[^<>]*)?/?>", re.IGNORECASE
 )
 _INLINE = (
-    "a",
-    "abbr",
-    "b",
-    "big",
-    "cite",
-    "code",
-    "em",
-    "font",
-    "i",
-    "s",
-    "small",
-    "span",
-    "strong",
-    "sub",
-    "sup",
-    "u",
-)
+    "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "ins", "kbd", "mark", "nobr",
+    "q", "ruby", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "tspan", "u", "var", "wbr",
+)  # fmt: skip
+"""Elements that part no words."""
+_JOINED_LINKS = re.compile(r"</a\s*>(?=<a\s[^<>]*\bhref)", re.IGNORECASE)
 _NO_TEXT = "//script | //style | //template[not(@shadowrootmode)] | //rp"
 _ARRANGED = ".//section | .//h1 | .//h2 | .//h3 | .//h4 | .//h5 | .//h6"
 """What a cell contains if its table arranges a page. Inner tables are sections."""
@@ -116,8 +107,7 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
             _replace(mark, f"[{words}]", space="")
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
         _replace(reading, f"({reading.text_content()})", space="")
-    for link in tree.xpath("//a[@href][following-sibling::node()[1][self::a]]"):  # of a menu, which styles set apart
-        link.tail = " "
+    set_links_apart(tree)
     _write_out_lines(tree)
     _write_out_tables(tree)
     rules = {f"h{level}": ["heading"] for level in range(1, 7)}
@@ -146,7 +136,8 @@ def _parse(page: str) -> Any:
     try:
         tree = html.document_fromstring(source.encode("utf-8", "replace"), parser)
         if any("depth" in error.message for error in parser.error_log):  # the parser stopped there
-            flat = _TAGS.sub(lambda tag: " " if tag[1].lower() in _INLINE else "<br>", source)
+            apart = _JOINED_LINKS.sub(" ", source)
+            flat = _TAGS.sub(lambda tag: "" if tag[1].lower() in _INLINE else "<br>", apart)
             tree = html.document_fromstring(flat.encode("utf-8", "replace"), parser)
     except etree.ParserError:  # only white space or comments
         return None
@@ -158,7 +149,7 @@ def _append_the_rest(tree: Any) -> None:
     """Move what follows the end of the page, such as a second page, into the page, as browsers do."""
     for rest in list(tree.itersiblings("html")):
         for head in rest.xpath("./head"):
-            rest.remove(head)
+            remove(head)
         for element in (rest, *rest.xpath("./body")):
             element.tag = "div"
         (tree if tree.find("body") is None else tree.find("body")).append(rest)
@@ -333,8 +324,7 @@ def _write_out_pictures(tree: Any, notes: Notes) -> None:
         _replace(picture, f"[{alt}]" if alt else "")
     for title in tree.xpath("//svg//title"):
         _replace(title, f"[{_words(title)}]" if _words(title) else "")
-    for words in tree.xpath("//svg//tspan[@x or @y or @dx or @dy]"):  # at another place
-        words.text = f" {words.text or ''}"
+    set_texts_apart(tree)
     for media in tree.xpath(_MEDIA):
         media.tail = f" {media.tail or ''}"
         notes.left_out(f"embedded media: {media.tag}")
