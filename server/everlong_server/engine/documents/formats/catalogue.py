@@ -160,14 +160,19 @@ _ASIDE = rb"(?>\s|<!--.*?-->|<\?.*?\?>)*+"
 _ROOT = _ASIDE + rb"(?:<!(?i:doctype)[^>\[]*(?:\[[^\]]*\])?\s*>" + _ASIDE + rb")?"
 """What may precede the first element of an XML file."""
 _BOOK = re.compile(_ROOT + rb"<(?:\w+:)?FictionBook[\s>]", re.DOTALL)
-_XML_OFFICE = (
-    (re.compile(_ROOT + rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/word/", re.DOTALL), "docx"),
-    (re.compile(_ROOT + rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*/ppt/", re.DOTALL), "pptx"),
-    (re.compile(_ROOT + rb"<(?:\w+:)?wordDocument\b[^>]*schemas\.microsoft\.com/office/word/2003/wordml", re.DOTALL), "docx"),
-    (re.compile(_ROOT + rb"<(?:\w+:)?Workbook\b[^>]*urn:schemas-microsoft-com:office:spreadsheet", re.DOTALL), "xlsx"),
-    (re.compile(_ROOT + rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.text", re.DOTALL), "odt"),
-    (re.compile(_ROOT + rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.presentation", re.DOTALL), "odp"),
-    (re.compile(_ROOT + rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\.spreadsheet", re.DOTALL), "ods"),
+_FLAT = _ROOT + rb"<(?:\w+:)?package\b[^>]*schemas\.microsoft\.com/office/2006/xmlPackage.*"
+_OASIS_FLAT = _ROOT + rb"<office:document\b[^>]*mimetype=\"application/vnd\.oasis\.opendocument\."
+_XML_OFFICE = tuple(
+    (re.compile(pattern, re.DOTALL), format)
+    for pattern, format in (
+        (_FLAT + rb"/word/", "docx"),
+        (_FLAT + rb"/ppt/", "pptx"),
+        (_ROOT + rb"<(?:\w+:)?wordDocument\b[^>]*schemas\.microsoft\.com/office/word/2003/wordml", "docx"),
+        (_ROOT + rb"<(?:\w+:)?Workbook\b[^>]*urn:schemas-microsoft-com:office:spreadsheet", "xlsx"),
+        (_OASIS_FLAT + rb"text", "odt"),
+        (_OASIS_FLAT + rb"presentation", "odp"),
+        (_OASIS_FLAT + rb"spreadsheet", "ods"),
+    )
 )
 """The beginnings of Office files that are one XML file."""
 _TAG = re.compile(rb"<(?:!doctype|!--|/?[a-z][a-z0-9-]*(?:\s[^<>]*)?/?>)", re.IGNORECASE)

@@ -71,7 +71,9 @@ OTHERS = [
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_a_book_is_told_by_its_root(beginning: str, encoding: str) -> None:
-    data = (beginning.removeprefix("\ufeff" if encoding == "utf-16" else "") + book("<p>Words</p>").decode()).encode(encoding)
+    data = (beginning.removeprefix("\ufeff" if encoding == "utf-16" else "") + book("<p>Words</p>").decode()).encode(
+        encoding
+    )
     assert detect(data) == "fb2"
     assert text_of(data) == "Words"
 
