@@ -89,6 +89,11 @@ BETWEEN = {
         "<table><tr><td>un<mark>believ</mark>able</td><td>Ctrl-<kbd>C</kbd>s lo<wbr>ng</td></tr></table>",
         "unbelievable\tCtrl-Cs long",
     ),
+    "equation that is also drawn": (
+        "So <span><span><math><mi>a</mi></math></span><span aria-hidden=true>a</span></span> is <span><b aria-hidden=true>b</b><i><math><mi>b</mi></math></i></span>.",
+        "So a is b.",
+    ),
+    "element that begins a line": ("a<search>b</search>c<dialog open>d</dialog>e", "a\nb\nc\nd\ne"),
     "deep": ("<i>" * 5000 + "un<b>do</b><a href=a>Home</a><a href=b>Rents</a>", "undoHome Rents"),
 }  # fmt: skip
 

@@ -166,6 +166,19 @@ def test_runs_outside_of_paragraphs_share_a_line() -> None:
     assert text_of(files.word_of(table, parts=parts)) == "Loose\nwords\t50\n\n[Footnote 1] Note."
 
 
+def test_rows_that_were_deleted_are_noted() -> None:
+    gone, kept = (f"<w:tr>{mark}<w:tc>{p(t('words'))}</w:tc></w:tr>" for mark in ("<w:trPr><w:del/></w:trPr>", ""))
+    data = files.word_of(f"<w:tbl>{gone}{kept}</w:tbl>")
+    assert text_of(data) == "words"
+    assert notes_of(data) == ["left out: deleted rows (tracked changes) (1)"]
+
+
+def test_a_file_that_a_cell_includes_is_in_the_cell() -> None:
+    chunk = f'<w:altChunk xmlns:r="{R}" r:id="afchunk.html"/>'
+    body = f"<w:tbl><w:tr><w:tc>{p(t('One.'))}{chunk}</w:tc><w:tc>{p(t('Two.'))}</w:tc></w:tr></w:tbl>"
+    assert text_of(files.word_of(body, parts={"afchunk.html": b"<html><p>Words.</p>"})) == "One.\nWords.\tTwo."
+
+
 def test_comments_instructions_and_entities_of_xml_part_no_words() -> None:
     letters = r("<w:t>Re<?proof error?>nt <!-- of -->is &much;.</w:t>")
     body = p(letters)

@@ -53,22 +53,14 @@ _TAB = "\ue0f1"
 _NOTE = re.compile(r"\b(?:foot|end|rear)notes?\b")
 """Kinds of elements of books, by `epub:type` or `role`."""
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
-_BLOCKS = (
-    "section",
-    "details",
-    "summary",
-    "fieldset",
-    "form",
-    "legend",
-    "dl",
-    "dt",
-    "dd",
-    "center",
-    "caption",
-    "hr",
-    "option",
-    "text",
+_DRAWN_EQUATIONS = (
+    "//*[@aria-hidden='true'][preceding-sibling::*[1]/descendant-or-self::math or following-sibling::*[1]/descendant-or-self::math]"
 )
+"""Equations as scripts draw them, letter by letter, beside the same equations for screen readers."""
+_BLOCKS = (
+    "section", "details", "summary", "fieldset", "form", "legend", "dl", "dt", "dd", "center", "caption", "hr", "option", "text", "search",
+    "dialog", "menu", "dir", "marquee",
+)  # fmt: skip
 """Elements that begin a line, in addition to those that inscriptis knows; `text` is one of SVG."""
 _BUTTONS = ("submit", "button", "reset", "image")
 
@@ -98,8 +90,10 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
     _write_out_numbers(tree)
     _write_out_controls(tree, notes)
     _write_out_pictures(tree, notes)
+    for drawn in tree.xpath(_DRAWN_EQUATIONS):
+        _replace(drawn, "", space="")
     for equation in tree.xpath("//math"):
-        _replace(equation, linear_mathml(equation))
+        _replace(equation, linear_mathml(equation), space=" " if equation.get("display") == "block" else "")
     for mark in tree.xpath(
         "//a[@role='doc-noteref'] | //sup[a[contains(@href, '#')]] | //a[contains(@href, '#')][sup]"
     ):  # of a footnote

@@ -160,7 +160,8 @@ class _Document:
     def _block(self, block: Any) -> str:
         """Return the text of a paragraph, a table or a cell."""
         if block.tag == _TABLE:
-            rows = _outermost(block, _ROW)
+            rows = [row for row in _outermost(block, _ROW) if row.find(f"{W}trPr/{W}del") is None]
+            self._notes.left_out("deleted rows (tracked changes)", sum(1 for _ in _outermost(block, _ROW)) - len(rows))
             return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
         if block.tag == _CELL:
             return self._lines(block).strip()
@@ -174,7 +175,12 @@ class _Document:
     def _lines(self, parent: Any) -> str:
         """Return the text of a cell, a note or a header, a line for each paragraph. Runs outside of paragraphs share a line."""
         lines, was_run = list[str](), False
-        for block in _outermost(parent, *_BLOCKS):
+        for block in _outermost(parent, *_BLOCKS, _CHUNK):
+            if block.tag == _CHUNK:
+                is_of_body = block.getroottree().getroot() is self._body  # whose relationships are known
+                lines += (inner.text for inner in (self._chunk(block) if is_of_body else ()))
+                was_run = False
+                continue
             is_run, text = block.tag == _RUN, self._block(block)
             if is_run and was_run:
                 lines[-1] += text
