@@ -53,9 +53,7 @@ _TAB = "\ue0f1"
 _NOTE = re.compile(r"\b(?:foot|end|rear)notes?\b")
 """Kinds of elements of books, by `epub:type` or `role`."""
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
-_DRAWN_EQUATIONS = (
-    "//*[@aria-hidden='true'][preceding-sibling::*[1]/descendant-or-self::math or following-sibling::*[1]/descendant-or-self::math]"
-)
+_DRAWN_EQUATIONS = "//*[@aria-hidden='true'][preceding-sibling::*[1]/descendant-or-self::math or following-sibling::*[1]/descendant-or-self::math]"
 """Equations as scripts draw them, letter by letter, beside the same equations for screen readers."""
 _BLOCKS = (
     "section", "details", "summary", "fieldset", "form", "legend", "dl", "dt", "dd", "center", "caption", "hr", "option", "text", "search",

@@ -59,6 +59,10 @@ REPORTS = [
     Report("runs-outside-of-paragraphs-in-a-cell", "a.docx", word_of(f"<w:tbl><w:tr><w:tc>{run('Loose words')}</w:tc></w:tr></w:tbl>"), ["Loose words"], [], []),
     Report("word-file-in-a-folder", "a.docx", in_a_folder(word(("Normal", "The words"))), ["The words"], ["[File]"], []),
     Report("odt-in-a-folder", "a.odt", in_a_folder(odf("<text:p>The words</text:p>")), ["The words"], ["[File]", "<"], []),
+    Report("note-of-two-paragraphs", "a.odt", odf(
+        '<text:p>Rent<text:note text:note-class="footnote"><text:note-citation>1</text:note-citation><text:note-body><text:p>First<text:s/>words.</text:p>'
+        "<text:p>Second words.</text:p></text:note-body></text:note> is due.</text:p>"
+    ), ["Rent[1] is due. [Footnote 1] First words. Second words."], [], []),
     Report("fictionbook", "a.fb2", BOOK,
         ["The Rent Анна Ли Глава 1 First words[1]. One Two a b [Footnote 1] A note."], ["<"], ["left out: pictures (1)", "footnotes follow"]),
     Report("page-for-browsers-without-frames", "a.html", b"<html><frameset><frame src=a><noframes><body><p>Frame words</p></body></noframes></frameset></html>",

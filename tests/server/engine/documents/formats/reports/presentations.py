@@ -70,7 +70,21 @@ MODERN = (
 LAYOUT = slide(shape("Company confidential") + shape("Click to edit the title", "title"), "sldLayout")
 MASTER = slide(shape("Printed in Oslo"), "sldMaster")
 
+
+def alternatives(newer, older):
+    names = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+    return f'<mc:AlternateContent {names}><mc:Choice Requires="x">{newer}</mc:Choice><mc:Fallback>{older}</mc:Fallback></mc:AlternateContent>'
+
+
+CHART = '<cx:chart xmlns:cx="http://schemas.microsoft.com/office/drawing/2014/chartex"/>'
+
 REPORTS = [
+    Report("words-for-old-programs-alone", "a.pptx", presentation(slide(alternatives("<p:x/>", shape("Old words")))), ["Old words"], [], []),
+    Report("words-for-new-and-old-programs", "a.pptx", presentation(slide(alternatives(shape("New words"), shape("Old words")))), ["New words"], ["Old"], []),
+    Report("newer-chart", "a.pptx", presentation(slide(shape("A slide") + alternatives(CHART, shape("Not available here")))), ["A slide"], ["Not available"], []),
+    Report("words-of-a-part-of-a-paragraph-for-new-programs", "a.pptx",
+        presentation(slide(f"<p:sp><p:txBody><a:p>{alternatives('<a:r><a:t>New words</a:t></a:r>', '<a:r><a:t>Old words</a:t></a:r>')}</a:p></p:txBody></p:sp>")),
+        ["New words"], ["Old"], []),
     Report(
         "words-of-the-layout", "a.pptx",
         presentation(

@@ -238,17 +238,27 @@ class _Reader:
         return self._inline(child)
 
     def _note(self, note: Any) -> str:
-        number = "".join(note.find(f"{_TEXT}note-citation").itertext()) if len(note) else ""
-        text = " ".join("".join(note.find(f"{_TEXT}note-body").itertext()).split()) if len(note) > 1 else ""
+        citation = note.find(f"{_TEXT}note-citation")
+        number = "" if citation is None else "".join(citation.itertext())
+        text = self._note_text(note.find(f"{_TEXT}note-body"))
         kind = note.get(f"{_TEXT}note-class", "footnote").capitalize()
         if text:
             self._notes.add(f"{kind.lower()}s follow the paragraphs that refer to them")
             self._pending.append(f"[{kind} {number}] {text}")
         return f"[{number}]"
 
+    def _note_text(self, body: Any) -> str:
+        """Return the paragraphs of a note, and the notes on it. The note's paragraph has notes of its own."""
+        outer, self._pending = self._pending, []
+        try:
+            texts = [block.text for block in (() if body is None else self.blocks(body)) if block.text]
+            return "\n".join([*texts, *self._pending])
+        finally:
+            self._pending = outer
+
     def _annotation(self, annotation: Any) -> None:
         author = annotation.findtext("{http://purl.org/dc/elements/1.1/}creator", "")
-        text = "\n".join("".join(p.itertext()) for p in annotation.iter(f"{_TEXT}p")).strip()
+        text = "\n".join(self._inline(p) for p in annotation.iter(f"{_TEXT}p")).strip()
         if text:
             self._pending.append(f"[Comment{f' by {author}' if author else ''}] {text}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Notes
@@ -31,6 +31,8 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
             match name:
                 case "sp" if _is_furniture(element):
                     pass
+                case "AlternateContent":
+                    yield from _newest(element, lambda parent: list(filter(None, walk(parent))))
                 case "pic":
                     yield from _descriptions(element, notes)
                 case "cNvPr" if words := described(element):
@@ -84,11 +86,26 @@ def _line(paragraph: Any, bullets: Bullets) -> str:
     return f"{number} {text}" if number else text
 
 
+def _newest(alternatives: Any, texts: Callable[[Any], list[str]]) -> list[str]:
+    """Return the texts for programs that know a newer element; those for others only if there are none.
+
+    Those of a newer chart only say that the program cannot show it.
+    """
+    found = texts(alternatives)
+    fallback = alternatives.find(f"{MC}Fallback")
+    is_lost = not found and fallback is not None and next(alternatives.iter("{*}chart"), None) is None
+    return texts(fallback) if is_lost else found
+
+
 def _runs(paragraph: Any) -> Iterator[str]:
     for part in paragraph:
         if part.tag == f"{A}br":
             yield "\n"
         elif part.tag in (f"{A}r", f"{A}fld"):
             yield part.findtext(f"{A}t", "")
+        elif part.tag == f"{M}oMath":
+            yield linear(part)
+        elif part.tag == f"{MC}AlternateContent":
+            yield from _newest(part, lambda parent: list(filter(None, _runs(parent))))
         elif isinstance(part.tag, str) and part.tag != f"{MC}Fallback":
-            yield from (linear(equation) for equation in part.iter(f"{M}oMath"))
+            yield from _runs(part)
