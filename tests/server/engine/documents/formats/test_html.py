@@ -37,6 +37,11 @@ SHOWN = {
         "<p>crowns<sup><a href='#n1'>1</a></sup> a month<a href='#n2'><sup>b</sup></a>, 3 m<sup>2</sup></p>",
         "crowns[1] a month[b], 3 m2",
     ),
+    "footnote of a book": ("<p>crowns<a epub:type='noteref' href='n.xhtml'>1</a> a month</p>", "crowns[1] a month"),
+    "footnote of a book in a raised link": (
+        "<p>crowns<sup><a epub:type='noteref' href='n.xhtml#n1'>1</a></sup> a month</p>",
+        "crowns[1] a month",
+    ),
     "mathml": (
         "It is <math><mfrac><mi>a</mi><mi>b</mi></mfrac><mo>+</mo><msup><mi>x</mi><mn>2</mn></msup></math>",
         "It is a/b+x^2",

@@ -53,6 +53,11 @@ _TAB = "\ue0f1"
 _NOTE = re.compile(r"\b(?:foot|end|rear)notes?\b")
 """Kinds of elements of books, by `epub:type` or `role`."""
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
+_NOTE_MARKS = (
+    "//a[@role='doc-noteref'] | //a[@*[name()='epub:type' and contains(., 'noteref')]] | "
+    "//sup[a[contains(@href, '#')]] | //a[contains(@href, '#')][sup]"
+)
+"""The marks of footnotes, if they are as short as a number."""
 _DRAWN_EQUATIONS = "//*[@aria-hidden='true'][preceding-sibling::*[1]/descendant-or-self::math or following-sibling::*[1]/descendant-or-self::math]"
 """Equations as scripts draw them, letter by letter, beside the same equations for screen readers."""
 _BLOCKS = (
@@ -92,9 +97,7 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
         _replace(drawn, "", space="")
     for equation in tree.xpath("//math"):
         _replace(equation, linear_mathml(equation), space=" " if equation.get("display") == "block" else "")
-    for mark in tree.xpath(
-        "//a[@role='doc-noteref'] | //sup[a[contains(@href, '#')]] | //a[contains(@href, '#')][sup]"
-    ):  # of a footnote
+    for mark in tree.xpath(_NOTE_MARKS):
         if _NUMBER.fullmatch(words := _words(mark)):
             _replace(mark, f"[{words}]", space="")
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
