@@ -198,12 +198,13 @@ def search_query(question: str, previous: str | None) -> Query | None:
     if everyday and asks:
         own = list(dict.fromkeys(all_words))
     weights = dict.fromkeys(_first_and_last(own, _MAX_WORDS), 1.0)
-    text = question[-_MAX_CHARS:]
+    text, start = question[-_MAX_CHARS:], 0
     if follows and previous is not None:
         earlier = [word for word in words(previous) if word.casefold() not in STOP_WORDS and word not in weights]
         weights |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(weights)), _PREVIOUS_WEIGHT)
-        text = f"{previous[-_MAX_CHARS:]} {text}"
-    return Query(text, weights, asks, everyday) if weights else None
+        before = f"{previous[-_MAX_CHARS:]} "
+        text, start = before + text, len(before)
+    return Query(text, weights, asks, everyday, start) if weights else None
 
 
 def passage_query(text: str) -> Query:

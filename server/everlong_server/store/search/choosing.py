@@ -52,6 +52,8 @@ below. Chosen on 18 questions about a note, an e-mail and a recipe, and six gree
 _OPENING, _ENDING, _STRETCHES, _CLUSTERED = 2, 3, 5, 400
 """Passages that cover the texts: of each beginning, of each end, and one of each of so many stretches of equal length. The passage of
 a stretch is chosen among at most `_CLUSTERED`."""
+_OF_PART = 3
+"""Passages of a part that a question names, for each passage from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +74,14 @@ class Chosen:
 
 
 def choose(
-    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0, best: int = 0,
-    among: Ints | None = None,
-) -> Chosen:  # fmt: skip
+    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0, best: int = 0
+) -> Chosen:
     """Return at most `limit` passages of each kind for the query; none if the texts have nothing about it.
 
     `whole`: the query's largest cosine with one of `WHOLE`. `best`: return up to so many of the best passages, if that is more than `limit`.
-    `among`: numbers of the passages of the part that the query names; None: it names none.
     """
     if not len(ranking.scores):
         return Chosen()
-    if among is not None:
-        inside = np.isin(np.arange(len(ranking.scores)), among)
-        below = [n for n in _in_order(ranking) if inside[n]][: max(limit, best)]
-        about_all = _is_about_whole(below, ranking, whole, inside)
-        return Chosen(below, _covering(parts, ranking, limit, among) if about_all else ())
     found: Sequence[int] = ()
     if len(ranking.scores) <= _SHOWN_WHOLE:
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
@@ -95,6 +90,31 @@ def choose(
     everything = np.arange(len(ranking.scores))
     about_whole = _is_about_whole(found, ranking, whole)
     return Chosen(found, _covering(parts, ranking, limit, everything) if about_whole else ())
+
+
+def choose_in_part(
+    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, best: int, among: Ints,
+    without_name: Ranking, whole: float,
+) -> Chosen:  # fmt: skip
+    """Like `choose`, for a query that names a part of the texts, whose passages are `among`.
+
+    A question about the whole part gets its passages alone. Any other gets mostly these: "type 2" can name a section, yet "How is type 2
+    treated?" can be answered elsewhere. `without_name`: the ranking for the query with "the text" in place of the part's name;
+    `whole`: the largest cosine of this query with one of `WHOLE`.
+    """
+    inside = np.zeros(len(ranking.scores), np.bool_)
+    inside[among] = True
+    below = _in_order(without_name, among)[: max(limit, best)]
+    if _is_about_whole(below, without_name, whole, inside):
+        return Chosen(below, _covering(parts, without_name, limit, among))
+    chosen = choose(query, parts, ranking, limit, 0.0, best)
+    if not chosen.best:
+        return chosen
+    below, elsewhere = _in_order(ranking, among), [n for n in chosen.best if not inside[n]]
+    mixed = list[int]()
+    for turn, start in enumerate(range(0, len(below), _OF_PART)):
+        mixed += below[start : start + _OF_PART] + elsewhere[turn : turn + 1]
+    return Chosen(mixed[: max(limit, best)], chosen.cover)
 
 
 def _is_found(query: Query, ranking: Ranking) -> bool:
@@ -139,9 +159,12 @@ def _best(ranking: Ranking, limit: int) -> list[int]:
     return [n for n in _in_order(ranking)[:limit] if near[n] or having[n]]
 
 
-def _in_order(ranking: Ranking) -> list[int]:
-    """Return the numbers of all passages, the best first."""
-    return [int(n) for n in np.argsort(-ranking.scores, kind="stable")]
+def _in_order(ranking: Ranking, among: Ints | None = None) -> list[int]:
+    """Return the numbers of the passages `among` all, the best first. None: of all."""
+    if among is None:
+        among = np.arange(len(ranking.scores))
+    ordered: list[int] = among[np.argsort(-ranking.scores[among], kind="stable")].tolist()
+    return ordered
 
 
 def _covering(parts: Sequence[Indexed], ranking: Ranking, limit: int, among: Ints) -> list[int]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from everlong_server.store.search.ranking import Indexed
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.ranking import Indexed, Ints
 from everlong_server.store.search.terms import terms_of
 
 _WORDS = (
@@ -33,80 +34,128 @@ _NUMBERS = {form: number for forms in (_ROMAN, _WORDS) for number, form in enume
 _CHARACTERS = 300
 """A part is looked for only in so many last characters of a message, because a message may be a page long."""
 _WORD = r"[^\W\d_]{2,30}"
-_AFTER = re.compile(rf"(?:\b[Tt]he\s+)?\b({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}})\b(?![.,]?\d)")
+# The lookahead lets matches overlap: in "does chapter two", both words are tried with the word behind them.
+_AFTER = re.compile(rf"\b(?=((?:the\s+)?({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}}))\b(?![.,]?\d))", re.I)
 _BEFORE = re.compile(
-    rf"(?:\b[Tt]he\s+)?\b(?:(\d{{1,3}})(?:st|nd|rd|th)|({'|'.join(_ORDINALS[1:])}))\s+({_WORD})\b", re.I
+    rf"\b(?=((?:the\s+)?(?:(\d{{1,3}})(?:st|nd|rd|th)|({'|'.join(_ORDINALS[1:])}))\s+({_WORD}))\b)", re.I
 )
-_SHORT_RUN = 0.25
-"""Length of a run of passages, as a share of the longest one, below which it is an entry of a table of contents."""
+_MORE = re.compile(r"\s*(?:,|&|\band\b|\bor\b)\s*(\d{1,3}|[^\W\d_]{2,9})\b(?![.,]?\d)")
+"""Another number of the same word, as in "chapters 2 and 3"."""
+_SHORT = 0.25
+"""Length of a part, as a share of the longest one of this name, below which it is an entry of a table of contents."""
 
-Ints = NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True)
+class NamedPart:
+    """A part of the texts of a search. `name`: as the question has it. `question`: with "the text" in place of names of parts.
+    `passages`: sorted numbers of its passages, over all documents of the search; never none."""
+
+    name: str
+    question: str
+    passages: Ints
+
+    def within(self, start: int, end: int) -> Ints:
+        """Return those of its passages that have a number from `start` to below `end`."""
+        return self.passages[(self.passages >= start) & (self.passages < end)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A name that a question may have for a part: `word` and `number`. `question`: with "the text" in its place."""
+    """What can be the name of a part: where it stands in a question, its word in small letters, and its numbers."""
 
+    start: int
+    end: int
     word: str
-    number: int
-    question: str
+    numbers: tuple[int, ...]
 
 
-def named_part(question: str, parts: Sequence[Indexed]) -> tuple[str, Ints | None]:
-    """Return the question with "the text" in place of the part's name, and the numbers of the part's passages, over all documents
-    of a search. If it names several parts: the question as it is, and the passages of all. If none: the question and None. Blocks."""
-    cut = max(0, len(question) - _CHARACTERS)
-    named: dict[tuple[str, int], tuple[str, Ints]] = {}
-    for name in _names(question[cut:]):
-        key = name.word.casefold(), name.number
-        if key in named:
-            continue
-        found, first = list[Ints](), 0
-        for part in parts:
-            found.append(first + _below_heading(part, name))
-            first += part.size
-        if any(map(len, found)):
-            named[key] = question[:cut] + name.question, np.concatenate(found)
-    if not named:
-        return question, None
-    texts, passages = zip(*named.values(), strict=True)
-    return texts[0] if len(texts) == 1 else question, np.unique(np.concatenate(passages))
+def named_part(query: Query, parts: Sequence[Indexed]) -> NamedPart | None:
+    """Return the part that a query names; None if the texts have none of this name. Blocks.
+
+    What the message itself names counts before what the question before it names. "chapters 2 and 3" is one part, and so are "chapter 2"
+    and "chapter 3". Of names with different words, such as a book and its chapter, the part is what they have in common.
+    """
+    cut = max(0, len(query.text) - _CHARACTERS)
+    found: list[tuple[_Name, Ints]] = []
+    for name in sorted(_names(query.text[cut:]), key=lambda name: (name.start, -name.end)):
+        if not found or name.start >= found[-1][0].end:
+            passages = np.concatenate([_passages(parts, name.word, number) for number in name.numbers])
+            if len(passages):
+                found.append((name, np.unique(passages)))
+    own = [entry for entry in found if entry[0].start + cut >= query.message_start]
+    by_word: dict[str, Ints] = {}
+    for name, passages in own or found:
+        by_word[name.word] = np.union1d(by_word.get(name.word, passages), passages)
+    if not by_word:
+        return None
+    common = reduce(np.intersect1d, by_word.values())
+    question = query.text
+    for name, _ in reversed(found):
+        question = f"{question[: cut + name.start]}the text{question[cut + name.end :]}"
+    return NamedPart(
+        ", ".join(query.text[cut + name.start : cut + name.end].removeprefix("the ") for name, _ in own or found),
+        question,
+        common if len(common) else reduce(np.union1d, by_word.values()),
+    )
 
 
 def _names(question: str) -> Iterator[_Name]:
-    for at in range(len(question)):  # the word before a number may itself follow another one: "does chapter two"
-        if at and not (question[at - 1].isspace() and question[at].isalnum()):
-            continue
-        if (found := _AFTER.match(question, at)) and (number := _number(found[2])):
-            yield _Name(found[1], number, _replaced(question, found))
-        if found := _BEFORE.match(question, at):
-            number = int(found[1]) if found[1] else _ORDINALS.index(found[2].lower())
-            yield _Name(found[3], number, _replaced(question, found))
-
-
-def _below_heading(part: Indexed, name: _Name) -> Ints:
-    """Return the numbers in the document of the passages below headings with the word and the number; none unless other headings
-    have the word with the first number, or the second if this is the first."""
-    found = _below(part, name.word, name.number)
-    is_numbered = found and _below(part, name.word, 2 if name.number == 1 else 1)
-    return _long_runs(np.array(sorted(found) if is_numbered else [], np.int64))
-
-
-def _below(part: Indexed, word: str, number: int) -> set[int]:
-    found = set[int]()
-    for phrase in _phrases(word, number):
-        terms = terms_of(part.language).of(phrase)
-        if len(terms) == 2:
-            found |= _adjacent(part.index, *terms)
-    return found
-
-
-def _replaced(question: str, found: re.Match[str]) -> str:
-    return f"{question[: found.start()]}the text{question[found.end() :]}"
+    """Yield what can be names of parts. Whether they are, the headings tell."""
+    for found in _AFTER.finditer(question):
+        numbers, end = [_number(found[3])], found.end(1)
+        while (more := _MORE.match(question, end)) and (number := _number(more[1])):
+            numbers.append(number)
+            end = more.end()
+        if numbers[0]:
+            yield _Name(found.start(), end, found[2].casefold(), tuple(number for number in numbers if number))
+    for found in _BEFORE.finditer(question):
+        if number := int(found[2]) if found[2] else _ORDINALS.index(found[3].lower()):
+            yield _Name(found.start(), found.end(1), found[4].casefold(), (number,))
 
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else _NUMBERS.get(text.lower())
+
+
+def _passages(parts: Sequence[Indexed], word: str, number: int) -> Ints:
+    """Return the numbers of the passages of the part, over all documents."""
+    found, first = [np.zeros(0, np.int64)], 0
+    for part in parts:
+        found.append(first + _of_document(part, word, number))
+        first += part.size
+    return np.concatenate(found)
+
+
+def _of_document(part: Indexed, word: str, number: int) -> Ints:
+    """Return the passages from the heading to that of the next part, or of the first one if a text has several first ones.
+
+    Headings in between belong to the part, whatever their level: those of plain texts have none.
+    """
+    starts, after = _starts(part, word, number), _starts(part, word, number + 1)
+    first = _starts(part, word, 1) if number > 1 else starts
+    if not len(starts) or not len(first if number > 1 else after):
+        return np.zeros(0, np.int64)
+    in_contents = np.isin(starts, after)  # a passage that begins both is no part
+    starts = starts[~in_contents] if not in_contents.all() else starts
+    ends = np.unique(np.concatenate([starts, after, first, [part.size]]))
+    runs = [np.arange(start, ends[ends > start][0]) for start in starts]
+    longest = max(map(len, runs))
+    return np.concatenate([run for run in runs if len(run) >= _SHORT * longest])
+
+
+def _starts(part: Indexed, word: str, number: int) -> Ints:
+    """Return the passages that begin with, or contain, a heading with the word and the number."""
+    phrases = []
+    for phrase in _phrases(word, number):
+        terms = terms_of(part.language).of(phrase)
+        if len(terms) == 2:
+            phrases.append('"{} {}"'.format(*(term.replace('"', "") for term in terms)))
+    rows: list[Any] = []
+    if phrases:
+        query = f"headings : ({' OR '.join(phrases)})"
+        rows = part.index.execute("SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid", (query,)).fetchall()
+    below = np.array([row for (row,) in rows], np.int64)
+    return below[np.diff(below, prepend=-2) > 1]
 
 
 def _phrases(word: str, number: int) -> Iterator[str]:
@@ -115,21 +164,3 @@ def _phrases(word: str, number: int) -> Iterator[str]:
     yield from (f"{word} {forms[number]}" for forms in (_ROMAN, _WORDS) if number < len(forms))
     if number < len(_ORDINALS):
         yield f"{_ORDINALS[number]} {word}"
-
-
-def _adjacent(index: Any, first: str, second: str) -> set[int]:
-    """Return the numbers of the passages of a document whose headings have the two terms next to each other."""
-    places = []
-    for term, shift in ((second, 1), (first, 0)):
-        rows = index.execute("SELECT doc, offset FROM places WHERE term = ? AND col = 'headings'", (term,))
-        places.append({(doc, offset - shift) for doc, offset in rows})
-        if not places[-1]:
-            return set()
-    return {doc for doc, _ in places[0] & places[1]}
-
-
-def _long_runs(numbers: Ints) -> Ints:
-    """Return the numbers without those that stand in short runs of consecutive ones."""
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    longest = max(map(len, runs))
-    return np.concatenate([run for run in runs if len(run) >= _SHORT_RUN * longest])

@@ -35,10 +35,12 @@ class Overview:
     names: tuple[str, ...]
 
 
-def overview(filenames: Iterable[str | None], texts: Iterable[str]) -> Overview:
-    """Return the overview of documents with these file names. `texts`: samples of their texts."""
+def overview(filenames: Iterable[str | None], texts: Iterable[str], part: str | None = None) -> Overview:
+    """Return the overview of documents with these file names. `texts`: samples of their texts, or of the part of them named `part`."""
     stems = (PurePath(name).stem.strip() for name in filenames if name)
     titles = (stem for stem in stems if any(map(str.isalpha, stem)))
+    if part is not None:
+        titles = (f"{title}, {part}" for title in titles)
     counts = Counter(name for text in texts for name in _names(text))
     return Overview(tuple(islice(titles, _TITLES)), tuple(islice(_distinct(counts), _COUNT)))
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -24,12 +24,12 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.search import sentences, word_index
-from everlong_server.store.search.choosing import WHOLE, choose
-from everlong_server.store.search.numbered import named_part
+from everlong_server.store.search.choosing import WHOLE, Chosen, choose, choose_in_part
+from everlong_server.store.search.numbered import NamedPart, named_part
 from everlong_server.store.search.overview import Overview, overview, samples
 from everlong_server.store.search.query import PassageFilter, Query
-from everlong_server.store.search.ranking import Indexed, Ranking, rank
-from everlong_server.store.search.reranking import CANDIDATES, reranked
+from everlong_server.store.search.ranking import Indexed, Ints, Ranking, rank
+from everlong_server.store.search.reranking import CANDIDATES, reranked_passages
 from everlong_server.store.search.vectors import Vectors
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
@@ -130,8 +130,8 @@ class Passages:
         """Return at most `limit` passages of `documents` for the query. No passage: the documents have nothing about it.
 
         The reranker orders them, or their sentences. `by_sentences`: return the sentences of these passages, each as a passage. If the
-        query is about the whole text: the beginnings of passages that cover the text, and the best ones. If it names a part, such as
-        "chapter 6": passages of that part alone.
+        query is about the whole text, or a part with a number, such as "chapter 6": the beginnings of passages that cover it, and the
+        best ones. Of the passages for any other question that names a part, most are from there.
 
         Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
         background: until then, the search in their document is by words alone.
@@ -173,11 +173,10 @@ class Passages:
             return await self._found(existing, vector, search, threads)
         except (sqlite3.DatabaseError, Damaged) as error:
             for document in existing:
-                is_damaged, build = (
-                    partial(self._is_damaged, document, error),
-                    partial(word_index.build, self._blobs, document),
+                build = partial(word_index.build, self._blobs, document)
+                await self._sidecar.repair(
+                    document, _name(document.id), build, partial(self._is_damaged, document, error)
                 )
-                await self._sidecar.repair(document, _name(document.id), build, is_damaged)
         return await self._found(existing, vector, search, threads)
 
     async def _found(
@@ -234,15 +233,12 @@ class Passages:
         similarity = None if vector is None or self._vectors is None else partial(self._vectors.similarity, vector)
         with contextlib.ExitStack() as stack:
             searched, parts = self._parts(documents, stack, damaged)
-            question, among = named_part(query.text, parts)
-            if among is not None and vector is not None and self._vectors is not None:
-                vector = self._vectors.of_text(question)
+            named = named_part(query, parts)
             ranking = rank(parts, query.words, vector)
-            whole = 0.0 if vector is None or self._vectors is None else self._vectors.nearest(vector, WHOLE)
             reranker = self._reranker(parts)
             score_sentences = None if reranker is None else partial(reranker.scores, query.text)
             candidates = limit if score_sentences is None or by_sentences else max(limit, CANDIDATES)
-            chosen = choose(query, parts, ranking, limit, whole, candidates, among)
+            chosen = self._chosen(query, vector, parts, ranking, named, limit, candidates)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
                 passages = (self._passage(n, searched, parts, ranking) for n in numbers)
@@ -254,16 +250,17 @@ class Passages:
                     # Sentences of more passages tell more of a text than whole passages. Its first passages name its subject.
                     best = found[: len(chosen.best[:1])]
                     found = [p if p in best or p.start < sentences.TITLE else sentences.first(p) for p in found]
-                return Found(found, self._overview(searched))
+                return Found(found, self._overview(searched, parts, ranking.first, named))
             found = read(chosen.best)
             by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
             if found and by_sentences:
                 where = next(n for n, document in enumerate(searched) if document.id == found[0].document)
-                start = ranking.first[where] if among is None else among[0]
-                beginning = self._passage(int(start), searched, parts, ranking)
+                start, end = ranking.first[where : where + 2]
+                own = () if named is None else named.within(start, end)
+                beginning = self._passage(int([*own, start][0]), searched, parts, ranking)
                 found = sentences.ordered(found, query.words, similarity, by_document, beginning, score_sentences)
             elif score_sentences is not None:
-                order = reranked(*_texts_and_readable(found, by_document), score_sentences)
+                order = reranked_passages(found, by_document, score_sentences)
                 found = _numbered([found[n] for n, _ in order[:limit]])
         return Found(found)
 
@@ -272,22 +269,40 @@ class Passages:
         readable = any(part.vectors is not None for part in parts)
         return self._vectors.reranker if self._vectors is not None and readable else None
 
-    def _overview(self, documents: Sequence[Document]) -> Overview:
+    def _chosen(
+        self, query: Query, vector: NDArray[np.float32] | None, parts: Sequence[Indexed], ranking: Ranking,
+        named: NamedPart | None, limit: int, best: int,
+    ) -> Chosen:  # fmt: skip
+        whole = 0.0
+        if vector is not None and self._vectors is not None:
+            vector = vector if named is None else self._vectors.of_text(named.question)
+            whole = self._vectors.nearest(vector, WHOLE)
+        if named is None:
+            return choose(query, parts, ranking, limit, whole, best)
+        without_name = rank(parts, query.words, vector)
+        return choose_in_part(query, parts, ranking, limit, best, named.passages, without_name, whole)
+
+    def _overview(
+        self, documents: Sequence[Document], parts: Sequence[Indexed], first: Ints, named: NamedPart | None
+    ) -> Overview:
         def texts() -> Iterator[str]:
-            for document in documents:
+            for document, part, start, end in zip(documents, parts, first, first[1:], strict=False):
+                own = None if named is None else named.within(start, end) - start
                 with (
                     contextlib.suppress(FileNotFoundError),
                     self._blobs.open(document.id, document.text_offset) as file,
                 ):
-                    yield from samples(file, document.text_offset, document.bytes)
+                    for start_byte, size in word_index.stretches(part.index, own):
+                        yield from samples(file, document.text_offset + start_byte, size)
 
-        return overview((document.filename for document in documents), texts())
+        name = None if named is None else named.name
+        return overview((document.filename for document in documents), texts(), name)
 
     def _rank(
         self, query: Query, limit: int, only: PassageFilter | None, rerank: bool, documents: Sequence[Document],
         vector: NDArray[np.float32] | None, damaged: list[Document],
     ) -> list[Passage]:  # fmt: skip
-        """Rank the passages of the documents. Adds those with damaged vectors to `damaged`. Blocks."""
+        """Rank the passages of the documents, as `_search` does. Blocks."""
         with contextlib.ExitStack() as stack:
             searched, parts = self._parts(documents, stack, damaged)
             ranking = rank(parts, query.words, vector)
@@ -304,7 +319,7 @@ class Passages:
             order = list(enumerate(scores))
             if reranker is not None:
                 by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
-                order = reranked(*_texts_and_readable(found, by_document), partial(reranker.scores, query.text))[:limit]
+                order = reranked_passages(found, by_document, partial(reranker.scores, query.text))[:limit]
         return [replace(found[n], score=round(score, 4)) for n, score in order]
 
     def _accepted(
@@ -369,31 +384,16 @@ class Passages:
 
     def _is_damaged(self, document: Document, error: Exception) -> bool:
         """Whether the document's index is damaged. `error`: the error of the search, for the log."""
-        try:
-            with self._blobs.local(_name(document.id)) as path, word_index.opened(path) as index:
-                word_index.check_layout(index)
-                index.execute(
-                    "SELECT count(*) FROM passages"
-                )  # fails for an empty file, which SQLite takes for an intact database
-                index.execute("SELECT count(*) FROM places")
-                intact = index.execute("PRAGMA quick_check").fetchone()[0] == "ok"
-        except FileNotFoundError:  # the document was deleted meanwhile
-            return False
-        except (sqlite3.DatabaseError, Damaged):
-            intact = False
-        if not intact:
-            log.warning("the index of document %s is damaged and is built again: %s", document.id, error)
-        return not intact
+        with contextlib.suppress(FileNotFoundError), self._blobs.local(_name(document.id)) as path:
+            if not word_index.is_intact(path):
+                log.warning("the index of document %s is damaged and is built again: %s", document.id, error)
+                return True
+        return False  # intact, or the document was deleted meanwhile
 
 
 def _numbered(passages: Sequence[Passage]) -> list[Passage]:
     """Return the passages, each with 1 ÷ its place as its score."""
     return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(passages, 1)]
-
-
-def _texts_and_readable(passages: Sequence[Passage], parts: Mapping[str, Indexed]) -> tuple[list[str], list[bool]]:
-    """Return the texts of passages, and whether the reranker can read each: it knows the languages that have vectors."""
-    return [p.text for p in passages], [parts[p.document].vectors is not None for p in passages]
 
 
 def _name(document_id: str) -> str:

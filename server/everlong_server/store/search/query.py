@@ -13,13 +13,14 @@ class Query:
     """`text`: the question, whose meaning is compared. `words`: words to search for, each with a weight; empty: none.
 
     `asks`: it is a question. Where meaning is compared, a remark is searched for more strictly, since it may be small talk. `everyday`: it
-    has no other words, like "How are you?".
+    has no other words, like "How are you?". `message_start`: where the message begins in `text`, behind the question before it.
     """
 
     text: str
     words: Mapping[str, float]
     asks: bool = True
     everyday: bool = False
+    message_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

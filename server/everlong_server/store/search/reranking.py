@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from everlong_server.store.search.ranking import RANK_OFFSET
+from everlong_server.store.search.ranking import RANK_OFFSET, Indexed
 from everlong_server.store.search.sentences import Answering, cut
+
+if TYPE_CHECKING:
+    from everlong_server.store.search.passages import Passage
 
 CANDIDATES = 32
 """Passages that the model reads: 0.22 s on two cores."""
+
+
+def reranked_passages(
+    passages: Sequence[Passage], parts: Mapping[str, Indexed], score_sentences: Answering
+) -> list[tuple[int, float]]:
+    """Call `reranked` for passages. `parts`: each document's part of the search. The model knows the languages that have vectors."""
+    readable = [parts[passage.document].vectors is not None for passage in passages]
+    return reranked([passage.text for passage in passages], readable, score_sentences)
 
 
 def reranked(texts: Sequence[str], readable: Sequence[bool], score_sentences: Answering) -> list[tuple[int, float]]:

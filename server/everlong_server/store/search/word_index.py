@@ -7,9 +7,13 @@ import errno
 import sqlite3
 import sys
 import threading
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged
 from everlong_server.store.records import Document
@@ -97,7 +101,31 @@ def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:
     return contextlib.closing(index)
 
 
+def stretches(index: Any, numbers: NDArray[np.int64] | None) -> Iterator[tuple[int, int]]:
+    """Yield where each stretch of consecutive passages begins, and its size, in bytes. `numbers`: of the passages, sorted; None: all."""
+    if numbers is None:
+        numbers = np.arange(index.execute("SELECT count(*) FROM passages").fetchone()[0])
+    for stretch in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else ():
+        ends = "SELECT (SELECT start_byte FROM passages WHERE id = ?), (SELECT end_byte FROM passages WHERE id = ?)"
+        start, end = index.execute(ends, (int(stretch[0]), int(stretch[-1]))).fetchone()
+        yield start, end - start
+
+
 def check_layout(index: Any) -> None:
     """Raise `Damaged` for an index of another version."""
     if index.execute("PRAGMA user_version").fetchone()[0] != _LAYOUT:
         raise Damaged("the index has the layout of another version")
+
+
+def is_intact(path: Path) -> bool:
+    """Return whether a file is a complete index of this version."""
+    try:
+        with opened(path) as index:
+            check_layout(index)
+            index.execute(
+                "SELECT count(*) FROM passages"
+            )  # fails for an empty file, which SQLite takes for an intact database
+            index.execute("SELECT count(*) FROM places")
+            return bool(index.execute("PRAGMA quick_check").fetchone()[0] == "ok")
+    except (sqlite3.DatabaseError, Damaged):
+        return False

@@ -46,10 +46,11 @@ def test_of_several_parts_all_are_searched(tmp_path: Path) -> None:
     second, fourth = (
         part_of(STORY_TEXT, f"##  CHAPTER {n}.", f"##  CHAPTER {after}.") for n, after in (("II", "III"), ("IV", "V"))
     )
-    question = "Who speaks both in chapter 2 and in chapter four, Alice or Tweedledum?"
+    question = "Who speaks: the Red Queen in chapter 2, or Tweedledum in chapter four?"
     (found,) = asked(tmp_path, STORY_TEXT, [question], None, sentences=False)
     places = [p.start for p in found.passages]
-    assert all(any(part.start - 1 <= place < part.stop for part in (second, fourth)) for place in places)
+    inside = [any(part.start - 1 <= place < part.stop for part in (second, fourth)) for place in places]
+    assert inside.count(True) >= 2 * inside.count(False)
     assert any(place in second for place in places)
     assert any(place in fourth for place in places)
 
@@ -72,13 +73,12 @@ def test_a_heading_at_the_end_of_a_passage_is_not_cut(tmp_path: Path, size: int)
     before = f"## Chapter I. Rain\n\n{('It rained and ' * 40)[:size]}."
     text = f"{before}\n\n## Chapter V. Wool and Water\n\n{'Alice bought an egg. ' * 40}"
     (found,) = asked(tmp_path, text, ["What is chapter 5 called?"], None, sentences=False)
-    assert found.passages
-    assert all("egg" in p.text for p in found.passages)
+    assert "egg" in found.passages[0].text
 
 
 @pytest.mark.parametrize("meaning", [False, True], ids=["words", "meaning"])
 @pytest.mark.parametrize("sentences", [False, True], ids=["passages", "sentences"])
-def test_it_finds_passages_of_this_part_alone(tmp_path: Path, meaning: bool, sentences: bool) -> None:
+def test_it_finds_mostly_passages_of_this_part(tmp_path: Path, meaning: bool, sentences: bool) -> None:
     sixth = part_of(STORY_TEXT, "##  CHAPTER VI.", "##  CHAPTER VII.")
     questions = [
         "What happens in chapter 6?",
@@ -91,7 +91,9 @@ def test_it_finds_passages_of_this_part_alone(tmp_path: Path, meaning: bool, sen
         questions, asked(tmp_path, STORY_TEXT, questions, embedder, sentences=sentences), strict=True
     ):
         assert len(found.passages) > 5, question
-        assert all(sixth.start - 1 <= p.start < sixth.stop for p in found.passages), question
+        inside = [sixth.start - 1 <= p.start < sixth.stop for p in found.passages]
+        assert inside.count(True) >= 2 * inside.count(False), question
+        assert inside[0] or not meaning, question
         if sentences:
             assert any("Humpty Dumpty" in p.text and "CHAPTER VI" in p.text for p in found.passages), question
 
@@ -123,19 +125,114 @@ def test_a_number_that_no_heading_has_names_no_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "word", "number", "replaced"),
+    ("question", "word", "numbers", "name"),
     [
-        ("What happens in chapter 6?", "chapter", 6, "What happens in the text?"),
-        ("How does the second chapter start?", "chapter", 2, "How does the text start?"),
-        ("What is Chapter XLIV about?", "Chapter", 44, "What is the text about?"),
-        ("Summarise part twelve", "part", 12, "Summarise the text"),
-        ("Was steht in Kapitel 103?", "Kapitel", 103, "Was steht in the text?"),
+        ("What happens in chapter 6?", "chapter", (6,), "chapter 6"),
+        ("How does the second chapter start?", "chapter", (2,), "the second chapter"),
+        ("What is Chapter XLIV about?", "chapter", (44,), "Chapter XLIV"),
+        ("Summarise part twelve", "part", (12,), "part twelve"),
+        ("Was steht in Kapitel 103?", "kapitel", (103,), "Kapitel 103"),
+        ("What do chapters 2, 3 and 4 say?", "chapters", (2, 3, 4), "chapters 2, 3 and 4"),
+        ("What is in “Chapter 5” (book 2)?", "chapter", (5,), "Chapter 5"),
+        ("What is in “Chapter 5” (book 2)?", "book", (2,), "book 2"),
     ],
 )
-def test_names_of_parts(question: str, word: str, number: int, replaced: str) -> None:
-    assert (word, number, replaced) in [(name.word, name.number, name.question) for name in _names(question)]
+def test_names_of_parts(question: str, word: str, numbers: tuple[int, ...], name: str) -> None:
+    found = [(each.word, each.numbers, question[each.start : each.end]) for each in _names(question)]
+    assert (word, numbers, name) in found
 
 
-@pytest.mark.parametrize("question", ["Who wrote it?", "How much is 3.5 percent?", "Is it in 1871?"])
+@pytest.mark.parametrize("question", ["Who wrote it?", "How much is 3.5 percent?", "It was 1871"])
 def test_no_names_of_parts(question: str) -> None:
-    assert [name for name in _names(question) if name.word != "is"] == []
+    assert list(_names(question)) == []
+
+
+def plain_book(chapters: int, subtitle: str = "") -> str:
+    """A plain text: each chapter is about an animal of its own, and ends with a short line that looks like a heading."""
+    animals = ["cat", "dog", "owl", "fox", "pig"][:chapters]
+    return "".join(
+        f"Chapter {n}\n\n{subtitle.format(n)}"
+        + f"The {animal} lived in a house on the hill. " * 30
+        + f"\n\nThe evening\n\nThen the {animal} sang a song to Mr. Smith. " * 12
+        + "\n\n"
+        for n, animal in enumerate(animals, 1)
+    )
+
+
+@pytest.mark.parametrize("subtitle", ["", "The {}. house\n\n"], ids=["", "with subtitles"])
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_chapter_goes_on_behind_short_lines(tmp_path: Path, subtitle: str, number: int) -> None:
+    text = plain_book(5, subtitle)
+    (found,) = asked(tmp_path, text, [f"What happens in chapter {number}?"], Embedder.packaged(), sentences=False)
+    animal = ["cat", "dog", "owl", "fox", "pig"][number - 1]
+    assert all(animal in p.text for p in found.passages)
+    assert any("sang" in p.text for p in found.passages)
+    assert any("lived" in p.text for p in found.passages)
+    assert found.overview is not None
+    assert found.overview.titles == (f"book, chapter {number}",)
+    assert "Smith" in found.overview.names[0]
+
+
+def test_two_chapters_with_one_word_are_one_part(tmp_path: Path) -> None:
+    (found,) = asked(tmp_path, plain_book(5), ["Summarise chapters 2 and 3."], Embedder.packaged(), sentences=False)
+    assert {animal for p in found.passages for animal in ("cat", "dog", "owl", "fox", "pig") if animal in p.text} == {
+        "dog",
+        "owl",
+    }
+
+
+def test_a_chapter_of_a_book_is_what_both_have_in_common(tmp_path: Path) -> None:
+    text = "".join(
+        f"# Book {book}\n\n"
+        + "".join(
+            f"## Chapter {n}\n\n" + f"In {book}-{n} it rained on the river all day. " * 30 + "\n\n" for n in (1, 2, 3)
+        )
+        for book in (1, 2, 3)
+    )
+    (found,) = asked(tmp_path, text, ["What is book 2, chapter 3 about?"], Embedder.packaged(), sentences=False)
+    assert found.passages
+    assert all("2-3" in p.text for p in found.passages)
+
+
+def test_a_question_with_a_name_can_be_answered_elsewhere(tmp_path: Path) -> None:
+    """ "Type 2" names a section, yet the answer stands in another one."""
+    filler = "The doctor spoke about the illness for a long time and nobody knew why. " * 20
+    text = f"# Type 1\n\n{filler}\n\n# Type 2\n\n{filler}\n\n# Treatment\n\nType 2 diabetes is treated with metformin tablets. {filler}"
+    (found,) = asked(
+        tmp_path, text, ["How is type 2 diabetes treated, with which tablets?"], Embedder.packaged(), sentences=True
+    )
+    assert any("metformin" in p.text for p in found.passages[:5])
+
+
+def test_a_question_that_only_the_name_of_a_part_matches_finds_nothing(tmp_path: Path) -> None:
+    questions = [
+        "Which Icelandic volcano erupted violently in chapter 2?",
+        "Where did Mr. Smith hear a song in chapter 2?",
+    ]
+    nothing, found = asked(tmp_path, plain_book(5), questions, None, sentences=False)
+    assert nothing.passages == []
+    assert "dog" in found.passages[0].text
+
+
+@pytest.mark.parametrize(
+    ("previous", "message", "animal"),
+    [
+        ("What happens in chapter 2?", "Who is in it?", "dog"),
+        ("What happens in chapter 2?", "And in chapter 4?", "fox"),
+    ],
+)
+def test_a_following_question_keeps_the_part_unless_it_names_one(
+    tmp_path: Path, previous: str, message: str, animal: str
+) -> None:
+    query = search_query(message, previous)
+    assert query is not None
+
+    async def run() -> Found:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), None)
+        document = await corpus.put(plain_book(5), "book.md")
+        await corpus.passages.ensure(document)
+        return await corpus.passages.find([document.id], query, 8)
+
+    found = asyncio.run(run()).passages
+    assert found
+    assert all(animal in p.text for p in found[:3])
