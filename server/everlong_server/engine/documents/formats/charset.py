@@ -11,6 +11,7 @@ from statistics import mean
 
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
 from everlong_server.engine.documents.formats.labels import encoding_of, japanese
+from everlong_server.engine.documents.formats.plausibility import plausibility
 
 _SIGNATURES = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -40,6 +41,8 @@ _SIGN = re.compile(
     rb"|\x92|\xb0(?=[CF]\b)|(?<=\d)\xb5|(?<=\d )\xb5|(?<=[A-Za-z])[\xae\x99](?![A-Za-z])"  # ’, °C, 5 µm, ® and ™
 )
 """Signs of Windows-1252 where they are no letters of another encoding."""
+_COMMON = {"euc_jis_2004": "euc_jp", "shift_jis_2004": "cp932"}
+"""Encodings that the detector answers, and the common ones with the same letters."""
 _MARGIN, _MARGIN_OF_OLD = 1.1, 1.03
 """How many times better another encoding must fit than the preferred one. For those of old computers the margin is smaller, because they
 rarely fit much better."""
@@ -59,6 +62,8 @@ _PART = 4096
 """Number of bytes, about, of a part whose encoding is guessed on its own."""
 _SPACE = re.compile(rb"\s")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\f\r"})
+_JUDGED = 2
+"""Parts whose characters are looked at one by one, because that takes some time."""
 _NONE = "ascii"
 """Stands for none of the candidates."""
 _PIECE = 1 << 20
@@ -243,27 +248,56 @@ def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, prefer
 
     An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part.
     """
-    import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
-
     if preferred == "cp1252" and not _RUN.search(_SIGN.sub(b"", sample)):
         return preferred
-    candidates = [each for each in candidates if each in _LATIN or not _is_latin(sample)] or candidates
+    latin = [each for each in candidates if codecs.lookup(each).name in (*_LATIN, "cp437")]
+    candidates = latin if latin and _is_latin(sample) else candidates
     fits: dict[str, list[float]] = {}
     parts = list(_parts(sample.translate(None, _CONTROLS)))
     for part in parts:
-        # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
-        found = chardet.detect_all(
-            b"\n" + part, ignore_threshold=True, compat_names=False, include_encodings=[*candidates, _NONE], no_match_encoding=_NONE
-        )  # fmt: skip
-        for each in found:
-            if each["encoding"] not in (None, _NONE):
-                fits.setdefault(codecs.lookup(each["encoding"]).name, []).append(each["confidence"])
-    means = {encoding: mean(values) for encoding, values in fits.items() if 2 * len(values) >= len(parts)}
+        for encoding, confidence in _confidences(part, candidates).items():
+            fits.setdefault(encoding, []).append(confidence)
+    shown = b" ".join(parts[:_JUDGED])
+    means = {
+        encoding: mean(values) * plausibility(shown.decode(encoding, "ignore"))
+        for encoding, values in fits.items()
+        if 2 * len(values) >= len(parts)
+    }
     if not means:
         return None
     best = max(means, key=lambda encoding: means[encoding])
     margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN
-    return preferred if means.get(codecs.lookup(preferred).name, 0) * margin >= means[best] else best
+    margin *= 1 + 0.25 / len(_OTHER.findall(shown)) ** 2  # one or two bytes tell little
+    chosen = preferred if means.get(codecs.lookup(preferred).name, 0) * margin >= means[best] else best
+    return _COMMON.get(chosen, chosen)
+
+
+def _confidences(part: bytes, candidates: Sequence[str]) -> dict[str, float]:
+    """Return how well each encoding fits, those that do not fit left out.
+
+    The statistics are of small letters. So a text that is mostly in capitals in an encoding is compared in small ones.
+    """
+    found = _detected(part, candidates)
+    for encoding in found:
+        text = part.decode(encoding, "ignore")
+        if sum(map(str.isupper, text)) > sum(map(str.islower, text)):
+            small = _detected(text.lower().encode(encoding, "ignore"), [encoding])
+            found[encoding] = max(found[encoding], *small.values(), 0)
+    return found
+
+
+def _detected(part: bytes, candidates: Sequence[str]) -> dict[str, float]:
+    import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
+
+    # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
+    found = chardet.detect_all(
+        b"\n" + part, ignore_threshold=True, compat_names=False, include_encodings=[*candidates, _NONE], no_match_encoding=_NONE
+    )  # fmt: skip
+    return {
+        codecs.lookup(each["encoding"]).name: each["confidence"]
+        for each in found
+        if each["encoding"] not in (None, _NONE)
+    }
 
 
 def _is_latin(sample: bytes) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from everlong_server.engine.documents.formats.blocks import Unreadable
 from everlong_server.engine.documents.formats.charset import unmarked_utf16
+from everlong_server.engine.documents.formats.plausibility import plausibility
 from everlong_server.engine.documents.formats.zips import entry_names
 from tests.files import zipped
 from tests.server.engine.documents.formats.reading import notes_of, text_of
@@ -51,6 +52,10 @@ ORDINARY = [
     ("cp1255", "שלום עולם, מה שלומך היום?"), ("cp1257", "Rīgas rātsnama šķūnis"), ("cp932", "名前,住所,電話番号"), ("cp932", "株式会社"),
     ("euc_jp", "こんにちは世界"), ("gb18030", "姓名,地址"), ("big5", "你好，世界。這是繁體中文"), ("cp949", "이름,주소"),
     ("cp850", "Größere Häuser stehen für ältere Gäste bereit."), ("cp850", "Le café était fermé à Noël."),
+    ("cp1252", "Größe: 5 × 3 m"), ("cp1252", "¿Qué tal?…"), ("cp1252", "È vero."), ("cp1252", "Nº 5"), ("cp1252", "50 ÷ 2"),
+    ("cp1252", "NÃO É POSSÍVEL"), ("cp1252", "OPTIONS AVANCÉES"), ("cp1252", "¡Olé!"), ("cp1252", "FOR Å SIKRE"), ("cp1252", "12;più;3"),
+    ("cp1250", "ŁÓDŹ, KRAKÓW"), ("cp1250", "PŘÍLIŠ ŽLUŤOUČKÝ KŮŇ"), ("cp1251", "ПРИВЕТ МИР"), ("cp1251", "ВСТРОЕННЫЕ ФИЛЬТРЫ"),
+    ("cp850", "Bitte ein gültiges Datum eingeben. GEÄNDERT FÜR SIE."), ("cp866", "ПОЛЬЗОВАТЕЛЬ С ТАКИМ ИМЕНЕМ УЖЕ СУЩЕСТВУЕТ."),
     ("cp852", "Tento soubor nelze otevřít, protože byl smazán."), ("mac_roman", "Größere Häuser stehen für ältere Gäste bereit."),
 ]  # fmt: skip
 
@@ -58,6 +63,25 @@ ORDINARY = [
 @pytest.mark.parametrize(("encoding", "text"), ORDINARY)
 def test_a_short_text_is_decoded(encoding: str, text: str) -> None:
     assert text_of(text.encode(encoding), "a.txt") == text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("Größe: 5 × 3 m", "GrЖъe: 5 в 3 m"), ("Nº 5", "Nบ 5"), ("¿Qué tal?", "Ώ Quι tal?"), ("Привет, мир", "оПХБЕР, ЛХП"),
+        ("OPTIONS AVANCÉES", "OPTIONS AVANC╔ES"), ("NÃO É", "NцO и"), ("5 €", "5 า"), ("ŁÓDŹ", "£ÓD\x8f"), ("¡Olé!", "ĄOlé!"),
+    ],
+)  # fmt: skip
+def test_a_wrong_encoding_is_less_plausible(right: str, wrong: str) -> None:
+    assert plausibility(right) == 1
+    assert plausibility(wrong) < 0.5
+
+
+@pytest.mark.parametrize(
+    "text", [FRENCH, GERMAN, RUSSIAN, JAPANESE, CHINESE, KOREAN, GREEK, ARABIC, "plain", "私はPythonが好きです"]
+)
+def test_what_people_write_is_plausible(text: str) -> None:
+    assert plausibility(text) == 1
 
 
 @pytest.mark.parametrize(
