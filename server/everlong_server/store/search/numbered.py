@@ -1,16 +1,18 @@
 """Finds the part of a text that a question names by its number, such as "What happens in chapter 6?".
 
 A heading must have the same word next to the same number: in figures, in Roman numerals, or in English words. So no list of words for
-parts is needed. The text must number these parts from 1. Otherwise "How can I pay?" would name the part "How can I apply?".
+parts is needed. The text must number these parts from 1. Otherwise "How can I pay?" would name the part "How can I apply?". Pages are
+parts of documents that have pages, such as PDF files, without headings.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -37,10 +39,14 @@ _WORD = r"[^\W\d_]{2,30}"
 # The lookahead lets matches overlap: in "does chapter two", both words are tried with the word behind them.
 _AFTER = re.compile(rf"\b(?=((?:the\s+)?({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}}))\b(?![.,]?\d))", re.I)
 _BEFORE = re.compile(
-    rf"\b(?=((?:the\s+)?(?:(\d{{1,3}})(?:st|nd|rd|th)|({'|'.join(_ORDINALS[1:])}))\s+({_WORD}))\b)", re.I
+    rf"\b(?=((?:the\s+)?(?:(\d{{1,3}})(?:st|nd|rd|th)|({'|'.join(_ORDINALS[1:])})|last|final)\s+({_WORD}))\b)", re.I
 )
 _MORE = re.compile(r"\s*(?:,|&|\band\b|\bor\b)\s*(\d{1,3}|[^\W\d_]{2,9})\b(?![.,]?\d)")
 """Another number of the same word, as in "chapters 2 and 3"."""
+_LAST = -1
+"""The number of the last part."""
+_PAGES = ("page", "pages", "seite", "seiten", "página", "páginas", "pagina", "pagine")
+"""Names of pages: English, German, French, Spanish, Portuguese and Italian. Headings do not name them."""
 _SHORT = 0.25
 """Length of a part, as a share of the longest one of this name, below which it is an entry of a table of contents."""
 
@@ -109,7 +115,8 @@ def _names(question: str) -> Iterator[_Name]:
         if numbers[0]:
             yield _Name(found.start(), end, found[2].casefold(), tuple(number for number in numbers if number))
     for found in _BEFORE.finditer(question):
-        if number := int(found[2]) if found[2] else _ORDINALS.index(found[3].lower()):
+        number = int(found[2]) if found[2] else _ORDINALS.index(found[3].lower()) if found[3] else _LAST
+        if number:
             yield _Name(found.start(), found.end(1), found[4].casefold(), (number,))
 
 
@@ -121,9 +128,23 @@ def _passages(parts: Sequence[Indexed], word: str, number: int) -> Ints:
     """Return the numbers of the passages of the part, over all documents."""
     found, first = [np.zeros(0, np.int64)], 0
     for part in parts:
-        found.append(first + _of_document(part, word, number))
+        of = _of_page if word in _PAGES else _of_document
+        found.append(first + of(part, word, number))
         first += part.size
     return np.concatenate(found)
+
+
+def _of_page(part: Indexed, word: str, number: int) -> Ints:
+    """Return the passages that have text of a page, counted from 1; those of the headings if the document has no pages."""
+    pages = [(entry.page, entry.start) for entry in part.outline() if entry.page is not None]
+    if not pages:
+        return _of_document(part, word, number)
+    number = max(page for page, _ in pages) if number == _LAST else number
+    start = next((at for page, at in pages if page == number), None)
+    end = next((at for page, at in pages if page > number), sys.maxsize)
+    query = "SELECT id FROM passages WHERE end > ? AND start < ? ORDER BY id"
+    found = [] if start is None else part.index.execute(query, (start, end)).fetchall()
+    return np.array([number for (number,) in found], np.int64)
 
 
 def _of_document(part: Indexed, word: str, number: int) -> Ints:
@@ -131,6 +152,8 @@ def _of_document(part: Indexed, word: str, number: int) -> Ints:
 
     Headings in between belong to the part, whatever their level: those of plain texts have none.
     """
+    if number == _LAST:
+        number = next(n for n in count(1) if not len(_starts(part, word, n + 1)))
     starts, after = _starts(part, word, number), _starts(part, word, number + 1)
     first = _starts(part, word, 1) if number > 1 else starts
     if not len(starts) or not len(first if number > 1 else after):

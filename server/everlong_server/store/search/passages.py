@@ -308,7 +308,7 @@ class Passages:
             ranking = rank(parts, query.words, vector)
             relevance = ranking.relevance
             if only is not None:
-                relevance = np.where(self._accepted(only, searched, parts), relevance, 0)
+                relevance = np.where(self._accepted(only, parts), relevance, 0)
             reranker = self._reranker(parts) if rerank else None
             found, scores = list[Passage](), list[float]()
             for n in np.argsort(-relevance, kind="stable")[: limit if reranker is None else max(limit, CANDIDATES)]:
@@ -322,13 +322,11 @@ class Passages:
                 order = reranked_passages(found, by_document, partial(reranker.scores, query.text))[:limit]
         return [replace(found[n], score=round(score, 4)) for n, score in order]
 
-    def _accepted(
-        self, only: PassageFilter, documents: Sequence[Document], parts: Sequence[Indexed]
-    ) -> NDArray[np.bool_]:
+    def _accepted(self, only: PassageFilter, parts: Sequence[Indexed]) -> NDArray[np.bool_]:
         """Return whether the filter accepts each of the documents' passages."""
         accepted: list[bool] = []
-        for document, part in zip(documents, parts, strict=True):
-            entries = outline.load(self._blobs, document.id) if document.format else []
+        for part in parts:
+            entries = part.outline()
             starts = part.index.execute("SELECT start FROM passages ORDER BY id")
             accepted += [only.accepts(outline.at(entries, start)) for (start,) in starts]
         return np.array(accepted, bool)
@@ -380,7 +378,8 @@ class Passages:
             except Damaged as error:
                 log.warning("the vectors of document %s are built again: %s", document.id, error)
                 damaged.append(document)
-        return Indexed(index, size, language, vectors)
+        load = partial(outline.load, self._blobs, document.id) if document.format else tuple
+        return Indexed(index, size, language, vectors, load)
 
     def _is_damaged(self, document: Document, error: Exception) -> bool:
         """Whether the document's index is damaged. `error`: the error of the search, for the log."""

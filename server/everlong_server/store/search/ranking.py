@@ -6,7 +6,7 @@ The passages of all documents of a search are numbered consecutively and ranked 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlong_server.store.search.terms import terms_of
+from everlong_server.store.texts.outline import OutlineEntry
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -36,13 +37,14 @@ RANK_OFFSET = 3
 class Indexed:
     """One document's part of a search: its index, number of passages, language, and vectors if it has any.
 
-    `vectors`: [passages, D].
+    `vectors`: [passages, D]. `outline`: loads the document's outline; blocks.
     """
 
     index: Any
     size: int
     language: str
     vectors: NDArray[np.float16] | None = None
+    outline: Callable[[], Sequence[OutlineEntry]] = tuple
 
 
 @dataclass(frozen=True, slots=True)

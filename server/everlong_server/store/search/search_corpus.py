@@ -25,8 +25,8 @@ class SearchCorpus:
             raise NotFound(document_id)
         return self._documents[document_id]
 
-    async def put(self, text: str, filename: str | None = None) -> Document:
-        document = Document(new_id("doc"), filename, len(text.encode()), 0, now())
+    async def put(self, text: str, filename: str | None = None, format: str | None = None) -> Document:
+        document = Document(new_id("doc"), filename, len(text.encode()), 0, now(), format=format)
         writer = await self.blobs.create(document.id)
         await writer.write(text.encode())
         await writer.commit()

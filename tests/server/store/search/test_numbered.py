@@ -13,6 +13,7 @@ from everlong_server.engine.answering.grounding import search_query
 from everlong_server.store.search.numbered import _names
 from everlong_server.store.search.passages import Found
 from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
 from tests.tinymodel import STORY
 
@@ -135,6 +136,7 @@ def test_a_number_that_no_heading_has_names_no_part(tmp_path: Path) -> None:
         ("What do chapters 2, 3 and 4 say?", "chapters", (2, 3, 4), "chapters 2, 3 and 4"),
         ("What is in “Chapter 5” (book 2)?", "chapter", (5,), "Chapter 5"),
         ("What is in “Chapter 5” (book 2)?", "book", (2,), "book 2"),
+        ("How does the last chapter end?", "chapter", (-1,), "the last chapter"),
     ],
 )
 def test_names_of_parts(question: str, word: str, numbers: tuple[int, ...], name: str) -> None:
@@ -236,3 +238,43 @@ def test_a_following_question_keeps_the_part_unless_it_names_one(
     found = asyncio.run(run()).passages
     assert found
     assert all(animal in p.text for p in found[:3])
+
+
+def test_the_last_chapter_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
+    questions = ["What happens in the last chapter?", "When was the last time that a fox sang?"]
+    last, other = asked(tmp_path, plain_book(5), questions, Embedder.packaged(), sentences=False)
+    assert last.overview is not None
+    assert last.overview.titles == ("book, last chapter",)
+    assert all("pig" in p.text for p in last.passages)
+    assert "fox" in other.passages[0].text
+
+
+@pytest.mark.parametrize(
+    ("question", "animal"),
+    [
+        ("What is on page 2?", "dog"),
+        ("Summarise the third page.", "owl"),
+        ("What is on the last page?", "pig"),
+        ("Summarise pages 2 and 3", "dog"),
+    ],
+)
+def test_pages_of_a_document_are_parts(tmp_path: Path, question: str, animal: str) -> None:
+    """The text has no headings: its outline has the pages."""
+    pages = [f"The {animal} lived in a house on the hill. " * 30 for animal in ("cat", "dog", "owl", "fox", "pig")]
+    starts = [sum(map(len, pages[:n])) for n in range(len(pages))]
+
+    async def run() -> Found:
+        blobs = Blobs(f"file://{tmp_path}")
+        corpus = SearchCorpus(blobs, Embedder.packaged())
+        document = await corpus.put("".join(pages), "book.pdf", "pdf")
+        outline.save(blobs, document.id, [outline.OutlineEntry(start, n) for n, start in enumerate(starts, 1)])
+        await corpus.passages.ensure(document)
+        await corpus.passages.ensure_vectors(document)
+        query = search_query(question, None)
+        assert query is not None
+        return await corpus.passages.find([document.id], query, 8)
+
+    found = asyncio.run(run()).passages
+    assert sum(animal in p.text for p in found) > len(found) / 3
+    asked_for = {"dog", "owl"} if "pages" in question else {animal}
+    assert all(any(each in p.text for each in asked_for) for p in found)
