@@ -6,11 +6,13 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
 from everlong_server.engine.documents.formats.labels import encoding_of, japanese
+from everlong_server.engine.documents.formats.plausible import odd_share
 
 _SIGNATURES = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -58,6 +60,12 @@ encodings, some byte sequences are valid UTF-8 by accident."""
 _PART = 4096
 """Number of bytes, about, of a part whose encoding is guessed on its own."""
 _SPACE = re.compile(rb"\s")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_PYTHON_NAMES = {"euc_jis_2004": "euc_jp"}
+"""Encodings that chardet finds in place of those that were asked for."""
+_POWER = 4
+_THIN = 0.0
+_MIN_SINGLE = 225
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\f\r"})
 _NONE = "ascii"
 """Stands for none of the candidates."""
@@ -243,27 +251,63 @@ def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, prefer
 
     An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part.
     """
-    import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
-
     if preferred == "cp1252" and not _RUN.search(_SIGN.sub(b"", sample)):
         return preferred
-    candidates = [each for each in candidates if each in _LATIN or not _is_latin(sample)] or candidates
+    names = [codecs.lookup(each).name for each in candidates]
+    names = [each for each in names if each in _LATIN or not _is_latin(sample)] or names
     fits: dict[str, list[float]] = {}
     parts = list(_parts(sample.translate(None, _CONTROLS)))
     for part in parts:
-        # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
-        found = chardet.detect_all(
-            b"\n" + part, ignore_threshold=True, compat_names=False, include_encodings=[*candidates, _NONE], no_match_encoding=_NONE
-        )  # fmt: skip
-        for each in found:
-            if each["encoding"] not in (None, _NONE):
-                fits.setdefault(codecs.lookup(each["encoding"]).name, []).append(each["confidence"])
+        for encoding, confidence in _fits(part, names).items():
+            fits.setdefault(encoding, []).append(confidence)
     means = {encoding: mean(values) for encoding, values in fits.items() if 2 * len(values) >= len(parts)}
     if not means:
         return None
-    best = max(means, key=lambda encoding: means[encoding])
-    margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN
-    return preferred if means.get(codecs.lookup(preferred).name, 0) * margin >= means[best] else best
+    scores = {each: means[each] * (1 - odd_share(parts[0].decode(each, "replace"))) ** _POWER for each in means}
+    best = max(scores, key=lambda encoding: scores[encoding])
+    margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN + _THIN / max(1, len(_OTHER.findall(sample)))
+    return preferred if scores.get(codecs.lookup(preferred).name, 0) * margin >= scores[best] else best
+
+
+def _fits(part: bytes, encodings: Sequence[str]) -> dict[str, float]:
+    """Return how well each encoding fits a part. Words in capitals count as small letters, which the statistics know better."""
+    import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
+
+    variants: dict[bytes, list[str]] = {}
+    for each in encodings:
+        variants.setdefault(_small(part, each), []).append(each.replace("_", "-"))
+    fits = {}
+    for variant, those in variants.items():
+        # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
+        found = chardet.detect_all(
+            b"\n" + variant, ignore_threshold=True, compat_names=False, include_encodings=[*those, _NONE], no_match_encoding=_NONE
+        )  # fmt: skip
+        for each in found:
+            if each["encoding"] not in (None, _NONE):
+                name = codecs.lookup(each["encoding"]).name
+                fits[_PYTHON_NAMES.get(name, name)] = each["confidence"]
+    return fits
+
+
+def _small(part: bytes, encoding: str) -> bytes:
+    """Return the bytes of a text with its words in capitals changed to small letters."""
+    small = _small_letters(encoding)
+    if not small:
+        return part
+    text = part.decode(encoding, "surrogateescape")
+    return _WORD.sub(lambda word: word[0].translate(small) if word[0].isupper() else word[0], text).encode(encoding, "surrogateescape")
+
+
+@cache
+def _small_letters(encoding: str) -> dict[int, str]:
+    """Return the small letter of each capital of an encoding of single bytes that has both; nothing for other encodings."""
+    try:
+        letters = bytes(range(256)).decode(encoding, "ignore")
+        if len(letters.encode(encoding)) < _MIN_SINGLE:
+            return {}
+    except UnicodeError:
+        return {}
+    return {ord(each): each.lower() for each in letters if each.isupper() and each.lower() in letters and each.isascii() == each.lower().isascii()}
 
 
 def _is_latin(sample: bytes) -> bool:
