@@ -42,6 +42,8 @@ _SIGN = re.compile(
     rb"|\x92|\xb0(?=[CF]\b)|(?<=\d)\xb5|(?<=\d )\xb5|(?<=[A-Za-z])[\xae\x99](?![A-Za-z])"  # ’, °C, 5 µm, ® and ™
 )
 """Signs of Windows-1252 where they are no letters of another encoding."""
+_ALONE = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa0-\xff](?![A-Za-z\x80-\xff])")
+"""A byte that has no letter beside it, so that nothing tells its encoding. In those of old computers, letters are often below a0."""
 _MARGIN, _MARGIN_OF_OLD = 1.1, 1.03
 """How many times better another encoding must fit than the preferred one. For those of old computers the margin is smaller, because they
 rarely fit much better."""
@@ -62,10 +64,11 @@ _PART = 4096
 _SPACE = re.compile(rb"\s")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _PYTHON_NAMES = {"euc_jis_2004": "euc_jp"}
-"""Encodings that chardet finds in place of those that were asked for."""
+"""Encodings, by Python's names, that chardet finds in place of those that were asked for."""
 _POWER = 4
-_THIN = 0.0
+"""How strongly odd characters count against an encoding."""
 _MIN_SINGLE = 225
+"""Characters that an encoding of single bytes has at least; those of two bytes have fewer of one."""
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\f\r"})
 _NONE = "ascii"
 """Stands for none of the candidates."""
@@ -251,7 +254,7 @@ def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, prefer
 
     An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part.
     """
-    if preferred == "cp1252" and not _RUN.search(_SIGN.sub(b"", sample)):
+    if preferred == "cp1252" and not _RUN.search(_ALONE.sub(b"", _SIGN.sub(b"", sample))):
         return preferred
     names = [codecs.lookup(each).name for each in candidates]
     names = [each for each in names if each in _LATIN or not _is_latin(sample)] or names
@@ -265,7 +268,7 @@ def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, prefer
         return None
     scores = {each: means[each] * (1 - odd_share(parts[0].decode(each, "replace"))) ** _POWER for each in means}
     best = max(scores, key=lambda encoding: scores[encoding])
-    margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN + _THIN / max(1, len(_OTHER.findall(sample)))
+    margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN
     return preferred if scores.get(codecs.lookup(preferred).name, 0) * margin >= scores[best] else best
 
 
@@ -295,19 +298,18 @@ def _small(part: bytes, encoding: str) -> bytes:
     if not small:
         return part
     text = part.decode(encoding, "surrogateescape")
-    return _WORD.sub(lambda word: word[0].translate(small) if word[0].isupper() else word[0], text).encode(encoding, "surrogateescape")
+    text = _WORD.sub(lambda word: word[0].translate(small) if word[0].isupper() else word[0], text)
+    return text.encode(encoding, "surrogateescape")
 
 
 @cache
 def _small_letters(encoding: str) -> dict[int, str]:
     """Return the small letter of each capital of an encoding of single bytes that has both; nothing for other encodings."""
-    try:
-        letters = bytes(range(256)).decode(encoding, "ignore")
-        if len(letters.encode(encoding)) < _MIN_SINGLE:
-            return {}
-    except UnicodeError:
+    letters = bytes(range(256)).decode(encoding, "ignore")
+    if len(letters) < _MIN_SINGLE:
         return {}
-    return {ord(each): each.lower() for each in letters if each.isupper() and each.lower() in letters and each.isascii() == each.lower().isascii()}
+    capitals = [each for each in letters if each.isupper() and each.lower() in letters]
+    return {ord(each): each.lower() for each in capitals if each.isascii() == each.lower().isascii()}
 
 
 def _is_latin(sample: bytes) -> bool:

@@ -14,17 +14,17 @@ _JOINS = "\N{RIGHT SINGLE QUOTATION MARK}\N{MIDDLE DOT}\N{HORIZONTAL ELLIPSIS}\N
 _IDEOGRAPHS = frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"})
 """How the names of characters begin that are written next to Latin ones, without a space."""
 _SCRIPTS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "THAI"}) | _IDEOGRAPHS
+_BEFORE_NUMBER = re.compile(r"(?<!\S)[^\W\d_](?=\s\d)")
+"""A letter of its own before a number, where a sign such as © is likelier than a capital."""
 _MIN_WORD = 3
 """Letters of a word from which on it is evidence of its script: shorter ones appear by chance."""
 
 
 @cache
 def _script(character: str) -> str:
-    """Return the script of a letter or a mark; an empty text for signs, as º and µ, and marks of every script."""
+    """Return the script of a character; an empty text for signs, as º and µ, and marks of every script."""
     if character.isascii():
         return "LATIN" if character.isalpha() else ""
-    if unicodedata.category(character)[0] not in "LM":
-        return ""
     first = unicodedata.name(character, "").split(" ", 1)[0]
     return first if first in _SCRIPTS else ""
 
@@ -35,7 +35,10 @@ def odd_share(text: str) -> float:
     Those are letters of two scripts in one word, a few letters of another script among Latin words, a capital inside a word,
     a sign between two letters, a mark without its letter, and control characters.
     """
-    others = odd = short = native = 0
+    others = native = 0
+    odd = sum(each.isupper() and not each.isascii() and _script(each) == "LATIN" for each in _BEFORE_NUMBER.findall(text))
+    short = [0, 0, 0]  # letters in runs of so many
+    ideographs = sum(_script(character) in _IDEOGRAPHS for character in text)
     for match in _WORD.finditer(text):
         word = match[0]
         if word.isascii():
@@ -43,18 +46,22 @@ def odd_share(text: str) -> float:
         others += len(word) - len(word.encode("ascii", "ignore"))
         odd += _odd_in_word(word)
         for run in _runs(word):
-            if len(run) < _MIN_WORD and not run.isascii():
-                short += len(run)
+            letters = sum(unicodedata.category(each)[0] == "L" for each in run)
+            if letters < _MIN_WORD:
+                short[letters] += len(run)
             else:
                 native += len(run)
     latin = len(_ASCII_LETTER.findall(text))
-    if short and 10 * native <= latin + short:
-        odd += short
+    chance = short[0] + short[1] + (short[2] if latin else 0)
+    if 10 * native <= latin + chance:
+        odd += chance
+    if ideographs == 1:
+        odd += 1
     return min(1.0, odd / others) if others else 0.0
 
 
 def _runs(word: str) -> list[str]:
-    """Return the runs of letters and marks of one script that is neither Latin nor written beside it without a space."""
+    """Return the runs of characters of one script that is neither Latin nor written beside it without a space."""
     runs: list[str] = []
     before = ""
     for character in word:
@@ -97,6 +104,8 @@ def _is_odd(before: str, character: str, after: str) -> bool:
     script = _script(character)
     if script in _IDEOGRAPHS:
         return "LATIN" in beside and not _IDEOGRAPHS.intersection(beside)
+    if script == "LATIN" and before.isdecimal() and not beside[1]:
+        return True
     if script:
         is_strange = any(other and other != script and other not in _IDEOGRAPHS for other in beside)
         return is_strange or (category == "Mn" and beside[0] != script)
