@@ -32,6 +32,8 @@ _CANDIDATES = (
     "big5hkscs", "cp949", "euc-jp",
 )  # fmt: skip
 """The encodings of texts that declare none. Rarer ones make a guess worse."""
+_CONTROL = re.compile(rb"[\x80-\x9f]")
+"""Most letters outside ASCII of old computers are here. Their others are mostly signs in Windows-1252, which are odd inside words."""
 _RUN = re.compile(rb"[\x80-\xff]+")
 _LETTER = re.compile(rb"[A-Za-z]")
 _AMONG_LETTERS = re.compile(rb"(?<=[A-Za-z])[\x84-\xff](?![\x80-\xff])|(?<![\x80-\xff])[\x84-\xff](?=[A-Za-z])")
@@ -39,14 +41,14 @@ _AMONG_LETTERS = re.compile(rb"(?<=[A-Za-z])[\x84-\xff](?![\x80-\xff])|(?<![\x80
 _SIGN = re.compile(
     rb"(?<![A-Za-z\x80-\xff])[\xa0\xa2-\xa7\xa9\xae\xb0\xb1\xb4\xb7\xbc-\xbe\x95](?![A-Za-z\x80-\xff])"  # © ± · ½ and others, alone
     rb"|(?<![A-Za-z])[\x80\x85\x91-\x94\x96\x97\xab\xbb]+|[\x80\x85\x91-\x94\x96\x97\xab\xbb]+(?![A-Za-z])"  # quotes, dashes, €
+    rb"|(?<=\d)[\xaa\xba](?![A-Za-z\x80-\xff])|(?<=[Nn])[\xb0\xba](?=\s?\d)"  # 3ª, 5º, Nº 5
     rb"|\x92|\xb0(?=[CF]\b)|(?<=\d)\xb5|(?<=\d )\xb5|(?<=[A-Za-z])[\xae\x99](?![A-Za-z])"  # ’, °C, 5 µm, ® and ™
 )
 """Signs of Windows-1252 where they are no letters of another encoding."""
 _ALONE = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa0-\xff](?![A-Za-z\x80-\xff])")
 """A byte that has no letter beside it, so that nothing tells its encoding. In those of old computers, letters are often below a0."""
-_MARGIN, _MARGIN_OF_OLD = 1.1, 1.03
-"""How many times better another encoding must fit than the preferred one. For those of old computers the margin is smaller, because they
-rarely fit much better."""
+_MARGIN = 1.1
+"""How many times better another encoding must fit than the preferred one."""
 FONT_CHARSETS = {
     77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
     163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
@@ -252,9 +254,11 @@ def _guess(page: bytes) -> str:
 def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, preferred: str = "cp1252") -> str | None:
     """Return the legacy encoding that fits best, the preferred one before others that fit about as well; None if none fits.
 
-    An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part.
+    An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part. How well
+    the letters follow each other is chardet's judgement; in a short text it is chance, so odd characters at the beginning count, too.
     """
-    if preferred == "cp1252" and not _RUN.search(_ALONE.sub(b"", _SIGN.sub(b"", sample))):
+    words = _SIGN.sub(b"", sample)
+    if preferred == "cp1252" and not _RUN.search(_ALONE.sub(b"", words)):
         return preferred
     names = [codecs.lookup(each).name for each in candidates]
     names = [each for each in names if each in _LATIN or not _is_latin(sample)] or names
@@ -266,10 +270,12 @@ def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, prefer
     means = {encoding: mean(values) for encoding, values in fits.items() if 2 * len(values) >= len(parts)}
     if not means:
         return None
-    scores = {each: means[each] * (1 - odd_share(parts[0].decode(each, "replace"))) ** _POWER for each in means}
+    odd = {each: odd_share(parts[0].decode(each, "replace")) for each in means}
+    scores = {each: means[each] * (1 - odd[each]) ** _POWER for each in means}
+    if odd.get("cp1252") == 0 and not _CONTROL.search(words):
+        scores = {each: score for each, score in scores.items() if each not in _DOS_AND_MAC}
     best = max(scores, key=lambda encoding: scores[encoding])
-    margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN
-    return preferred if scores.get(codecs.lookup(preferred).name, 0) * margin >= scores[best] else best
+    return preferred if scores.get(codecs.lookup(preferred).name, 0) * _MARGIN >= scores[best] else best
 
 
 def _fits(part: bytes, encodings: Sequence[str]) -> dict[str, float]:

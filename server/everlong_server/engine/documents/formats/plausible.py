@@ -11,11 +11,16 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
 _JOINS = "\N{RIGHT SINGLE QUOTATION MARK}\N{MIDDLE DOT}\N{HORIZONTAL ELLIPSIS}\N{ACUTE ACCENT}"
 """Signs that join the letters of a word, or stand for some, besides dashes."""
-_IDEOGRAPHS = frozenset({"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"})
+_IDEOGRAPHS = frozenset(
+    {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"}
+)
 """How the names of characters begin that are written next to Latin ones, without a space."""
 _SCRIPTS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "THAI"}) | _IDEOGRAPHS
 _BEFORE_NUMBER = re.compile(r"(?<!\S)[^\W\d_](?=\s\d)")
 """A letter of its own before a number, where a sign such as © is likelier than a capital."""
+_LINES = re.compile("[\u2500-\u259f]")
+_MIN_LINES = 3
+"""Characters that draw lines and boxes, and how many of them a drawing has at least."""
 _MIN_WORD = 3
 """Letters of a word from which on it is evidence of its script: shorter ones appear by chance."""
 
@@ -25,6 +30,8 @@ def _script(character: str) -> str:
     """Return the script of a character; an empty text for signs, as º and µ, and marks of every script."""
     if character.isascii():
         return "LATIN" if character.isalpha() else ""
+    if unicodedata.east_asian_width(character) in "WF":
+        return "CJK"
     first = unicodedata.name(character, "").split(" ", 1)[0]
     return first if first in _SCRIPTS else ""
 
@@ -36,7 +43,9 @@ def odd_share(text: str) -> float:
     a sign between two letters, a mark without its letter, and control characters.
     """
     others = native = 0
-    odd = sum(each.isupper() and not each.isascii() and _script(each) == "LATIN" for each in _BEFORE_NUMBER.findall(text))
+    odd = sum(
+        each.isupper() and not each.isascii() and _script(each) == "LATIN" for each in _BEFORE_NUMBER.findall(text)
+    )
     short = [0, 0, 0]  # letters in runs of so many
     ideographs = sum(_script(character) in _IDEOGRAPHS for character in text)
     for match in _WORD.finditer(text):
@@ -57,6 +66,8 @@ def odd_share(text: str) -> float:
         odd += chance
     if ideographs == 1:
         odd += 1
+    if len(lines := _LINES.findall(text)) < _MIN_LINES:
+        odd += len(lines)
     return min(1.0, odd / others) if others else 0.0
 
 
@@ -80,7 +91,8 @@ def _odd_in_word(word: str) -> int:
     capitals = _inner_capitals(word)
     padded = f" {word} "
     return sum(
-        not character.isascii() and (at in capitals or _is_odd(padded[at], character, padded[at + 2])) for at, character in enumerate(word)
+        not character.isascii() and (at in capitals or _is_odd(padded[at], character, padded[at + 2]))
+        for at, character in enumerate(word)
     )
 
 
@@ -113,6 +125,6 @@ def _is_odd(before: str, character: str, after: str) -> bool:
         return not beside[0]
     if character in _JOINS or category in ("Pd", "Cf", "Zs"):
         return False
-    if category == "Sk" or unicodedata.name(character, "").startswith("BOX "):
+    if category == "Sk" or _LINES.match(character):
         return any(beside)
     return all(beside)
