@@ -283,9 +283,9 @@ def _fits(part: bytes, encodings: Sequence[str]) -> dict[str, float]:
     import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
 
     variants: dict[bytes, list[str]] = {}
-    for each in encodings:
-        variants.setdefault(_small(part, each), []).append(each.replace("_", "-"))
-    fits = {}
+    for encoding in encodings:
+        variants.setdefault(_small(part, encoding), []).append(encoding.replace("_", "-"))
+    fits: dict[str, float] = {}
     for variant, those in variants.items():
         # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
         found = chardet.detect_all(
