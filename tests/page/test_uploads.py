@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from tests.page.conftest import Tab
-from tests.page.steps import LARGE, conversation, drop, drop_large, session_of, wait_until
+from tests.page.steps import LARGE, conversation, drop, drop_large, hold, let_go, session_of, wait_until
 from tests.process import Server
+
+MESSAGES = re.compile(r"/sessions/ses_\w+/messages(\?|$)")
 
 
 def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path: Path) -> None:
@@ -90,6 +93,57 @@ def test_a_document_is_added_to_a_conversation(tab: Tab, server: Server, tmp_pat
     assert server.http.get(f"/v1/sessions/{session}").json()["messages"] == 2
     for id in branch["documents"]:
         server.http.delete(f"/v1/documents/{id}")
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_document_added_before_the_messages_are_loaded_keeps_them(
+    tab: Tab, server: Server, tmp_path: Path, dropped: bool
+) -> None:
+    document = server.read("One early note.", filename="one.txt")["id"]
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    session = conversation(server, past, document)
+    held = hold(tab.page, MESSAGES)
+    page = tab.open(session)
+    if dropped:
+        drop(page, ("two.txt", "Another early note, dropped."))
+    else:
+        (tmp_path / "two.txt").write_text("Another early note.")
+        tab.choose(tmp_path / "two.txt", press=page.get_by_role("button", name="Add a document").click)
+    wait_until(page, lambda: len(held) > 1)  # the view's and that of the branch, which waits for it
+    let_go(page, MESSAGES, held)
+    expect(page.locator(".chips li")).to_have_text(["one.txt", "two.txt"])
+    expect(page.locator(".answer .markdown")).to_have_text("I.")
+    branch = server.http.get(f"/v1/sessions/{session_of(page)}").json()
+    assert (branch["parent"], branch["messages"]) == (session, 2)
+    page.goto("about:blank")
+    for id in branch["documents"]:
+        server.http.delete(f"/v1/documents/{id}")
+
+
+def test_a_question_that_is_edited_keeps_an_answer_that_grew_elsewhere(tab: Tab, server: Server) -> None:
+    document = server.read("A note on tea.", filename="tea.txt")["id"]
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    session = conversation(
+        server, [*past, {"role": "user", "content": "When?"}, {"role": "assistant", "content": "Now."}], document
+    )
+
+    def grown(route: Route) -> None:
+        answer = route.fetch().json()
+        answer["data"][1]["content"] = "I, said the cat."
+        route.fulfill(json=answer)
+
+    page = tab.open(session)
+    expect(page.locator(".answer .markdown").last).to_have_text("Now.")
+    page.route(MESSAGES, grown)  # as if another page had extended it since
+    page.locator(".question").last.get_by_role("button", name="Edit the question").click()
+    page.locator(".question textarea").fill("Where?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".branches")).to_contain_text("Branch 2 of 2")
+    page.unroute(MESSAGES)
+    messages = server.http.get(f"/v1/sessions/{session_of(page)}/messages").json()["data"]
+    assert [message["content"] for message in messages[:2]] == ["Who?", "I, said the cat."]
+    page.goto("about:blank")
+    server.http.delete(f"/v1/documents/{document}")
 
 
 def test_failed_uploads_are_shown_with_the_files_they_came_with(

@@ -4,11 +4,14 @@ import { addFound, addSession, modelOf, nextPages, sessionPages, sessions, upgra
 import { draft } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
-import { ask, sessionMessages, takesQuestions } from "./turns.js";
+import { ask, loadMessages, takesQuestions } from "./turns.js";
 import { type Upload, moveEnded, openConversation, uploadAgain, uploadAll, uploadFiles } from "./uploads.js";
 
-/** Asks `question` in a new branch, which has the messages before the one at `index`, and opens it. */
-export async function askInBranch(session: Session, messages: readonly Message[], index: number, question: string): Promise<void> {
+/** Asks `question` in a new branch, which has the messages before the message `id`, and opens it. */
+export async function askInBranch(session: Session, id: string, question: string): Promise<void> {
+  const messages = await loadMessages(session.id); // another page may have extended an answer
+  const index = messages.findIndex((message) => message.id === id);
+  if (index < 0) throw new Error("The conversation no longer has this question.");
   const past = messages.slice(0, index);
   const branch = await createBranch(session, session.documents, past, past.length ? session.title : null);
   if (takesQuestions(branch)) void ask(branch.id, question);
@@ -17,36 +20,34 @@ export async function askInBranch(session: Session, messages: readonly Message[]
 }
 
 /** Uploads files, and continues the conversation in a branch with these documents too. Its memory reads the messages again. */
-export async function addFiles(session: Session, messages: readonly Message[], files: readonly File[]): Promise<void> {
-  await addDocuments(session, messages, await uploadAll(files, session.id));
+export async function addFiles(session: Session, files: readonly File[]): Promise<void> {
+  await addDocuments(session, await uploadAll(files, session.id));
 }
 
-async function addDocuments(session: Session, messages: readonly Message[], ids: readonly string[]): Promise<void> {
+async function addDocuments(session: Session, ids: readonly string[]): Promise<void> {
   const added = ids.filter((id) => !session.documents.includes(id));
   if (added.length === 0) return;
+  const messages = await loadMessages(session.id); // the page may not have loaded them, and others may have come during the upload
   const branch = await createBranch(session, [...session.documents, ...added], messages, session.title);
   moveEnded(session.id, branch.id);
-  navigate({ session: branch.id, panel: null });
+  if (route.value.session === session.id) navigate({ session: branch.id, panel: null });
 }
 
-/** The open conversation, once its messages are loaded. */
-function openSession(): [Session, readonly Message[]] | null {
-  const session = sessions.value.find(({ id }) => id === route.value.session);
-  const messages = session && sessionMessages.value.get(session.id);
-  return messages ? [session, messages] : null;
+function openSession(): Session | undefined {
+  return sessions.value.find(({ id }) => id === route.value.session);
 }
 
 /** Uploads files for the open conversation, or else for a new one. */
 export async function uploadHere(files: readonly File[]): Promise<void> {
-  const open = openSession();
-  return open ? addFiles(...open, files) : uploadFiles(files);
+  const session = openSession();
+  return session ? addFiles(session, files) : uploadFiles(files);
 }
 
 /** Uploads a file that failed once more, for the open conversation or else for a new one. */
 export async function retryUpload(upload: Upload): Promise<void> {
-  const open = openSession();
+  const session = openSession();
   const ids = await uploadAgain(upload);
-  return open ? addDocuments(...open, ids) : openConversation(ids);
+  return session ? addDocuments(session, ids) : openConversation(ids);
 }
 
 async function createBranch(parent: Session, documents: string[], messages: readonly Message[], title: string | null): Promise<Session> {

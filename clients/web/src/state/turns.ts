@@ -31,9 +31,18 @@ const conversations = new Map<string, Conversation>();
 const following = new Set<string>();
 const FOLLOW_DELAY = 500; // ms
 
-export async function loadMessages(session: string): Promise<void> {
-  const messages = await retryWhileOffline(() => client.sessions.messages(session));
-  sessionMessages.value = new Map(sessionMessages.value).set(session, messages);
+/** The number of the request whose answer is in `sessionMessages`, for each session. */
+const shownRequest = new Map<string, number>();
+let requestCount = 0;
+
+/** Loads the messages of a session, and returns them. An answer that comes later than that to a newer request is dropped. */
+export async function loadMessages(session: string): Promise<readonly Message[]> {
+  const [number, messages] = await retryWhileOffline(async () => [++requestCount, await client.sessions.messages(session)] as const);
+  if (number > (shownRequest.get(session) ?? 0)) {
+    shownRequest.set(session, number);
+    sessionMessages.value = new Map(sessionMessages.value).set(session, messages);
+  }
+  return sessionMessages.value.get(session) ?? messages;
 }
 
 function setTurn(session: string, turn: Turn | null): void {
@@ -125,6 +134,12 @@ export async function ask(session: string, question: string, extended: Message |
     conversations.delete(session);
     if (connection.value.state === "offline") void checkServer();
   }
+}
+
+/** Extends the answer `message`, if it is still the last one: the server would extend another one that came meanwhile. */
+export async function continueAnswer(session: string, question: string, message: Message): Promise<void> {
+  const messages = await loadMessages(session);
+  if (messages.at(-1)?.id === message.id && !turns.value.has(session)) await ask(session, question, message);
 }
 
 /**

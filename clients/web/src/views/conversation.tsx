@@ -1,5 +1,5 @@
 /** A conversation: its messages, the running answer, and the next question. */
-import type { Message, Session } from "everlong-client";
+import type { Session } from "everlong-client";
 import { useEffect, useState } from "preact/hooks";
 import { askConfirmation, askTitle } from "../components/dialogs.js";
 import { Menu } from "../components/menu.js";
@@ -33,7 +33,7 @@ export function ConversationView({ session: id }: { session: string }) {
     <div class="conversation">
       <Header session={session} />
       <Messages session={session} messages={messages ?? []} turn={turn}>
-        <SessionDocuments session={session} messages={messages ?? []} />
+        <SessionDocuments session={session} />
         <Branches session={session} />
         {!messages && session.messages > 0 && <Loading what="the messages" />}
       </Messages>
@@ -119,7 +119,7 @@ function Header({ session }: { session: Session }) {
 const NAMED = 12;
 
 /** The session's documents, and the progress of those that are being read. */
-function SessionDocuments({ session, messages }: { session: Session; messages: readonly Message[] }) {
+function SessionDocuments({ session }: { session: Session }) {
   const [all, setAll] = useState(false);
   const unread = session.documents.filter((id) => documents.value.get(id) && documents.value.get(id)!.status !== "ready");
   return (
@@ -146,7 +146,7 @@ function SessionDocuments({ session, messages }: { session: Session; messages: r
           {all ? "Fewer documents" : plural(session.documents.length - NAMED, "more document")}
         </button>
       )}
-      <button class="quiet small" title="Continue in a branch with more documents" onClick={() => chooseDocuments((files) => addFiles(session, messages, files))}>
+      <button class="quiet small" title="Continue in a branch with more documents" onClick={() => chooseDocuments((files) => addFiles(session, files))}>
         + Add a document
       </button>
       <Uploads />

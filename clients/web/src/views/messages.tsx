@@ -6,7 +6,7 @@ import { Markdown } from "../components/markdown.js";
 import { isComposing } from "../lib/shortcuts.js";
 import { askInBranch } from "../state/branches.js";
 import { showErrors } from "../state/library.js";
-import { type Turn, ask, withdraw } from "../state/turns.js";
+import { type Turn, ask, continueAnswer, withdraw } from "../state/turns.js";
 import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
 import { Passages } from "./passages.js";
@@ -53,7 +53,7 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
         {/* An answer that is being extended is shown as the running one. */}
         {(turn?.continues ? messages.slice(0, -2) : messages).map((message, index) =>
           message.role === "user" ? (
-            <Question key={message.id} text={message.content} edit={asking ? null : (text) => askInBranch(session, messages, index, text)} />
+            <Question key={message.id} text={message.content} edit={asking ? null : (text) => askInBranch(session, message.id, text)} />
           ) : (
             <article key={message.id} class="answer" aria-label="Answer">
               <CitedText message={message} />
@@ -77,12 +77,12 @@ function Actions({ session, messages, index, last }: { session: Session; message
     <div class="actions">
       <CopyButton text={message.content} label="Copy the answer" />
       {last && question && (
-        <button class="quiet small" title="Ask the question again, in a branch" onClick={() => void showErrors(() => askInBranch(session, messages, index - 1, question.content))}>
+        <button class="quiet small" title="Ask the question again, in a branch" onClick={() => void showErrors(() => askInBranch(session, question.id, question.content))}>
           Regenerate
         </button>
       )}
       {last && message.finish_reason === "length" && (
-        <button class="quiet small" onClick={() => void ask(session.id, question?.content ?? "-" /* required, but not used */, message)}>
+        <button class="quiet small" onClick={() => void showErrors(() => continueAnswer(session.id, question?.content ?? "-" /* required, but not used */, message))}>
           Continue
         </button>
       )}

@@ -65,7 +65,7 @@ _PART = 4096
 """Number of bytes, about, of a part whose encoding is guessed on its own."""
 _SPACE = re.compile(rb"\s")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_PYTHON_NAMES = {"euc_jis_2004": "euc_jp"}
+_PYTHON_NAMES = {"euc_jis_2004": "euc_jp", "shift_jis_2004": "cp932"}
 """Encodings, by Python's names, that chardet finds in place of those that were asked for."""
 _POWER = 4
 """How strongly odd characters count against an encoding."""
@@ -261,7 +261,7 @@ def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, prefer
     if preferred == "cp1252" and not _RUN.search(_ALONE.sub(b"", words)):
         return preferred
     names = [codecs.lookup(each).name for each in candidates]
-    names = [each for each in names if each in _LATIN or not _is_latin(sample)] or names
+    names = [each for each in names if each in (*_LATIN, "cp437") or not _is_latin(sample)] or names
     fits: dict[str, list[float]] = {}
     parts = list(_parts(sample.translate(None, _CONTROLS)))
     for part in parts:
