@@ -6,12 +6,13 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
 from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
 from everlong_server.engine.documents.formats.labels import encoding_of, japanese
-from everlong_server.engine.documents.formats.plausibility import plausibility
+from everlong_server.engine.documents.formats.plausible import odd_share
 
 _SIGNATURES = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -31,6 +32,8 @@ _CANDIDATES = (
     "big5hkscs", "cp949", "euc-jp",
 )  # fmt: skip
 """The encodings of texts that declare none. Rarer ones make a guess worse."""
+_CONTROL = re.compile(rb"[\x80-\x9f]")
+"""Most letters outside ASCII of old computers are here. Their others are mostly signs in Windows-1252, which are odd inside words."""
 _RUN = re.compile(rb"[\x80-\xff]+")
 _LETTER = re.compile(rb"[A-Za-z]")
 _AMONG_LETTERS = re.compile(rb"(?<=[A-Za-z])[\x84-\xff](?![\x80-\xff])|(?<![\x80-\xff])[\x84-\xff](?=[A-Za-z])")
@@ -38,14 +41,14 @@ _AMONG_LETTERS = re.compile(rb"(?<=[A-Za-z])[\x84-\xff](?![\x80-\xff])|(?<![\x80
 _SIGN = re.compile(
     rb"(?<![A-Za-z\x80-\xff])[\xa0\xa2-\xa7\xa9\xae\xb0\xb1\xb4\xb7\xbc-\xbe\x95](?![A-Za-z\x80-\xff])"  # © ± · ½ and others, alone
     rb"|(?<![A-Za-z])[\x80\x85\x91-\x94\x96\x97\xab\xbb]+|[\x80\x85\x91-\x94\x96\x97\xab\xbb]+(?![A-Za-z])"  # quotes, dashes, €
+    rb"|(?<=\d)[\xaa\xba](?![A-Za-z\x80-\xff])|(?<=[Nn])[\xb0\xba](?=\s?\d)"  # 3ª, 5º, Nº 5
     rb"|\x92|\xb0(?=[CF]\b)|(?<=\d)\xb5|(?<=\d )\xb5|(?<=[A-Za-z])[\xae\x99](?![A-Za-z])"  # ’, °C, 5 µm, ® and ™
 )
 """Signs of Windows-1252 where they are no letters of another encoding."""
-_COMMON = {"euc_jis_2004": "euc_jp", "shift_jis_2004": "cp932"}
-"""Encodings that the detector answers, and the common ones with the same letters."""
-_MARGIN, _MARGIN_OF_OLD = 1.1, 1.03
-"""How many times better another encoding must fit than the preferred one. For those of old computers the margin is smaller, because they
-rarely fit much better."""
+_ALONE = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa0-\xff](?![A-Za-z\x80-\xff])")
+"""A byte that has no letter beside it, so that nothing tells its encoding. In those of old computers, letters are often below a0."""
+_MARGIN = 1.1
+"""How many times better another encoding must fit than the preferred one."""
 FONT_CHARSETS = {
     77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "big5hkscs", 161: "cp1253", 162: "cp1254",
     163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
@@ -61,9 +64,14 @@ encodings, some byte sequences are valid UTF-8 by accident."""
 _PART = 4096
 """Number of bytes, about, of a part whose encoding is guessed on its own."""
 _SPACE = re.compile(rb"\s")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_PYTHON_NAMES = {"euc_jis_2004": "euc_jp", "shift_jis_2004": "cp932"}
+"""Encodings, by Python's names, that chardet finds in place of those that were asked for."""
+_POWER = 4
+"""How strongly odd characters count against an encoding."""
+_MIN_SINGLE = 225
+"""Characters that an encoding of single bytes has at least; those of two bytes have fewer of one."""
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\f\r"})
-_JUDGED = 2
-"""Parts whose characters are looked at one by one, because that takes some time."""
 _NONE = "ascii"
 """Stands for none of the candidates."""
 _PIECE = 1 << 20
@@ -246,58 +254,68 @@ def _guess(page: bytes) -> str:
 def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, preferred: str = "cp1252") -> str | None:
     """Return the legacy encoding that fits best, the preferred one before others that fit about as well; None if none fits.
 
-    An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part.
+    An encoding must fit most parts of the sample, not all: one damaged byte can rule out the right encoding for its part. How well
+    the letters follow each other is chardet's judgement; in a short text it is chance, so odd characters at the beginning count, too.
     """
-    if preferred == "cp1252" and not _RUN.search(_SIGN.sub(b"", sample)):
+    words = _SIGN.sub(b"", sample)
+    if preferred == "cp1252" and not _RUN.search(_ALONE.sub(b"", words)):
         return preferred
-    latin = [each for each in candidates if codecs.lookup(each).name in (*_LATIN, "cp437")]
-    candidates = latin if latin and _is_latin(sample) else candidates
+    names = [codecs.lookup(each).name for each in candidates]
+    names = [each for each in names if each in (*_LATIN, "cp437") or not _is_latin(sample)] or names
     fits: dict[str, list[float]] = {}
     parts = list(_parts(sample.translate(None, _CONTROLS)))
     for part in parts:
-        for encoding, confidence in _confidences(part, candidates).items():
+        for encoding, confidence in _fits(part, names).items():
             fits.setdefault(encoding, []).append(confidence)
-    shown = b" ".join(parts[:_JUDGED])
-    means = {
-        encoding: mean(values) * plausibility(shown.decode(encoding, "ignore"))
-        for encoding, values in fits.items()
-        if 2 * len(values) >= len(parts)
-    }
+    means = {encoding: mean(values) for encoding, values in fits.items() if 2 * len(values) >= len(parts)}
     if not means:
         return None
-    best = max(means, key=lambda encoding: means[encoding])
-    margin = _MARGIN_OF_OLD if best in _DOS_AND_MAC else _MARGIN
-    margin *= 1 + 0.25 / len(_OTHER.findall(shown)) ** 2  # one or two bytes tell little
-    chosen = preferred if means.get(codecs.lookup(preferred).name, 0) * margin >= means[best] else best
-    return _COMMON.get(chosen, chosen)
+    odd = {each: odd_share(parts[0].decode(each, "replace")) for each in means}
+    scores = {each: means[each] * (1 - odd[each]) ** _POWER for each in means}
+    if odd.get("cp1252") == 0 and not _CONTROL.search(words):
+        scores = {each: score for each, score in scores.items() if each not in _DOS_AND_MAC}
+    best = max(scores, key=lambda encoding: scores[encoding])
+    return preferred if scores.get(codecs.lookup(preferred).name, 0) * _MARGIN >= scores[best] else best
 
 
-def _confidences(part: bytes, candidates: Sequence[str]) -> dict[str, float]:
-    """Return how well each encoding fits, those that do not fit left out.
-
-    The statistics are of small letters. So a text that is mostly in capitals in an encoding is compared in small ones.
-    """
-    found = _detected(part, candidates)
-    for encoding in found:
-        text = part.decode(encoding, "ignore")
-        if sum(map(str.isupper, text)) > sum(map(str.islower, text)):
-            small = _detected(text.lower().encode(encoding, "ignore"), [encoding])
-            found[encoding] = max(found[encoding], *small.values(), 0)
-    return found
-
-
-def _detected(part: bytes, candidates: Sequence[str]) -> dict[str, float]:
+def _fits(part: bytes, encodings: Sequence[str]) -> dict[str, float]:
+    """Return how well each encoding fits a part. Words in capitals count as small letters, which the statistics know better."""
     import chardet  # noqa: PLC0415 - optional, and only the conversion process needs it
 
-    # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
-    found = chardet.detect_all(
-        b"\n" + part, ignore_threshold=True, compat_names=False, include_encodings=[*candidates, _NONE], no_match_encoding=_NONE
-    )  # fmt: skip
-    return {
-        codecs.lookup(each["encoding"]).name: each["confidence"]
-        for each in found
-        if each["encoding"] not in (None, _NONE)
-    }
+    variants: dict[bytes, list[str]] = {}
+    for encoding in encodings:
+        variants.setdefault(_small(part, encoding), []).append(encoding.replace("_", "-"))
+    fits: dict[str, float] = {}
+    for variant, those in variants.items():
+        # The line end keeps words such as "BMP" from looking like the first bytes of a binary file.
+        found = chardet.detect_all(
+            b"\n" + variant, ignore_threshold=True, compat_names=False, include_encodings=[*those, _NONE], no_match_encoding=_NONE
+        )  # fmt: skip
+        for each in found:
+            if each["encoding"] not in (None, _NONE):
+                name = codecs.lookup(each["encoding"]).name
+                fits[_PYTHON_NAMES.get(name, name)] = each["confidence"]
+    return fits
+
+
+def _small(part: bytes, encoding: str) -> bytes:
+    """Return the bytes of a text with its words in capitals changed to small letters."""
+    small = _small_letters(encoding)
+    if not small:
+        return part
+    text = part.decode(encoding, "surrogateescape")
+    text = _WORD.sub(lambda word: word[0].translate(small) if word[0].isupper() else word[0], text)
+    return text.encode(encoding, "surrogateescape")
+
+
+@cache
+def _small_letters(encoding: str) -> dict[int, str]:
+    """Return the small letter of each capital of an encoding of single bytes that has both; nothing for other encodings."""
+    letters = bytes(range(256)).decode(encoding, "ignore")
+    if len(letters) < _MIN_SINGLE:
+        return {}
+    capitals = [each for each in letters if each.isupper() and each.lower() in letters]
+    return {ord(each): each.lower() for each in capitals if each.isascii() == each.lower().isascii()}
 
 
 def _is_latin(sample: bytes) -> bool:

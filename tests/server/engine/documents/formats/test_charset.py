@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlong_server.engine.documents.formats.blocks import Unreadable
-from everlong_server.engine.documents.formats.charset import unmarked_utf16
-from everlong_server.engine.documents.formats.plausibility import plausibility
+from everlong_server.engine.documents.formats.charset import best_encoding, unmarked_utf16
+from everlong_server.engine.documents.formats.plausible import odd_share
 from everlong_server.engine.documents.formats.zips import entry_names
 from tests.files import zipped
 from tests.server.engine.documents.formats.reading import notes_of, text_of
@@ -52,11 +52,17 @@ ORDINARY = [
     ("cp1255", "שלום עולם, מה שלומך היום?"), ("cp1257", "Rīgas rātsnama šķūnis"), ("cp932", "名前,住所,電話番号"), ("cp932", "株式会社"),
     ("euc_jp", "こんにちは世界"), ("gb18030", "姓名,地址"), ("big5", "你好，世界。這是繁體中文"), ("cp949", "이름,주소"),
     ("cp850", "Größere Häuser stehen für ältere Gäste bereit."), ("cp850", "Le café était fermé à Noël."),
+    ("cp852", "Tento soubor nelze otevřít, protože byl smazán."), ("mac_roman", "Größere Häuser stehen für ältere Gäste bereit."),
     ("cp1252", "Größe: 5 × 3 m"), ("cp1252", "¿Qué tal?…"), ("cp1252", "È vero."), ("cp1252", "Nº 5"), ("cp1252", "50 ÷ 2"),
     ("cp1252", "NÃO É POSSÍVEL"), ("cp1252", "OPTIONS AVANCÉES"), ("cp1252", "¡Olé!"), ("cp1252", "FOR Å SIKRE"), ("cp1252", "12;più;3"),
-    ("cp1250", "ŁÓDŹ, KRAKÓW"), ("cp1250", "PŘÍLIŠ ŽLUŤOUČKÝ KŮŇ"), ("cp1251", "ПРИВЕТ МИР"), ("cp1251", "ВСТРОЕННЫЕ ФИЛЬТРЫ"),
+    ("cp1250", "ŁÓDŹ, KRAKÓW"), ("cp1251", "ПРИВЕТ МИР"), ("cp1251", "ВСТРОЕННЫЕ ФИЛЬТРЫ"),
     ("cp850", "Bitte ein gültiges Datum eingeben. GEÄNDERT FÜR SIE."), ("cp866", "ПОЛЬЗОВАТЕЛЬ С ТАКИМ ИМЕНЕМ УЖЕ СУЩЕСТВУЕТ."),
-    ("cp852", "Tento soubor nelze otevřít, protože byl smazán."), ("mac_roman", "Größere Häuser stehen für ältere Gäste bereit."),
+    ("cp1252", "N° 5 – 3ª"), ("cp1252", "¡Únete!"), ("cp1252", "1;é;2.5"), ("cp1252", "Þú"), ("cp1252", "© 2004 número"),
+    ("cp1252", "21º été"), ("cp1252", "GRÖSSE"), ("cp1252", "ESPAÑA"), ("cp1252", "PREÇO: 5 €"), ("cp1252", "À BIENTÔT"),
+    ("cp1252", "HÁ ALGO DE ERRADO COM A INSTALAÇÃO"), ("cp1252", "NON È REGISTRATO"), ("cp1252", "NORSK (BOKMÅL)"),
+    ("cp1250", "ZAŻÓŁĆ GĘŚLĄ JAŹŃ"), ("cp1250", "PŘÍLIŠ ŽLUŤOUČKÝ KŮŇ"), ("cp1250", "ŁÓDŹ"), ("iso8859_2", "PŘÍLIŠ ŽLUŤOUČKÝ KŮŇ"),
+    ("cp1251", "ПРИВЕТ, МИР!"), ("cp1251", "КНИГА"), ("cp1251", "12;да;3"), ("koi8_r", "ПРИВЕТ, МИР!"), ("cp866", "ПРИВЕТ, МИР!"),
+    ("cp1253", "ΠΑΡΟΥΣΙΑΣΤΗΚΕ ΣΦΑΛΜΑ"), ("cp850", "GRÖSSERE HÄUSER STEHEN FÜR GÄSTE BEREIT."),
 ]  # fmt: skip
 
 
@@ -65,23 +71,35 @@ def test_a_short_text_is_decoded(encoding: str, text: str) -> None:
     assert text_of(text.encode(encoding), "a.txt") == text
 
 
+def test_an_encoding_of_a_font_is_chosen_by_any_of_its_names() -> None:
+    assert best_encoding("Größe über alles".encode("mac_roman"), ["cp1252", "mac_roman"]) == "mac-roman"
+
+
+def test_japanese_unix_text_has_the_name_of_the_encoding_asked_for() -> None:
+    assert best_encoding(JAPANESE.encode("euc_jp")) == "euc_jp"
+
+
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("text", "encoding"),
     [
-        ("Größe: 5 × 3 m", "GrЖъe: 5 в 3 m"), ("Nº 5", "Nบ 5"), ("¿Qué tal?", "Ώ Quι tal?"), ("Привет, мир", "оПХБЕР, ЛХП"),
-        ("OPTIONS AVANCÉES", "OPTIONS AVANC╔ES"), ("NÃO É", "NцO и"), ("5 €", "5 า"), ("ŁÓDŹ", "£ÓD\x8f"), ("¡Olé!", "ĄOlé!"),
+        ("Größe", "koi8_r"), ("5 × 3 m", "cp1251"), ("50 ÷ 2", "cp874"), ("È vero.", "cp1251"), ("São Paulo", "cp1256"),
+        ("¡Únete!", "euc_jp"), ("Þú", "gb18030"), ("À BIENTÔT", "cp850"), ("Qué tal", "mac_roman"), ("NÃO", "koi8_u"),
     ],
 )  # fmt: skip
-def test_a_wrong_encoding_is_less_plausible(right: str, wrong: str) -> None:
-    assert plausibility(right) == 1
-    assert plausibility(wrong) < 0.5
+def test_a_text_in_a_wrong_encoding_has_odd_characters(text: str, encoding: str) -> None:
+    assert odd_share(text) == 0
+    assert odd_share(text.encode("cp1252").decode(encoding)) > 0
 
 
 @pytest.mark.parametrize(
-    "text", [FRENCH, GERMAN, RUSSIAN, JAPANESE, CHINESE, KOREAN, GREEK, ARABIC, "plain", "私はPythonが好きです"]
-)
-def test_what_people_write_is_plausible(text: str) -> None:
-    assert plausibility(text) == 1
+    "text",
+    [
+        FRENCH, RUSSIAN, JAPANESE, CHINESE, KOREAN, GREEK, ARABIC, "A и B: привет", "col·lega", "Web页面有效", "12;да;3", "สวัสดีครับ 5",
+        "┌──┐ │ ä │", "L’été – 5 € · 3 µm",
+    ],
+)  # fmt: skip
+def test_an_ordinary_text_has_no_odd_characters(text: str) -> None:
+    assert odd_share(text) == 0
 
 
 @pytest.mark.parametrize(
