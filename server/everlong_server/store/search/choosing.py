@@ -13,6 +13,7 @@ from itertools import pairwise, zip_longest
 
 import numpy as np
 
+from everlong_server.store.search.numbered import NamedPart
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Bools, Floats, Indexed, Ints, Ranking
 
@@ -93,19 +94,19 @@ def choose(
 
 
 def choose_in_part(
-    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, best: int, among: Ints,
+    query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, best: int, named: NamedPart,
     without_name: Ranking, whole: float,
 ) -> Chosen:  # fmt: skip
-    """Like `choose`, for a query that names a part of the texts, whose passages are `among`.
+    """Like `choose`, for a query that names a part of the texts.
 
     A question about the whole part gets its passages alone. Any other gets mostly these: "type 2" can name a section, yet "How is type 2
     treated?" can be answered elsewhere. `without_name`: the ranking for the query with "the text" in place of the part's name;
     `whole`: the largest cosine of this query with one of `WHOLE`.
     """
-    inside = np.zeros(len(ranking.scores), np.bool_)
+    among, inside = named.passages, np.zeros(len(ranking.scores), np.bool_)
     inside[among] = True
     below = _in_order(without_name, among)[: max(limit, best)]
-    if _is_about_whole(below, without_name, whole, inside):
+    if named.is_all or _is_about_whole(below, without_name, whole, inside):
         return Chosen(below, _covering(parts, without_name, limit, among))
     chosen = choose(query, parts, ranking, limit, 0.0, best)
     if not chosen.best:

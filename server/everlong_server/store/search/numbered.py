@@ -19,7 +19,7 @@ import numpy as np
 
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Indexed, Ints
-from everlong_server.store.search.terms import terms_of
+from everlong_server.store.search.terms import terms_of, words
 
 _WORDS = (
     "", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
@@ -54,11 +54,13 @@ _SHORT = 0.25
 @dataclass(frozen=True, slots=True)
 class NamedPart:
     """A part of the texts of a search. `name`: as the question has it. `question`: with "the text" in place of names of parts.
-    `passages`: sorted numbers of its passages, over all documents of the search; never none."""
+    `passages`: sorted numbers of its passages, over all documents of the search; never none. `is_all`: the question has no other word to
+    search for, like "What is on page 3?"."""
 
     name: str
     question: str
     passages: Ints
+    is_all: bool
 
     def within(self, start: int, end: int) -> Ints:
         """Return those of its passages that have a number from `start` to below `end`."""
@@ -95,6 +97,7 @@ def named_part(query: Query, parts: Sequence[Indexed]) -> NamedPart | None:
     if not by_word:
         return None
     common = reduce(np.intersect1d, by_word.values())
+    names = {word for name, _ in found for word in words(query.text[cut + name.start : cut + name.end])}
     question = query.text
     for name, _ in reversed(found):
         question = f"{question[: cut + name.start]}the text{question[cut + name.end :]}"
@@ -102,6 +105,7 @@ def named_part(query: Query, parts: Sequence[Indexed]) -> NamedPart | None:
         ", ".join(query.text[cut + name.start : cut + name.end].removeprefix("the ") for name, _ in own or found),
         question,
         common if len(common) else reduce(np.union1d, by_word.values()),
+        names.issuperset(query.words),
     )
 
 

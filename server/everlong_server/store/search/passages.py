@@ -280,7 +280,7 @@ class Passages:
         if named is None:
             return choose(query, parts, ranking, limit, whole, best)
         without_name = rank(parts, query.words, vector)
-        return choose_in_part(query, parts, ranking, limit, best, named.passages, without_name, whole)
+        return choose_in_part(query, parts, ranking, limit, best, named, without_name, whole)
 
     def _overview(
         self, documents: Sequence[Document], parts: Sequence[Indexed], first: Ints, named: NamedPart | None

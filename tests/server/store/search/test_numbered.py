@@ -278,3 +278,11 @@ def test_pages_of_a_document_are_parts(tmp_path: Path, question: str, animal: st
     assert sum(animal in p.text for p in found) > len(found) / 3
     asked_for = {"dog", "owl"} if "pages" in question else {animal}
     assert all(any(each in p.text for each in asked_for) for p in found)
+
+
+@pytest.mark.parametrize("question", ["What is in chapter 3?", "And what about chapters 3 and 4?"])
+def test_a_question_that_asks_for_nothing_but_a_part_is_about_all_of_it(tmp_path: Path, question: str) -> None:
+    (found,) = asked(tmp_path, plain_book(5), [question], None, sentences=True)
+    assert found.overview is not None
+    assert any("owl" in p.text for p in found.passages)
+    assert all("owl" in p.text or ("4" in question and "fox" in p.text) for p in found.passages)
