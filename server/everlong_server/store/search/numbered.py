@@ -139,16 +139,23 @@ def _passages(parts: Sequence[Indexed], word: str, number: int) -> Ints:
 
 
 def _of_page(part: Indexed, word: str, number: int) -> Ints:
-    """Return the passages that have text of a page, counted from 1; those of the headings if the document has no pages."""
+    """Return the passages that have half of their text or more on a page, counted from 1; or else those that have any.
+
+    If the document has no pages, headings are looked for.
+    """
     pages = [(entry.page, entry.start) for entry in part.outline() if entry.page is not None]
     if not pages:
         return _of_document(part, word, number)
     number = max(page for page, _ in pages) if number == _LAST else number
     start = next((at for page, at in pages if page == number), None)
     end = next((at for page, at in pages if page > number), sys.maxsize)
-    query = "SELECT id FROM passages WHERE end > ? AND start < ? ORDER BY id"
-    found = [] if start is None else part.index.execute(query, (start, end)).fetchall()
-    return np.array([number for (number,) in found], np.int64)
+    if start is None:
+        return np.zeros(0, np.int64)
+    query = "SELECT id, start, end FROM passages WHERE end > ? AND start < ? ORDER BY id"
+    passages = np.array(part.index.execute(query, (start, end)).fetchall(), np.int64).reshape(-1, 3)
+    middles = passages[:, 1:].sum(axis=1) / 2
+    inside = passages[(start <= middles) & (middles < end)]
+    return (inside if len(inside) else passages)[:, 0]
 
 
 def _of_document(part: Indexed, word: str, number: int) -> Ints:
