@@ -139,7 +139,7 @@ def test_a_question_that_is_edited_keeps_an_answer_that_grew_elsewhere(tab: Tab,
     page.locator(".question textarea").fill("Where?")
     page.keyboard.press("Enter")
     expect(page.locator(".branches")).to_contain_text("Branch 2 of 2")
-    page.unroute(MESSAGES)
+    page.unroute_all(behavior="wait")
     messages = server.http.get(f"/v1/sessions/{session_of(page)}/messages").json()["data"]
     assert [message["content"] for message in messages[:2]] == ["Who?", "I, said the cat."]
     page.goto("about:blank")

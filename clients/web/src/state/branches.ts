@@ -1,6 +1,6 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
-import { addFound, addSession, modelOf, nextPages, sessionPages, sessions, upgraded } from "./library.js";
+import { addFound, addSession, loadSession, modelOf, nextPages, sessionPages, sessions, upgraded } from "./library.js";
 import { draft } from "./questions.js";
 import { navigate, route } from "./route.js";
 import { client, retryWhileOffline } from "./server.js";
@@ -16,7 +16,7 @@ export async function askInBranch(session: Session, id: string, question: string
   const branch = await createBranch(session, session.documents, past, past.length ? session.title : null);
   if (takesQuestions(branch)) void ask(branch.id, question);
   else draft(branch.id, question);
-  navigate({ session: branch.id, panel: null });
+  if (route.value.session === session.id) navigate({ session: branch.id, panel: null });
 }
 
 /** Uploads files, and continues the conversation in a branch with these documents too. Its memory reads the messages again. */
@@ -33,19 +33,23 @@ async function addDocuments(session: Session, ids: readonly string[]): Promise<v
   if (route.value.session === session.id) navigate({ session: branch.id, panel: null });
 }
 
-function openSession(): Session | undefined {
-  return sessions.value.find(({ id }) => id === route.value.session);
+/** The conversation that is shown; undefined on the start view. */
+async function openSession(): Promise<Session | undefined> {
+  const shown = route.value.session;
+  const find = () => sessions.value.find(({ id }) => id === shown);
+  if (shown !== null && !find()) await loadSession(shown); // it may be older than those in the list
+  return find();
 }
 
 /** Uploads files for the open conversation, or else for a new one. */
 export async function uploadHere(files: readonly File[]): Promise<void> {
-  const session = openSession();
+  const session = await openSession();
   return session ? addFiles(session, files) : uploadFiles(files);
 }
 
 /** Uploads a file that failed once more, for the open conversation or else for a new one. */
 export async function retryUpload(upload: Upload): Promise<void> {
-  const session = openSession();
+  const session = await openSession();
   const ids = await uploadAgain(upload);
   return session ? addDocuments(session, ids) : openConversation(ids);
 }
