@@ -92,7 +92,7 @@ def test_metrics_count_what_happens(server: Server) -> None:
         documents = server.http.get("/v1/documents", params={"limit": 100}).json()["data"]
         return all(document["status"] in ("ready", "failed") for document in documents)
 
-    wait_for(is_idle)
+    wait_for(is_idle, 300, "for the documents of other tests to be read")
     read, generated = value("everlong_tokens_read_total"), value("everlong_tokens_generated_total")
     refused = value("everlong_rejections_total", code="session_not_found")
     document = server.read("a few words for the metrics")
