@@ -7,13 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import APIResponse, Route, expect
 
 from tests.page.conftest import Tab
 from tests.page.steps import LARGE, conversation, drop, drop_large, hold, let_go, session_of, wait_until
 from tests.process import Server
 
 MESSAGES = re.compile(r"/sessions/ses_\w+/messages(\?|$)")
+
+
+COUNT_FEWEST_ANSWERS = """() => {
+  globalThis.fewest = 2;
+  const count = () => { fewest = Math.min(fewest, document.querySelectorAll(".answer").length); };
+  new MutationObserver(count).observe(document.body, { childList: true, subtree: true });
+}"""
 
 
 def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path: Path) -> None:
@@ -142,6 +149,43 @@ def test_a_question_that_is_edited_keeps_an_answer_that_grew_elsewhere(tab: Tab,
     page.unroute_all(behavior="wait")
     messages = server.http.get(f"/v1/sessions/{session_of(page)}/messages").json()["data"]
     assert [message["content"] for message in messages[:2]] == ["Who?", "I, said the cat."]
+    page.goto("about:blank")
+    server.http.delete(f"/v1/documents/{document}")
+
+
+def test_an_older_list_of_messages_that_comes_late_is_dropped(tab: Tab, server: Server) -> None:
+    document = server.read("A note on coffee.", filename="coffee.txt")["id"]
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    session = conversation(server, past, document)
+    first: list[tuple[Route, APIResponse]] = []
+    loaded: list[int] = []
+
+    def delay_first(route: Route) -> None:
+        answer = route.fetch()
+        if not first:
+            first.append((route, answer))
+            return
+        loaded.append(len(answer.json()["data"]))
+        route.fulfill(response=answer)
+
+    tab.page.route(MESSAGES, delay_first)
+    page = tab.open(session)
+    wait_until(page, lambda: bool(first))
+    page.locator("#question").fill("And now?")
+    page.keyboard.press("Enter")
+    # The page loads them after the answer, and again since the session has more of them.
+    wait_until(page, lambda: loaded.count(4) == 2)
+    expect(page.get_by_role("button", name="Copy the answer")).to_have_count(2)
+    page.evaluate(COUNT_FEWEST_ANSWERS)
+    route, answer = first[0]
+    with page.expect_response(MESSAGES) as late:
+        route.fulfill(response=answer)
+    late.value.finished()
+    page.locator("#question").fill("Where?")  # another round: by its end, the late list has been handled
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Copy the answer")).to_have_count(3)
+    assert page.evaluate("() => fewest") == 2
+    page.unroute_all(behavior="wait")
     page.goto("about:blank")
     server.http.delete(f"/v1/documents/{document}")
 

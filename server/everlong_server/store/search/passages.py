@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -285,18 +286,16 @@ class Passages:
     def _overview(
         self, documents: Sequence[Document], parts: Sequence[Indexed], first: Ints, named: NamedPart | None
     ) -> Overview:
-        def texts() -> Iterator[str]:
-            for document, part, start, end in zip(documents, parts, first, first[1:], strict=False):
-                own = None if named is None else named.within(start, end) - start
-                with (
-                    contextlib.suppress(FileNotFoundError),
-                    self._blobs.open(document.id, document.text_offset) as file,
-                ):
-                    for start_byte, size in word_index.stretches(part.index, own):
-                        yield from samples(file, document.text_offset + start_byte, size)
+        of_part = [named.within(*of) - of[0] if named else None for of in pairwise(first)]
+        shown = [found for found in zip(documents, parts, of_part, strict=True) if found[2] is None or len(found[2])]
 
-        name = None if named is None else named.name
-        return overview((document.filename for document in documents), texts(), name)
+        def texts() -> Iterator[str]:
+            for each, part, own in shown:
+                with contextlib.suppress(FileNotFoundError), self._blobs.open(each.id, each.text_offset) as file:
+                    for start_byte, size in word_index.stretches(part.index, own):
+                        yield from samples(file, each.text_offset + start_byte, size)
+
+        return overview((document.filename for document, *_ in shown), texts(), named.name if named else None)
 
     def _rank(
         self, query: Query, limit: int, only: PassageFilter | None, rerank: bool, documents: Sequence[Document],

@@ -286,3 +286,21 @@ def test_a_question_that_asks_for_nothing_but_a_part_is_about_all_of_it(tmp_path
     assert found.overview is not None
     assert any("owl" in p.text for p in found.passages)
     assert all("owl" in p.text or ("4" in question and "fox" in p.text) for p in found.passages)
+
+
+def test_only_documents_with_the_part_are_named(tmp_path: Path) -> None:
+    async def run() -> Found:
+        corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), None)
+        documents = [
+            await corpus.put(plain_book(5), "animals.md"),
+            await corpus.put("It rained on the river all day. " * 60, "rain.md"),
+        ]
+        for document in documents:
+            await corpus.passages.ensure(document)
+        query = search_query("What is in chapter 2?", None)
+        assert query is not None
+        return await corpus.passages.find([document.id for document in documents], query, 8)
+
+    found = asyncio.run(run()).overview
+    assert found is not None
+    assert found.titles == ("animals, chapter 2",)

@@ -261,7 +261,8 @@ def best_encoding(sample: bytes, candidates: Sequence[str] = _CANDIDATES, prefer
     if preferred == "cp1252" and not _RUN.search(_ALONE.sub(b"", words)):
         return preferred
     names = [codecs.lookup(each).name for each in candidates]
-    names = [each for each in names if each in (*_LATIN, "cp437") or not _is_latin(sample)] or names
+    if _is_latin(sample):
+        names = [each for each in names if each in (*_LATIN, "cp437")] or names
     fits: dict[str, list[float]] = {}
     parts = list(_parts(sample.translate(None, _CONTROLS)))
     for part in parts:
