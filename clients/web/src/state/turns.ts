@@ -31,11 +31,11 @@ const conversations = new Map<string, Conversation>();
 const following = new Set<string>();
 const FOLLOW_DELAY = 500; // ms
 
-/** The number of the request whose answer is in `sessionMessages`, for each session. */
+/** The number of the request whose response is in `sessionMessages`, for each session. */
 const shownRequest = new Map<string, number>();
 let requestCount = 0;
 
-/** Loads the messages of a session, and returns them. An answer that comes later than that to a newer request is dropped. */
+/** Loads the messages of a session, and returns them. Ignores a response that comes after the response to a newer request. */
 export async function loadMessages(session: string): Promise<readonly Message[]> {
   const [number, messages] = await retryWhileOffline(async () => [++requestCount, await client.sessions.messages(session)] as const);
   if (number > (shownRequest.get(session) ?? 0)) {
@@ -136,7 +136,7 @@ export async function ask(session: string, question: string, extended: Message |
   }
 }
 
-/** Extends the answer `message`, if it is still the last one: the server would extend another one that came meanwhile. */
+/** Extends the answer `message`, if it is still the last one. Otherwise the server would extend a newer answer. */
 export async function continueAnswer(session: string, question: string, message: Message): Promise<void> {
   const messages = await loadMessages(session);
   if (messages.at(-1)?.id === message.id && !turns.value.has(session)) await ask(session, question, message);

@@ -161,7 +161,7 @@ def _best(ranking: Ranking, limit: int) -> list[int]:
 
 
 def _in_order(ranking: Ranking, among: Ints | None = None) -> list[int]:
-    """Return the numbers of the passages `among` all, the best first. None: of all."""
+    """Return numbers of passages, the best first. `among`: the passages to order; None: all."""
     if among is None:
         among = np.arange(len(ranking.scores))
     ordered: list[int] = among[np.argsort(-ranking.scores[among], kind="stable")].tolist()

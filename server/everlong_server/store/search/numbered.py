@@ -1,8 +1,8 @@
 """Finds the part of a text that a question names by its number, such as "What happens in chapter 6?".
 
 A heading must have the same word next to the same number: in figures, in Roman numerals, or in English words. So no list of words for
-parts is needed. The text must number these parts from 1. Otherwise "How can I pay?" would name the part "How can I apply?". Pages are
-parts of documents that have pages, such as PDF files, without headings.
+parts is needed. The text must number these parts from 1. Otherwise "How can I pay?" would name the part "How can I apply?", because "I" is
+also the Roman number 1. A page of a PDF file, or of another document that has pages, is a part, too. It needs no heading.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MORE = re.compile(r"\s*(?:,|&|\band\b|\bor\b)\s*(\d{1,3}|[^\W\d_]{2,9})\b(?![.,
 _LAST = -1
 """The number of the last part."""
 _PAGES = ("page", "pages", "seite", "seiten", "página", "páginas", "pagina", "pagine")
-"""Names of pages: English, German, French, Spanish, Portuguese and Italian. Headings do not name them."""
+"""Words for a page: English, German, French, Spanish, Portuguese and Italian. If a document has pages, these are meant instead of headings."""
 _SHORT = 0.25
 """Length of a part, as a share of the longest one of this name, below which it is an entry of a table of contents."""
 
@@ -159,7 +159,9 @@ def _of_page(part: Indexed, word: str, number: int) -> Ints:
 
 
 def _of_document(part: Indexed, word: str, number: int) -> Ints:
-    """Return the passages from the heading to that of the next part, or of the first one if a text has several first ones.
+    """Return the passages from the heading of the part to that of the next part.
+
+    If the numbers start again, as in a second book, the part also ends at the next heading with the number 1.
 
     Headings in between belong to the part, whatever their level: those of plain texts have none.
     """

@@ -33,7 +33,8 @@ _CANDIDATES = (
 )  # fmt: skip
 """The encodings of texts that declare none. Rarer ones make a guess worse."""
 _CONTROL = re.compile(rb"[\x80-\x9f]")
-"""Most letters outside ASCII of old computers are here. Their others are mostly signs in Windows-1252, which are odd inside words."""
+"""The bytes of most letters outside ASCII in encodings of DOS and Macintosh. The bytes of their other letters are mostly signs in
+Windows-1252, and a sign inside a word is odd."""
 _RUN = re.compile(rb"[\x80-\xff]+")
 _LETTER = re.compile(rb"[A-Za-z]")
 _AMONG_LETTERS = re.compile(rb"(?<=[A-Za-z])[\x84-\xff](?![\x80-\xff])|(?<![\x80-\xff])[\x84-\xff](?=[A-Za-z])")
@@ -66,11 +67,11 @@ _PART = 4096
 _SPACE = re.compile(rb"\s")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _PYTHON_NAMES = {"euc_jis_2004": "euc_jp", "shift_jis_2004": "cp932"}
-"""Encodings, by Python's names, that chardet finds in place of those that were asked for."""
+"""For an encoding that chardet answers, the one that it was asked about. Both have Python's names."""
 _POWER = 4
 """How strongly odd characters count against an encoding."""
 _MIN_SINGLE = 225
-"""Characters that an encoding of single bytes has at least; those of two bytes have fewer of one."""
+"""Minimum number of bytes that are a character alone, in an encoding of single bytes. Other encodings have fewer."""
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\f\r"})
 _NONE = "ascii"
 """Stands for none of the candidates."""

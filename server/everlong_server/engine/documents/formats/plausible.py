@@ -14,7 +14,7 @@ _JOINS = "\N{RIGHT SINGLE QUOTATION MARK}\N{MIDDLE DOT}\N{HORIZONTAL ELLIPSIS}\N
 _IDEOGRAPHS = frozenset(
     {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC", "BOPOMOFO"}
 )
-"""How the names of characters begin that are written next to Latin ones, without a space."""
+"""First words of the Unicode names of characters that may touch Latin letters without a space."""
 _SCRIPTS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "THAI"}) | _IDEOGRAPHS
 _BEFORE_NUMBER = re.compile(r"(?<!\S)[^\W\d_](?=\s\d)")
 """A letter of its own before a number, where a sign such as © is likelier than a capital."""
@@ -22,7 +22,7 @@ _LINES = re.compile("[\u2500-\u259f]")
 _MIN_LINES = 3
 """Characters that draw lines and boxes, and how many of them a drawing has at least."""
 _MIN_WORD = 3
-"""Letters of a word from which on it is evidence of its script: shorter ones appear by chance."""
+"""Minimum number of letters side by side that are evidence of their script. Fewer appear by chance."""
 
 
 @cache
