@@ -154,6 +154,23 @@ def test_an_answer_is_extended_only_once_if_its_end_is_lost(tab: Tab, server: Se
     expect(page.locator(".bad")).to_have_count(0)
 
 
+def test_an_answer_that_is_not_the_last_one_any_more_is_not_extended(tab: Tab, server: Server, talk: str) -> None:
+    """Another client has extended it, which this page does not know."""
+    fork = open_fork(tab, talk)
+    page = tab.page
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
+    there = server.say(fork, "-", continue_answer=True, max_tokens=20)
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    expect(page.locator(".bad")).to_have_count(0)
+    (last,) = answers(server, fork)
+    assert last["id"] == there["id"]
+    shown = page.locator(".answer > .words").inner_text()
+    page.reload()
+    expect(page.locator(".usage")).to_have_count(1)
+    assert page.locator(".answer > .words").inner_text() == shown
+
+
 LINES = """cell => {
   const range = document.createRange();
   range.selectNodeContents(cell);

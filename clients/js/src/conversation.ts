@@ -46,8 +46,9 @@ export class Conversation {
     if (this.#answering) throw new StreamError("this conversation is already receiving an answer; wait for its end or cancel it", { code: "session_busy" });
     [this.#answering, this.#cancelled] = [true, false];
     let messagesBefore: number | null = null;
+    const continued = sampling.continue_answer;
     /** The answer that is extended, if any. Extended, it has another id. */
-    let extended: string | null = null;
+    let extended: string | null = typeof continued === "string" ? continued : null;
     let lostSince: number | null = null;
     let reportedLost = false;
     const finishes = sampling.on_disconnect === "finish";
@@ -56,7 +57,7 @@ export class Conversation {
         try {
           if (messagesBefore === null || attempt) {
             const session = await this.#sessions.get(this.session, { signal });
-            if (messagesBefore === null && sampling.continue_answer) extended = (await this.#sessions.messages(this.session, { signal })).at(session.messages - 1)?.id ?? null;
+            if (messagesBefore === null && continued === true) extended = (await this.#sessions.messages(this.session, { signal })).at(session.messages - 1)?.id ?? null;
             messagesBefore ??= session.messages;
             if (attempt && session.answering) {
               if (this.#cancelled && finishes) await this.#sessions.cancel(this.session, { signal });

@@ -32,10 +32,10 @@ export interface components {
             /** @description text of the message */
             content: string;
             /**
-             * @description extend the last answer, which reached its limit of tokens; `content` and `recall` are not used, `instructions` and `json_schema` are refused
+             * @description extend the last answer, which reached its limit of tokens: true, or the answer's id, which is refused if it is not the last answer's; `content` and `recall` are not used, `instructions` and `json_schema` are refused
              * @default false
              */
-            continue_answer: boolean;
+            continue_answer: boolean | string;
             /**
              * @description Subtracted from a token's logit for each time it was generated
              * @default 0

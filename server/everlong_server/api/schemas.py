@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
 
@@ -228,6 +228,13 @@ class Session(Wire):
     answering: bool = Field(False, description="a message is being answered; another one is refused meanwhile")
 
 
+AnswerToContinue = Annotated[
+    Annotated[bool, Tag("Last")] | Annotated[str, Field(pattern="^msg_", max_length=128), Tag("Id")],
+    Discriminator(lambda value: "Id" if isinstance(value, str) else "Last"),
+]
+"""True: the last answer. A message's id: the last answer, if it has this id."""
+
+
 class CreateMessage(SamplingParams):
     """A message to a session, and the sampling parameters of its answer."""
 
@@ -246,10 +253,10 @@ class CreateMessage(SamplingParams):
         description="what the server does if the client disconnects before the answer is complete. cancel: it cancels the answer and "
         "leaves the session unchanged. finish: it completes the answer; meanwhile `running` of the session's messages has its text so far",
     )
-    continue_answer: bool = Field(
+    continue_answer: AnswerToContinue = Field(
         False,
-        description="extend the last answer, which reached its limit of tokens; `content` and `recall` are not used, `instructions` and "
-        "`json_schema` are refused",
+        description="extend the last answer, which reached its limit of tokens: true, or the answer's id, which is refused if it is not the "
+        "last answer's; `content` and `recall` are not used, `instructions` and `json_schema` are refused",
     )
     model: str | None = Field(None, max_length=256, description="name of the session's model; any other is refused")
 

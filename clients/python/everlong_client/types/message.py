@@ -17,7 +17,8 @@ class Recall(TypedDict, total=False):
 class Sampling(TypedDict, total=False):
     """The sampling parameters and the recall of an answer. The server chooses those that are missing or None.
 
-    `continue_answer`: extend the last answer, whose `finish_reason` was "length", instead of answering the message.
+    `continue_answer`: extend the last answer, whose `finish_reason` was "length", instead of answering the message: True, or its id,
+    which the server refuses if another answer is the last one.
     """
 
     max_tokens: int | None
@@ -38,7 +39,7 @@ class Sampling(TypedDict, total=False):
     recall: Recall | Literal[False] | None
     instructions: str | None
     on_disconnect: Literal["cancel", "finish"] | None
-    continue_answer: bool | None
+    continue_answer: bool | str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

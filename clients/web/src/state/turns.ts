@@ -67,7 +67,7 @@ function servedModel(session: string): Model | null {
 }
 
 /** Sends a question and shows the answer. Repeats it through outages of the server. The browser keeps the question until then.
- * With `extended`, the last answer, this one is extended instead. */
+ * With `extended`, the last answer, this one is extended instead. If the server has a newer one, nothing is extended. */
 export async function ask(session: string, question: string, extended: Message | null = null): Promise<void> {
   const conversation = client.sessions.connect(session);
   conversations.set(session, conversation);
@@ -96,7 +96,7 @@ export async function ask(session: string, question: string, extended: Message |
   try {
     for (;;) {
       try {
-        for await (const event of conversation.send(question, { ...sampling(servedModel(session)), ...(finish ? { on_disconnect: "finish" } : {}), ...(extended ? { continue_answer: true } : {}) })) {
+        for await (const event of conversation.send(question, { ...sampling(servedModel(session)), ...(finish ? { on_disconnect: "finish" } : {}), ...(extended ? { continue_answer: extended.id } : {}) })) {
           markAlive();
           if (event.type === "response.created") {
             pendingText = "";
@@ -116,6 +116,7 @@ export async function ask(session: string, question: string, extended: Message |
       } catch (error) {
         // During an upgrade, the page may reach a server that does not know the field yet.
         if (finish && error instanceof StreamError && error.param === "on_disconnect") finish = false;
+        else if (extended && error instanceof StreamError && error.code === "nothing_to_continue") break; // it is no longer the last answer
         else if (!reportOutage(error)) throw error;
         else await serverOnline();
       }
@@ -134,12 +135,6 @@ export async function ask(session: string, question: string, extended: Message |
     conversations.delete(session);
     if (connection.value.state === "offline") void checkServer();
   }
-}
-
-/** Extends the answer `message`, if it is still the last one. Otherwise the server would extend a newer answer. */
-export async function continueAnswer(session: string, question: string, message: Message): Promise<void> {
-  const messages = await loadMessages(session);
-  if (messages.at(-1)?.id === message.id && !turns.value.has(session)) await ask(session, question, message);
 }
 
 /**

@@ -6,7 +6,7 @@ import { Markdown } from "../components/markdown.js";
 import { isComposing } from "../lib/shortcuts.js";
 import { askInBranch } from "../state/branches.js";
 import { showErrors } from "../state/library.js";
-import { type Turn, ask, continueAnswer, withdraw } from "../state/turns.js";
+import { type Turn, ask, withdraw } from "../state/turns.js";
 import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
 import { Passages } from "./passages.js";
@@ -82,7 +82,7 @@ function Actions({ session, messages, index, last }: { session: Session; message
         </button>
       )}
       {last && message.finish_reason === "length" && (
-        <button class="quiet small" onClick={() => void showErrors(() => continueAnswer(session.id, question?.content ?? "-" /* required, but not used */, message))}>
+        <button class="quiet small" onClick={() => void showErrors(() => ask(session.id, question?.content ?? "-" /* required, but not used */, message))}>
           Continue
         </button>
       )}

@@ -87,13 +87,13 @@ class SessionTurns:
         id: str | None = None,
         instructions: str | None = None,
         detached: bool = False,
-        continues: bool = False,
+        continues: bool | str = False,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
         `id`: the answer's id. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so
         other clients can see and cancel it. `continues`: extend the last answer, which reached its limit of tokens, instead of answering
-        `content`. Raises `Conflict` if there is none.
+        `content`. Raises `Conflict` if there is none, or if it has another id than `continues`.
         """
         return await self._turns.begin(
             lambda turn: self._context(
@@ -106,7 +106,7 @@ class SessionTurns:
     @asynccontextmanager
     async def _context(
         self, turn: Turn, session_id: str, content: str, instructions: str | None, *, searching: bool, detached: bool,
-        continues: bool,
+        continues: bool | str,
     ) -> AsyncIterator[TurnContext]:  # fmt: skip
         """Lock the session for the turn, and yield its context.
 
@@ -117,15 +117,10 @@ class SessionTurns:
         await self.require_ready(await self._sessions.get(session_id), searching=searching)
         async with AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._lease(turn, session_id))
-            pair = await self._sessions.messages(session_id, last=2) if continues else []
-            if continues and (len(pair) < 2 or pair[1].get("finish_reason") != "length"):
-                raise Conflict(
-                    f"session {session_id!r} has no answer to continue: the last one did not reach its limit of tokens",
-                    param="continue_answer", code="nothing_to_continue",
-                )  # fmt: skip
+            pair = await self._to_continue(session_id, continues) if continues else []
             if detached:
-                question = pair[0]["content"] if continues else content
-                await stack.enter_async_context(self._published(turn, session_id, question, continues=continues))
+                question = pair[0]["content"] if pair else content
+                await stack.enter_async_context(self._published(turn, session_id, question, continues=bool(pair)))
             session = await self._sessions.get(session_id, with_state=True)
             await self.require_ready(session, searching=searching)
             progress = await self._progress(session)
@@ -135,8 +130,8 @@ class SessionTurns:
             last = await self._sessions.messages(session.id, last=needed) if needed else []
             unread = [Message(m["role"], m["content"]) for m in last[needed - session.unread :]]
 
-            first, ending, added = _stored_answer(session, pair[1]) if continues else None, list[int](), ""
-            reading = await self._documents.readings.get(session.reading) if continues and session.reading else None
+            first, ending, added = _stored_answer(session, pair[1]) if pair else None, list[int](), ""
+            reading = await self._documents.readings.get(session.reading) if pair and session.reading else None
 
             async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
                 kept = snapshot if progress is None else None
@@ -156,6 +151,23 @@ class SessionTurns:
                 read, state, unread, previous_question, commit, progress, instructions, first, ending, added,
                 None if reading is None else reading.snapshot.position,
             )  # fmt: skip
+
+    async def _to_continue(self, session_id: str, answer: bool | str) -> list[dict[str, Any]]:
+        """Return the question and the answer to extend: the last ones. Raises `Conflict` if the answer is complete, or not the one meant.
+
+        `answer`: its id, or True for any.
+        """
+        pair = await self._sessions.messages(session_id, last=2)
+        reason = ""
+        if len(pair) < 2 or pair[1].get("finish_reason") != "length":
+            reason = "the last one did not reach its limit of tokens"
+        elif isinstance(answer, str) and answer != pair[1]["id"]:
+            reason = f"the last one is {pair[1]['id']!r}, not {answer!r}"
+        if reason:
+            raise Conflict(
+                f"session {session_id!r} has no answer to continue: {reason}", param="continue_answer", code="nothing_to_continue"
+            )
+        return pair
 
     async def _progress(self, session: Session) -> float | None:
         """Return the share of the documents' bytes that was read, 0 to 1; None if the session has a memory or needs none."""

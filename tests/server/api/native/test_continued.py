@@ -134,6 +134,20 @@ def test_only_an_answer_that_was_cut_can_be_extended(server: Server, document: s
     assert len(said(server, cut)) == 4
 
 
+def test_no_other_answer_than_the_one_meant_is_extended(server: Server) -> None:
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I.", "finish_reason": "length"}]
+    session = server.http.post("/v1/sessions", json={"messages": past}).json()["id"]
+    path, earlier = f"/v1/sessions/{session}/messages", said(server, session)[1]["id"]
+    body = {"content": "-", "continue_answer": earlier, "max_tokens": 10, **LONG}
+    joined = server.http.post(path, json=body).json()
+    assert joined["content"].startswith("I.")
+    assert joined["id"] != earlier
+    refused = server.error(server.http.post(path, json=body), 409, "nothing_to_continue", "continue_answer")
+    assert repr(earlier) in refused["message"]
+    assert said(server, session)[1]["content"] == joined["content"]
+    server.error(server.http.post(path, json=body | {"continue_answer": "yesterday's"}), 422, "invalid_value", "continue_answer")
+
+
 def test_a_retry_does_not_extend_it_again(server: Server, document: str) -> None:
     session = server.session(document)["id"]
     server.say(session, "Who?", max_tokens=10, **LONG)
