@@ -165,7 +165,9 @@ class SessionTurns:
             reason = f"the last one is {pair[1]['id']!r}, not {answer!r}"
         if reason:
             raise Conflict(
-                f"session {session_id!r} has no answer to continue: {reason}", param="continue_answer", code="nothing_to_continue"
+                f"session {session_id!r} has no answer to continue: {reason}",
+                param="continue_answer",
+                code="nothing_to_continue",
             )
         return pair
 

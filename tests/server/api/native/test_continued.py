@@ -145,7 +145,9 @@ def test_no_other_answer_than_the_one_meant_is_extended(server: Server) -> None:
     refused = server.error(server.http.post(path, json=body), 409, "nothing_to_continue", "continue_answer")
     assert repr(earlier) in refused["message"]
     assert said(server, session)[1]["content"] == joined["content"]
-    server.error(server.http.post(path, json=body | {"continue_answer": "yesterday's"}), 422, "invalid_value", "continue_answer")
+    server.error(
+        server.http.post(path, json=body | {"continue_answer": "yesterday's"}), 422, "invalid_value", "continue_answer"
+    )
 
 
 def test_a_retry_does_not_extend_it_again(server: Server, document: str) -> None:
