@@ -26,7 +26,7 @@ from everlong_server.store.texts.blobs import Blobs
 
 PASSAGES = 32
 """Passages that the search finds for a question, as for an answer."""
-_DATA_SETS = {"fairytaleqa": 110, "squad": 20}
+DATA_SETS = {"fairytaleqa": 110, "squad2_dev_half": 20}
 """Further data sets, and the number of their training texts that are used."""
 _AROUND = 200
 """Characters before and after an answer. Together they replace its passage if the search did not find it."""
@@ -80,7 +80,7 @@ def make_examples(
     asked = questions(file, texts)
     sources = [(name, text, [one for one in asked if one.text == name and one.spans]) for name, text in texts.items()]
     if data is not None:
-        for kind, most in _DATA_SETS.items():
+        for kind, most in DATA_SETS.items():
             found = list(of_sources(read(data, kind, "train")))
             sources += found[:most]
     with tempfile.TemporaryDirectory(prefix="evl") as folder:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from everlong_lab.corpora.sources import Source, SourceQuestion
+from everlong_lab.corpora.sources import SOURCES, Source, SourceQuestion
 from everlong_lab.eval.labelled import questions
-from everlong_lab.rerank.examples import Example, make_examples, of_sources
+from everlong_lab.rerank.examples import DATA_SETS, Example, make_examples, of_sources
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from tests.tinymodel import STORY
@@ -65,6 +65,10 @@ def test_an_answer_that_the_search_missed_is_among_the_candidates(file: Path, mo
     assert 1 not in example.candidates[0].labels
     assert "kitten had had nothing" in example.candidates[1].text
     assert 1 in example.candidates[1].labels
+
+
+def test_the_data_sets_can_be_read() -> None:
+    assert DATA_SETS.keys() <= SOURCES.keys()
 
 
 def test_questions_of_data_sets_whose_answers_are_in_the_text() -> None:
