@@ -50,18 +50,25 @@ def test_passages_that_stand_out_are_taken_best_first_and_weak_ones_are_not() ->
 
 
 @pytest.mark.parametrize(
-    ("cosine", "share", "by_question", "by_remark"),
+    ("cosine", "share", "passages", "found"),
     [
-        (0.5, 0.0, True, True), (0.1, 0.6, True, False), (0.27, 0.3, True, False), (0.35, 0.3, True, True),
-        (0.35, 0.1, False, False), (0.1, 0.3, False, False),
+        (0.45, 0.0, 100, True),
+        (0.33, 0.0, 100, False),
+        (0.33, 0.1, 100, True),
+        (0.33, 0.1, 1000, False),
+        (0.28, 0.0, 10, True),
+        (0.16, 0.7, 100, True),
+        (0.14, 1.0, 100, False),
     ],
-)  # fmt: skip
-def test_a_remark_is_answered_from_the_texts_only_if_they_are_surely_about_it(
-    cosine: float, share: float, by_question: bool, by_remark: bool
+)
+def test_texts_are_about_a_query_by_meaning_and_words_and_fewer_passages_need_less(
+    cosine: float, share: float, passages: int, found: bool
 ) -> None:
-    given: dict[str, Any] = {"sizes": (10,), "cosines": {5: cosine}, "words": {5: 5.0}, "shares": {5: share}}
-    assert bool(chosen(QUESTION, **given).best) is by_question
-    assert bool(chosen(REMARK, **given).best) is by_remark
+    given: dict[str, Any] = {"sizes": (passages,), "cosines": {5: cosine}, "words": {5: 5.0}, "shares": {5: share}}
+    for query in (QUESTION, REMARK):
+        assert bool(chosen(query, **given).best) == found
+    everyday = replace(QUESTION, everyday=True)
+    assert bool(chosen(everyday, **given).best) == (found and share == 0.0), "everyday words tell nothing"
 
 
 @pytest.mark.parametrize(
