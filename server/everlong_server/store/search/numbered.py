@@ -2,16 +2,17 @@
 
 A heading must have the same word next to the same number: in figures, in Roman numerals, or in English words. So no list of words for
 parts is needed. The text must number these parts from 1. Otherwise "How can I pay?" would name the part "How can I apply?", because "I" is
-also the Roman number 1. A page of a PDF file, or of another document that has pages, is a part, too. It needs no heading.
+also the Roman number 1. A page of a PDF file, or of another document that has pages, is a part, too. It needs no heading. Of a number with dots, as in
+"section 4.2", the heading need not have the word.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import count, product
 from typing import Any
 
@@ -41,10 +42,13 @@ _AFTER = re.compile(rf"\b(?=((?:the\s+)?({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}}))
 _BEFORE = re.compile(
     rf"\b(?=((?:the\s+)?(?:(\d{{1,3}})(?:st|nd|rd|th)|({'|'.join(_ORDINALS[1:])})|last|final)\s+({_WORD}))\b)", re.I
 )
+_DOTTED = re.compile(rf"(?:\b(?:the\s+)?{_WORD}\s+|§\s*)(\d{{1,3}}(?:\.\d{{1,3}}){{1,3}})\b(?![.,]?\d)", re.I)
 _MORE = re.compile(r"\s*(?:,|&|\band\b|\bor\b)\s*(\d{1,3}|[^\W\d_]{2,9})\b(?![.,]?\d)")
 """Another number of the same word, as in "chapters 2 and 3"."""
 _LAST = -1
 """The number of the last part."""
+_LARGEST = 60
+"""The largest number in front of a dotted one, as 3 in "3.4.2", by which it is told from a heading with "4.2"."""
 _PAGES = ("page", "pages", "seite", "seiten", "página", "páginas", "pagina", "pagine")
 """Words for a page: English, German, French, Spanish, Portuguese and Italian. If a document has pages, these are meant instead of headings."""
 _SHORT = 0.25
@@ -69,12 +73,24 @@ class NamedPart:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What can be the name of a part: where it stands in a question, its word in small letters, and its numbers."""
+    """What can be the name of a part: where it stands in a question, its word in small letters, and its numbers.
+
+    `dotted`: the numbers are one with dots, and the word is empty, since any heading with this number is meant.
+    """
 
     start: int
     end: int
     word: str
     numbers: tuple[int, ...]
+    dotted: bool = False
+
+    def passages(self, parts: Sequence[Indexed]) -> Ints:
+        """Return the numbers of the passages of the parts that it names, sorted, over all documents."""
+        if self.dotted:
+            return _over_all(parts, partial(_of_section, number=self.numbers))
+        of = _of_page if self.word in _PAGES else _of_document
+        found = [_over_all(parts, partial(of, word=self.word, number=number)) for number in self.numbers]
+        return np.unique(np.concatenate(found))
 
 
 def named_part(query: Query, parts: Sequence[Indexed]) -> NamedPart | None:
@@ -87,9 +103,9 @@ def named_part(query: Query, parts: Sequence[Indexed]) -> NamedPart | None:
     found: list[tuple[_Name, Ints]] = []
     for name in sorted(_names(query.text[cut:]), key=lambda name: (name.start, -name.end)):
         if not found or name.start >= found[-1][0].end:
-            passages = np.concatenate([_passages(parts, name.word, number) for number in name.numbers])
+            passages = name.passages(parts)
             if len(passages):
-                found.append((name, np.unique(passages)))
+                found.append((name, passages))
     own = [entry for entry in found if entry[0].start + cut >= query.message_start]
     by_word: dict[str, Ints] = {}
     for name, passages in own or found:
@@ -122,18 +138,19 @@ def _names(question: str) -> Iterator[_Name]:
         number = int(found[2]) if found[2] else _ORDINALS.index(found[3].lower()) if found[3] else _LAST
         if number:
             yield _Name(found.start(), found.end(1), found[4].casefold(), (number,))
+    for found in _DOTTED.finditer(question):
+        yield _Name(found.start(), found.end(), "", tuple(map(int, found[1].split("."))), dotted=True)
 
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else _NUMBERS.get(text.lower())
 
 
-def _passages(parts: Sequence[Indexed], word: str, number: int) -> Ints:
-    """Return the numbers of the passages of the part, over all documents."""
+def _over_all(parts: Sequence[Indexed], of: Callable[[Indexed], Ints]) -> Ints:
+    """Return what `of` finds in each document, as numbers over all of them."""
     found, first = [np.zeros(0, np.int64)], 0
     for part in parts:
-        of = _of_page if word in _PAGES else _of_document
-        found.append(first + of(part, word, number))
+        found.append(first + of(part))
         first += part.size
     return np.concatenate(found)
 
@@ -177,6 +194,35 @@ def _of_document(part: Indexed, word: str, number: int) -> Ints:
     runs = [np.arange(start, ends[ends > start][0]) for start in starts]
     longest = max(map(len, runs))
     return np.concatenate([run for run in runs if len(run) >= _SHORT * longest])
+
+
+def _of_section(part: Indexed, number: Sequence[int]) -> Ints:
+    """Return the passages below a heading with a dotted number such as 4.2, with its sections such as 4.2.1.
+
+    Headings without a number do not end it, if there is a heading with the next number: 4.3 or 5.1.
+    """
+    below = _below_dotted(part, number)
+    if not len(below) or len(below) == part.size:  # the document's name has the number
+        return np.zeros(0, np.int64)
+    *upper, last = number
+    next_ones = [(*upper, last + 1), *[(*upper[:-1], upper[-1] + 1, 1) for _ in upper[:1]]]
+    after = np.concatenate([_below_dotted(part, one) for one in next_ones])
+    runs = []
+    for run in np.split(below, np.flatnonzero(np.diff(below) > 1) + 1):
+        end = after[after > run[-1]].min(initial=part.size) if len(after) else run[-1] + 1
+        runs.append(np.arange(run[0], end if end < part.size else run[-1] + 1))
+    longest = max(map(len, runs))
+    return np.unique(np.concatenate([run for run in runs if len(run) >= _SHORT * longest]))
+
+
+def _below_dotted(part: Indexed, number: Sequence[int]) -> Ints:
+    """Return the passages below a heading that has the number, with or without further ones behind it."""
+    phrase = " ".join(map(str, number))
+    longer = " OR ".join(f'"{n} {phrase}"' for n in range(_LARGEST + 1))
+    rows = part.index.execute(
+        "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid", (f'headings : ("{phrase}" NOT ({longer}))',)
+    ).fetchall()
+    return np.array([row for (row,) in rows], np.int64)
 
 
 def _starts(part: Indexed, word: str, number: int) -> Ints:
