@@ -35,7 +35,7 @@ _SHARE_WEIGHT, _SIZE_WEIGHT, _FIT = 0.4, 0.06, 0.08
 """A query is about the texts if the best cosine, `_SHARE_WEIGHT` times the largest share of its words, and -`_SIZE_WEIGHT` times the logarithm of
 the number of passages have a sum of at least `_FIT`: among more passages, the best fits better by chance. Chosen on 419 questions about 56
 texts, each asked about other texts, too (docs/research/lab-notes.md, "Refusing")."""
-_UNRELATED = 0.15
+_UNRELATED = 0.12
 """Cosine below which no passage is about the query, whatever words they share."""
 _MIN_SHARE = 0.25
 """Share of the query's words that a passage about it has, if there are no vectors."""

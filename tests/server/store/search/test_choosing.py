@@ -58,7 +58,7 @@ def test_passages_that_stand_out_are_taken_best_first_and_weak_ones_are_not() ->
         (0.33, 0.1, 1000, False),
         (0.28, 0.0, 10, True),
         (0.16, 0.7, 100, True),
-        (0.14, 1.0, 100, False),
+        (0.11, 1.0, 100, False),
     ],
 )
 def test_texts_are_about_a_query_by_meaning_and_words_and_fewer_passages_need_less(
