@@ -31,14 +31,15 @@ WHOLE = (
 compare these eight with the first three."""
 
 # Cosines are those of all-MiniLM-L6-v2.
-_SHARE_WEIGHT, _SIZE_WEIGHT, _FIT = 0.4, 0.06, 0.1
+_SHARE_WEIGHT, _SIZE_WEIGHT, _FIT = 0.7, 0.06, 0.22
 """A query is about the texts if the best cosine, `_SHARE_WEIGHT` times the largest share of its words, and -`_SIZE_WEIGHT` times the logarithm of
-the number of passages have a sum of at least `_FIT`: among more passages, the best fits better by chance. Chosen on 419 questions about 56
+the number of passages have a sum of at least `_FIT`: among more passages, the best fits better by chance. Chosen on 915 questions about 133
 texts, each asked about other texts, too (docs/research/lab-notes.md, "Refusing")."""
 _UNRELATED = 0.12
 """Cosine below which no passage is about the query, whatever words they share."""
-_MIN_SHARE = 0.25
-"""Share of the query's words that a passage about it has, if there are no vectors."""
+_MIN_SHARE, _MIN_SHARE_FOREIGN = 0.25, 0.15
+"""Share of the query's words that a passage about it has, if there are no vectors: in English and in other languages, of which the search knows
+neither compounds nor other words for the same."""
 _MOST_WORDS, _SOME_MEANING = 0.5, 0.3
 """Share of the words, or cosine, from which a text of a few passages is about a query."""
 _RELATIVE_COSINE, _RELATIVE_WORDS = 0.5, 0.3
@@ -51,8 +52,9 @@ _PLAIN, _REMARK = 0.6, 0.8
 a remark below `_REMARK` is small talk."""
 _SHORT_TEXT = 24
 """Passages of a text in which the BM25 scores do not tell whether a query is about all of it."""
-_SHOWN_WHOLE = 4
-"""Passages of a text so short that an answer is shown all of them: its few words tell little about a query."""
+_SHOWN_WHOLE, _SHOWN_FOREIGN = 4, 12
+"""Passages of a text so short that an answer is shown all of them: its few words tell little about a query. In another language than English,
+without vectors, they tell less: then as many as fit into the evidence."""
 _NEAR = 0.18
 """Cosine of a question of everyday words with a short text from which the text can hold its answer. "How are you?" is
 below. Chosen on 18 questions about a note, an e-mail and a recipe, and six greetings; not measured on others."""
@@ -90,9 +92,10 @@ def choose(
     if not len(ranking.scores):
         return Chosen()
     found: Sequence[int] = ()
-    if len(ranking.scores) <= _SHOWN_WHOLE:
+    foreign = not ranking.compared.any() and all(part.language != "en" for part in parts)
+    if len(ranking.scores) <= (_SHOWN_FOREIGN if foreign else _SHOWN_WHOLE):
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
-    elif _is_found(query, ranking):
+    elif _is_found(query, ranking, _MIN_SHARE_FOREIGN if foreign else _MIN_SHARE):
         found = _best(ranking, max(limit, best))
     everything = np.arange(len(ranking.scores))
     about_whole = _is_about_whole(found, ranking, whole)
@@ -124,10 +127,10 @@ def choose_in_part(
     return Chosen(mixed[: max(limit, best)], chosen.cover)
 
 
-def _is_found(query: Query, ranking: Ranking) -> bool:
+def _is_found(query: Query, ranking: Ranking, min_share: float) -> bool:
     alone = ~ranking.compared
     share = float(ranking.shares[alone].max(initial=0))
-    if share >= _MIN_SHARE and (query.asks or _specificity(ranking, alone) >= _REMARK):
+    if share >= min_share and (query.asks or _specificity(ranking, alone) >= _REMARK):
         return True
     if not ranking.compared.any():
         return False

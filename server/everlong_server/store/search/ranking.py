@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from everlong_server.store.search.terms import terms_of
+from everlong_server.store.search.terms import stop_words, terms_of
 from everlong_server.store.texts.outline import OutlineEntry
 
 Floats = NDArray[np.float32]
@@ -120,9 +120,14 @@ def _rarity(count: int, having: int) -> float:
 
 
 def _terms(parts: Sequence[Indexed], words: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-    """Return the terms of the words, each as a tuple of the term in every document's language, with its largest weight."""
+    """Return the terms of the words, each as a tuple of the term in every document's language, with its largest weight.
+
+    Leaves out stop words of the language that all documents have, unless there are no others.
+    """
+    common = frozenset.intersection(*(stop_words(part.language) for part in parts)) if parts else frozenset()
+    content = {word: weight for word, weight in words.items() if word.casefold() not in common}
     found: dict[tuple[str, ...], float] = {}
-    for word, weight in words.items():
+    for word, weight in (content or words).items():
         in_each = [terms_of(part.language).of(word) for part in parts]
         for terms in zip(*in_each, strict=False):
             found[terms] = max(found.get(terms, 0.0), weight)

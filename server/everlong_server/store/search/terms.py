@@ -13,6 +13,7 @@ from functools import cache
 
 import Stemmer
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
+from stop_words import LANGUAGE_MAPPING, get_stop_words
 
 from everlong_server.store.search.normalise import searchable
 
@@ -85,6 +86,17 @@ def language_of(text: str) -> str:
         return "en"
     with _IDENTIFYING:
         return str(_identifier().classify(sample)[0])
+
+
+@cache
+def stop_words(language: str) -> frozenset[str]:
+    """Return words that are in most texts of a language, such as "wenn" and "ich", in small letters; none for an unknown language.
+
+    None for English, too: those are left out of a query before its documents are known.
+    """
+    if language == "en" or language not in LANGUAGE_MAPPING:
+        return frozenset()
+    return frozenset(word.casefold() for word in get_stop_words(language))
 
 
 def terms_of(language: str) -> Terms:

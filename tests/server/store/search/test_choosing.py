@@ -52,12 +52,12 @@ def test_passages_that_stand_out_are_taken_best_first_and_weak_ones_are_not() ->
 @pytest.mark.parametrize(
     ("cosine", "share", "passages", "found"),
     [
-        (0.45, 0.0, 100, True),
-        (0.33, 0.0, 100, False),
-        (0.33, 0.2, 100, True),
-        (0.33, 0.1, 1000, False),
-        (0.28, 0.0, 10, True),
-        (0.16, 0.7, 100, True),
+        (0.5, 0.0, 100, True),
+        (0.48, 0.0, 100, False),
+        (0.4, 0.15, 100, True),
+        (0.4, 0.15, 1000, False),
+        (0.38, 0.0, 13, True),
+        (0.16, 0.5, 100, True),
         (0.11, 1.0, 100, False),
     ],
 )

@@ -27,6 +27,53 @@ def test_ten_questions_in_the_texts_own_language(language: str, tmp_path: Path) 
     assert missed == []
 
 
+RULES = {
+    "de": [
+        "Bei Verlust eines Schlüssels werden 120 Euro berechnet.", "Die Beete im Garten pflegt eine Gruppe von Bewohnern.",
+        "Am Dienstag leert die Stadt alle Tonnen im Hof.", "Die Haustür bleibt über Nacht geschlossen.",
+    ],
+    "fr": [
+        "La perte des clés coûte cent vingt euros.", "Un groupe de voisins soigne les fleurs du jardin.",
+        "Le mardi, la ville vide toutes les poubelles de la cour.", "La porte reste fermée pendant la nuit.",
+    ],
+    "es": [
+        "La pérdida de las llaves cuesta ciento veinte euros.", "Un grupo de vecinos cuida las flores del jardín.",
+        "Los martes, la ciudad vacía todos los cubos del patio.", "La puerta queda cerrada durante la noche.",
+    ],
+}  # fmt: skip
+QUESTIONS = [
+    ("de", "Was passiert, wenn ich meinen Schlüssel nicht mehr finde?", "120"),
+    ("fr", "Qu'est-ce qui se passe si je ne trouve plus mes clés ?", "cent vingt"),
+    ("es", "¿Qué pasa si ya no encuentro mis llaves?", "ciento veinte"),
+]
+
+
+@pytest.mark.parametrize(("language", "question", "answer"), QUESTIONS)
+def test_stop_words_of_the_texts_language_do_not_hide_the_one_word_that_counts(
+    language: str, question: str, answer: str, tmp_path: Path
+) -> None:
+    """Stop words such as "wenn", which this text lacks, would count as much as "Schlüssel"."""
+    shelf = Shelf(f"file://{tmp_path}")
+    shelf.add(f"{text_in(language)}\n\n{RULES[language][0] * 8}")
+    found = shelf.ask(question, limit=1)
+    assert found
+    assert answer in found[0].text
+
+
+@pytest.mark.parametrize("language", RULES)
+def test_a_short_text_in_a_language_without_vectors_is_shown_whole(language: str, tmp_path: Path) -> None:
+    """The question has no word of the text."""
+    shelf = Shelf(f"file://{tmp_path}")
+    shelf.add("\n\n".join(" ".join([rule] * 15) for rule in RULES[language]))
+    question = {
+        "de": "Wann kommt die Müllabfuhr?",
+        "fr": "À quelle heure dois-je rentrer ?",
+        "es": "¿A qué hora debo volver?",
+    }
+    found = "".join(passage.text for passage in shelf.ask(question[language]))
+    assert all(rule in found for rule in RULES[language])
+
+
 @pytest.mark.parametrize(
     ("written", "asked"),
     [
