@@ -52,9 +52,8 @@ _PLAIN, _REMARK = 0.6, 0.8
 a remark below `_REMARK` is small talk."""
 _SHORT_TEXT = 24
 """Passages of a text in which the BM25 scores do not tell whether a query is about all of it."""
-_SHOWN_WHOLE, _SHOWN_FOREIGN = 4, 12
-"""Passages of a text so short that an answer is shown all of them: its few words tell little about a query. In another language than English,
-without vectors, they tell less: then as many as fit into the evidence."""
+_SHOWN_WHOLE = 3200
+"""Bytes of texts so short that an answer is shown all of them, as far as the evidence has room: their few words tell little about a query."""
 _NEAR = 0.18
 """Cosine of a question of everyday words with a short text from which the text can hold its answer. "How are you?" is
 below. Chosen on 18 questions about a note, an e-mail and a recipe, and six greetings; not measured on others."""
@@ -93,7 +92,7 @@ def choose(
         return Chosen()
     found: Sequence[int] = ()
     foreign = not ranking.compared.any() and all(part.language != "en" for part in parts)
-    if len(ranking.scores) <= (_SHOWN_FOREIGN if foreign else _SHOWN_WHOLE):
+    if sum(part.bytes for part in parts) <= _SHOWN_WHOLE:
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
     elif _is_found(query, ranking, _MIN_SHARE_FOREIGN if foreign else _MIN_SHARE):
         found = _best(ranking, max(limit, best))

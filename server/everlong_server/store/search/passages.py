@@ -368,7 +368,7 @@ class Passages:
     def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:
         """Return the document's part of a search, for which `stack` keeps its files. Damaged vectors are left out."""
         word_index.check_layout(index)
-        size = index.execute("SELECT max(id) + 1 FROM passages").fetchone()[0] or 0
+        size, end_byte = index.execute("SELECT count(*), coalesce(max(end_byte), 0) FROM passages").fetchone()
         language = index.execute("SELECT language FROM document").fetchone()[0]
         vectors = None
         if self._vectors is not None:
@@ -378,7 +378,7 @@ class Passages:
                 log.warning("the vectors of document %s are built again: %s", document.id, error)
                 damaged.append(document)
         load = partial(outline.load, self._blobs, document.id) if document.format else tuple
-        return Indexed(index, size, language, vectors, load)
+        return Indexed(index, size, end_byte, language, vectors, load)
 
     def _is_damaged(self, document: Document, error: Exception) -> bool:
         """Whether the document's index is damaged. `error`: the error of the search, for the log."""

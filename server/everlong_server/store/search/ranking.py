@@ -35,13 +35,14 @@ RANK_OFFSET = 3
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """One document's part of a search: its index, number of passages, language, and vectors if it has any.
+    """One document's part of a search: its index, number of passages, size of its text, language, and vectors if it has any.
 
-    `vectors`: [passages, D]. `outline`: loads the document's outline; blocks.
+    `bytes`: of the UTF-8 text. `vectors`: [passages, D]. `outline`: loads the document's outline; blocks.
     """
 
     index: Any
     size: int
+    bytes: int
     language: str
     vectors: NDArray[np.float16] | None = None
     outline: Callable[[], Sequence[OutlineEntry]] = tuple

@@ -39,7 +39,7 @@ def chosen(
         compared[-without_vectors:], similarities[-without_vectors:] = False, 0
     by_words = filled(words)
     ranking = Ranking(by_words + similarities, filled(shares), similarities, compared, by_words, first)
-    return choose(query, [Indexed(None, size, "en") for size in sizes], ranking, limit, whole)
+    return choose(query, [Indexed(None, size, 400 * size, "en") for size in sizes], ranking, limit, whole)
 
 
 def test_passages_that_stand_out_are_taken_best_first_and_weak_ones_are_not() -> None:

@@ -107,9 +107,9 @@ def test_a_passage_beside_one_that_matches_comes_before_one_that_matches_as_litt
 
 def test_equal_passages_keep_the_order_of_the_documents(tmp_path: Path) -> None:
     shelf = Shelf(f"file://{tmp_path}")
-    ids = [shelf.add(f"Dinah is cat number {number}. ") for number in range(6)]
+    ids = [shelf.add(f"Dinah is cat number {number}. " * 30) for number in range(6)]
     found = asyncio.run(shelf.passages.search(ids, Query("", {"dinah": 1.0}), 16))
-    assert [passage.document for passage in found] == ids
+    assert list(dict.fromkeys(passage.document for passage in found)) == ids
     assert asyncio.run(shelf.passages.search(ids, Query("", {"walrus": 1.0}), 16)) == []
 
 

@@ -43,7 +43,7 @@ def indexed(folder: Path, stack: ExitStack, *documents: Sequence[str]) -> list[I
         index = stack.enter_context(opened(stack.enter_context(corpus.blobs.local(f"{id}.passages"))))
         (size,) = index.execute("SELECT count(*) FROM passages").fetchone()
         assert size == len(passages)
-        parts.append(Indexed(index, size, "en"))
+        parts.append(Indexed(index, size, 400 * size, "en"))
     return parts
 
 
@@ -72,7 +72,7 @@ def test_documents_are_ranked_together_but_are_no_neighbours(tmp_path: Path, sta
 def test_meaning_finds_what_words_do_not_and_both_together_win(tmp_path: Path, stack: ExitStack) -> None:
     (part,) = indexed(tmp_path, stack, [sentence(word) for word in WORDS])
     vectors = np.eye(6, dtype=np.float16)
-    with_vectors = Indexed(part.index, part.size, part.language, vectors)
+    with_vectors = Indexed(part.index, part.size, part.bytes, part.language, vectors)
     query = np.array([0, 0, 0, 0, 0.6, 0.8], np.float32)
     ranking = rank([with_vectors], {}, query)
     assert order(ranking) == [5, 4]
@@ -84,7 +84,7 @@ def test_meaning_finds_what_words_do_not_and_both_together_win(tmp_path: Path, s
 
 def test_a_document_whose_vectors_are_being_built_does_not_lose_for_that(tmp_path: Path, stack: ExitStack) -> None:
     older, newer = indexed(tmp_path, stack, [sentence("iron"), sentence("glass")], [sentence("water", "stone")])
-    older = Indexed(older.index, older.size, older.language, np.eye(2, dtype=np.float16))
+    older = Indexed(older.index, older.size, older.bytes, older.language, np.eye(2, dtype=np.float16))
     ranking = rank([older, newer], {"water": 1.0, "stone": 1.0, "iron": 1.0}, np.array([0.6, 0.3], np.float32))
     assert order(ranking) == [2, 0, 1]
     assert ranking.compared.tolist() == [True, True, False]

@@ -15,8 +15,8 @@ from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.ranking import Indexed
 from everlong_server.store.search.sentences import cut, ordered
 
-WORDS = Indexed(None, 9, "en")
-VECTORS = Indexed(None, 9, "en", np.zeros((9, 2), np.float16))
+WORDS = Indexed(None, 9, 4000, "en")
+VECTORS = Indexed(None, 9, 4000, "en", np.zeros((9, 2), np.float16))
 
 
 def passage(text: str, start: int = 0, document: str = "doc_a") -> Passage:
