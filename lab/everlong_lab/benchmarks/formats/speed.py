@@ -15,24 +15,24 @@ def run(
     files: Sequence[Path], *, readers: Sequence[str] = ("everlong", "kreuzberg"), python: str = sys.executable,
     progress: Callable[[str], None],
 ) -> Report:  # fmt: skip
-    """Convert each file once with each reader. `python`: the interpreter that has the libraries."""
-    rows = []
+    """Convert each file once with each reader. `python`: the interpreter that has the libraries.
+
+    Each file is a row: its megabytes, and for each reader the CPU seconds, the largest resident memory, and the megabytes of the text.
+    """
+    rows: list[dict[str, Any]] = []
     for file in files:
+        rows.append({"file": file.name, "mb": file.stat().st_size / 1e6})
         for reader in readers:
-            rows.append(_row(file, reader, python))
-            progress(f"{file.name}, {reader}: {rows[-1]['cpu_s']} CPU s")
+            rows[-1][reader] = _figures(peers.convert(file, reader, python))
+            progress(f"{file.name}, {reader}: {rows[-1][reader]}")
     notes = [
-        "each a whole process with its imports, once; memory is the largest resident size",
-        "libraries: their defaults, without network, one thread where they can be told; - where they return no text",
+        "CPU seconds, memory, and size of the text; each a whole process with its imports, once; memory is the largest resident size",
+        "libraries: their defaults, without network, one thread where they can be told",
     ]
     return Report("formats", rows, [], notes)
 
 
-def _row(file: Path, reader: str, python: str) -> dict[str, Any]:
-    made, size = peers.convert(file, reader, python), file.stat().st_size / 1e6
-    text = 0.0 if made.text is None else len(made.text.encode()) / 1e6
-    figures = {
-        "text_mb": text, "cpu_s": made.seconds, "mb_per_cpu_s": size / made.seconds if made.seconds else "-", "memory_mb": made.memory,
-        "memory_mb_per_mb": made.memory / size,
-    }  # fmt: skip
-    return {"file": file.name, "mb": size, "reader": reader} | (figures if text else dict.fromkeys(figures, "-"))
+def _figures(made: peers.Conversion) -> str:
+    if not made.text:
+        return "no text"
+    return f"{made.seconds:.2f} s, {made.memory:.0f} MB, {len(made.text.encode()) / 1e6:.2f} MB"
