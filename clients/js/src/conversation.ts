@@ -47,8 +47,8 @@ export class Conversation {
     [this.#answering, this.#cancelled] = [true, false];
     let messagesBefore: number | null = null;
     const continued = sampling.continue_answer;
-    /** The answer that is extended, if any. Extended, it has another id. */
-    let extended: string | null = typeof continued === "string" ? continued : null;
+    /** Id of the answer to extend, or null. The extended answer gets a new id. */
+    let extended: string | null = null;
     let lostSince: number | null = null;
     let reportedLost = false;
     const finishes = sampling.on_disconnect === "finish";
@@ -57,7 +57,10 @@ export class Conversation {
         try {
           if (messagesBefore === null || attempt) {
             const session = await this.#sessions.get(this.session, { signal });
-            if (messagesBefore === null && continued === true) extended = (await this.#sessions.messages(this.session, { signal })).at(session.messages - 1)?.id ?? null;
+            if (messagesBefore === null && continued) {
+              const last = (await this.#sessions.messages(this.session, { signal })).at(session.messages - 1)?.id ?? null;
+              extended = continued === true || continued === last ? last : null; // another one is refused
+            }
             messagesBefore ??= session.messages;
             if (attempt && session.answering) {
               if (this.#cancelled && finishes) await this.#sessions.cancel(this.session, { signal });

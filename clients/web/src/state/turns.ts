@@ -116,7 +116,7 @@ export async function ask(session: string, question: string, extended: Message |
       } catch (error) {
         // During an upgrade, the page may reach a server that does not know the field yet.
         if (finish && error instanceof StreamError && error.param === "on_disconnect") finish = false;
-        else if (extended && error instanceof StreamError && error.code === "nothing_to_continue") break; // it is no longer the last answer
+        else if (extended && error instanceof StreamError && error.code === "nothing_to_continue") break; // another answer is the last one, or this one is complete: show what there is
         else if (!reportOutage(error)) throw error;
         else await serverOnline();
       }

@@ -27,7 +27,7 @@ def run(
             progress(f"{file.name}, {reader}: {rows[-1][reader]}")
     notes = [
         "CPU seconds, memory, and size of the text; each a whole process with its imports, once; memory is the largest resident size",
-        "libraries: their defaults, without network, one thread where they can be told",
+        "libraries: their defaults, without network, one thread where they can be told; no text: not supported, refused or failed",
     ]
     return Report("formats", rows, [], notes)
 

@@ -32,16 +32,16 @@ compare these eight with the first three."""
 
 # Cosines are those of all-MiniLM-L6-v2.
 _SHARE_WEIGHT, _SIZE_WEIGHT, _FIT = 0.7, 0.06, 0.22
-"""A query is about the texts if the best cosine, `_SHARE_WEIGHT` times the largest share of its words, and -`_SIZE_WEIGHT` times the logarithm of
-the number of passages have a sum of at least `_FIT`: among more passages, the best fits better by chance. Chosen on 915 questions about 133
-texts, each asked about other texts, too (docs/research/lab-notes.md, "Refusing")."""
+"""A query is about the texts if best cosine + 0.7 × largest share of its words - 0.06 × ln(number of passages) is at least 0.22: among more
+passages, the best fits better by chance. Chosen on questions about texts of six kinds, each asked about other texts, too
+(docs/research/lab-notes.md, "Refusing")."""
 _UNRELATED = 0.12
 """Cosine below which no passage is about the query, whatever words they share."""
 _MIN_SHARE, _MIN_SHARE_FOREIGN = 0.25, 0.15
-"""Share of the query's words that a passage about it has, if there are no vectors: in English and in other languages, of which the search knows
-neither compounds nor other words for the same."""
+"""Share of the query's words that a passage about it has, if there are no vectors: in English, and in other languages. Without vectors, the search
+finds neither compounds nor synonyms."""
 _MOST_WORDS, _SOME_MEANING = 0.5, 0.3
-"""Share of the words, or cosine, from which a text of a few passages is about a query."""
+"""Share of the words, or cosine, from which a remark is about texts of at most `_SHOWN_WHOLE` bytes. The share counts for everyday questions, too."""
 _RELATIVE_COSINE, _RELATIVE_WORDS = 0.5, 0.3
 """Share of the best passage's cosine or BM25 score that every chosen passage must have."""
 _WHOLE = 0.4
@@ -127,6 +127,7 @@ def choose_in_part(
 
 
 def _is_found(query: Query, ranking: Ranking, min_share: float) -> bool:
+    """Return whether texts that are not short are about a query. `min_share`: of its words, in passages without vectors."""
     alone = ~ranking.compared
     share = float(ranking.shares[alone].max(initial=0))
     if share >= min_share and (query.asks or _specificity(ranking, alone) >= _REMARK):
@@ -140,7 +141,7 @@ def _is_found(query: Query, ranking: Ranking, min_share: float) -> bool:
 
 
 def _is_about_short_text(query: Query, ranking: Ranking) -> bool:
-    """Return whether a query is about a text that an answer can be shown whole. In doubt, it is: the model sees whether it is answered."""
+    """Return whether a query is about a text that an answer can be shown whole. In doubt, it is: only the model can see whether it is answered."""
     share, cosine = float(ranking.shares.max()), float(ranking.similarities.max(initial=0))
     if query.asks:
         return not query.everyday or share >= _MOST_WORDS or cosine >= _NEAR

@@ -2,8 +2,8 @@
 
 A heading must have the same word next to the same number: in figures, in Roman numerals, or in English words. So no list of words for
 parts is needed. The text must number these parts from 1. Otherwise "How can I pay?" would name the part "How can I apply?", because "I" is
-also the Roman number 1. A page of a PDF file, or of another document that has pages, is a part, too. It needs no heading. Of a number with dots, as in
-"section 4.2", the heading need not have the word.
+also the Roman number 1. A page of a PDF file, or of another document that has pages, is a part, too. It needs no heading. For "section 4.2" and
+"clause 7", a heading that begins with the number alone is enough.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Indexed, Ints
 from everlong_server.store.search.terms import terms_of, words
+from everlong_server.store.search.word_index import HEADING
 
 _WORDS = (
     "", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
@@ -42,13 +43,21 @@ _AFTER = re.compile(rf"\b(?=((?:the\s+)?({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}}))
 _BEFORE = re.compile(
     rf"\b(?=((?:the\s+)?(?:(\d{{1,3}})(?:st|nd|rd|th)|({'|'.join(_ORDINALS[1:])})|last|final)\s+({_WORD}))\b)", re.I
 )
-_DOTTED = re.compile(rf"(?:\b(?:the\s+)?{_WORD}\s+|§\s*)(\d{{1,3}}(?:\.\d{{1,3}}){{1,3}})\b(?![.,]?\d)", re.I)
+_DOTTED = r"\d{1,3}(?:\.[1-9]\d{0,2}){0,3}"
+_SECTIONS = (
+    "section", "sections", "clause", "clauses", "article", "articles", "chapter", "chapters", "paragraph", "paragraphs", "part", "parts",
+    "abschnitt", "abschnitte", "kapitel", "artikel", "klausel", "ziffer", "punkt", "absatz", "sección", "capítulo", "artículo", "cláusula",
+    "apartado", "chapitre", "sezione", "capitolo", "articolo", "clausola", "seção", "artigo",
+)  # fmt: skip
+"""Words for a section: English, German, Spanish, French, Italian and Portuguese. Its heading need not have the word."""
+_SECTION = re.compile(
+    rf"(?:\b(?:the\s+)?(?:{'|'.join(_SECTIONS)})\s+|§+\s*)({_DOTTED}(?:\s*(?:,|&|\band\b|\bor\b|\bund\b|\by\b|\bet\b)\s*{_DOTTED})*)\b(?![.,]?\d)",
+    re.I,
+)
 _MORE = re.compile(r"\s*(?:,|&|\band\b|\bor\b)\s*(\d{1,3}|[^\W\d_]{2,9})\b(?![.,]?\d)")
 """Another number of the same word, as in "chapters 2 and 3"."""
 _LAST = -1
 """The number of the last part."""
-_LARGEST = 60
-"""The largest number in front of a dotted one, as 3 in "3.4.2", by which it is told from a heading with "4.2"."""
 _PAGES = ("page", "pages", "seite", "seiten", "página", "páginas", "pagina", "pagine")
 """Words for a page: English, German, French, Spanish, Portuguese and Italian. If a document has pages, these are meant instead of headings."""
 _SHORT = 0.25
@@ -75,21 +84,20 @@ class NamedPart:
 class _Name:
     """What can be the name of a part: where it stands in a question, its word in small letters, and its numbers.
 
-    `dotted`: the numbers are one with dots, and the word is empty, since any heading with this number is meant.
+    `sections`: numbers of sections, such as (4, 2), instead of a word and numbers.
     """
 
     start: int
     end: int
-    word: str
-    numbers: tuple[int, ...]
-    dotted: bool = False
+    word: str = ""
+    numbers: tuple[int, ...] = ()
+    sections: tuple[tuple[int, ...], ...] = ()
 
     def passages(self, parts: Sequence[Indexed]) -> Ints:
         """Return the numbers of the passages of the parts that it names, sorted, over all documents."""
-        if self.dotted:
-            return _over_all(parts, partial(_of_section, number=self.numbers))
         of = _of_page if self.word in _PAGES else _of_document
         found = [_over_all(parts, partial(of, word=self.word, number=number)) for number in self.numbers]
+        found += [_over_all(parts, partial(_of_section, number=number)) for number in self.sections]
         return np.unique(np.concatenate(found))
 
 
@@ -101,7 +109,7 @@ def named_part(query: Query, parts: Sequence[Indexed]) -> NamedPart | None:
     """
     cut = max(0, len(query.text) - _CHARACTERS)
     found: list[tuple[_Name, Ints]] = []
-    for name in sorted(_names(query.text[cut:]), key=lambda name: (name.start, -name.end)):
+    for name in sorted(_names(query.text[cut:]), key=lambda name: (name.start, bool(name.sections), -name.end)):
         if not found or name.start >= found[-1][0].end:
             passages = name.passages(parts)
             if len(passages):
@@ -138,8 +146,9 @@ def _names(question: str) -> Iterator[_Name]:
         number = int(found[2]) if found[2] else _ORDINALS.index(found[3].lower()) if found[3] else _LAST
         if number:
             yield _Name(found.start(), found.end(1), found[4].casefold(), (number,))
-    for found in _DOTTED.finditer(question):
-        yield _Name(found.start(), found.end(), "", tuple(map(int, found[1].split("."))), dotted=True)
+    for found in _SECTION.finditer(question):
+        sections = tuple(tuple(map(int, number.split("."))) for number in re.findall(_DOTTED, found[1]))
+        yield _Name(found.start(), found.end(), sections=sections)
 
 
 def _number(text: str) -> int | None:
@@ -197,30 +206,30 @@ def _of_document(part: Indexed, word: str, number: int) -> Ints:
 
 
 def _of_section(part: Indexed, number: Sequence[int]) -> Ints:
-    """Return the passages below a heading with a dotted number such as 4.2, with its sections such as 4.2.1.
+    """Return the passages below a heading that begins with a number such as 4.2, with its sections such as 4.2.1.
 
-    Headings without a number do not end it, if there is a heading with the next number: 4.3 or 5.1.
+    It ends at the next heading with a later number: 4.3 or 5. If there is none, headings without a number end it, too.
     """
-    below = _below_dotted(part, number)
-    if not len(below) or len(below) == part.size:  # the document's name has the number
+    below, first = _below(part, number), _below(part, (1,))
+    if not len(below) or not len(first):
         return np.zeros(0, np.int64)
-    *upper, last = number
-    next_ones = [(*upper, last + 1), *[(*upper[:-1], upper[-1] + 1, 1) for _ in upper[:1]]]
-    after = np.concatenate([_below_dotted(part, one) for one in next_ones])
+    later = [(*number[:level], number[level] + 1) for level in range(len(number))]
+    after = np.concatenate([_below(part, one) for one in later])
     runs = []
     for run in np.split(below, np.flatnonzero(np.diff(below) > 1) + 1):
-        end = after[after > run[-1]].min(initial=part.size) if len(after) else run[-1] + 1
-        runs.append(np.arange(run[0], end if end < part.size else run[-1] + 1))
+        ends = after[after > run[0]]
+        runs.append(np.arange(run[0], max(int(ends.min()) if len(ends) else 0, int(run[-1]) + 1)))
     longest = max(map(len, runs))
     return np.unique(np.concatenate([run for run in runs if len(run) >= _SHORT * longest]))
 
 
-def _below_dotted(part: Indexed, number: Sequence[int]) -> Ints:
-    """Return the passages below a heading that has the number, with or without further ones behind it."""
-    phrase = " ".join(map(str, number))
-    longer = " OR ".join(f'"{n} {phrase}"' for n in range(_LARGEST + 1))
+def _below(part: Indexed, number: Sequence[int]) -> Ints:
+    """Return the passages below a heading that begins with the number, or with a word for a section and the number. More numbers can follow."""
+    digits, terms = " ".join(map(str, number)), terms_of(part.language)
+    words_before = ["", *(f"{' '.join(terms.of(word))} " for word in _SECTIONS)]
+    phrases = " OR ".join(dict.fromkeys(f'"{HEADING} {word}{digits}"' for word in words_before))
     rows = part.index.execute(
-        "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid", (f'headings : ("{phrase}" NOT ({longer}))',)
+        "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid", (f"headings : ({phrases})",)
     ).fetchall()
     return np.array([row for (row,) in rows], np.int64)
 

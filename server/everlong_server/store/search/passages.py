@@ -368,7 +368,8 @@ class Passages:
     def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:
         """Return the document's part of a search, for which `stack` keeps its files. Damaged vectors are left out."""
         word_index.check_layout(index)
-        size, end_byte = index.execute("SELECT count(*), coalesce(max(end_byte), 0) FROM passages").fetchone()
+        last = index.execute("SELECT id + 1, end_byte FROM passages ORDER BY id DESC LIMIT 1").fetchone()
+        size, end_byte = last or (0, 0)
         language = index.execute("SELECT language FROM document").fetchone()[0]
         vectors = None
         if self._vectors is not None:

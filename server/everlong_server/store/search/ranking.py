@@ -25,6 +25,8 @@ _HEADING_WEIGHT = 0.3
 """Weight of a match in the headings that a passage is below, against a match in its text."""
 _NEIGHBOUR_SHARE = 0.4
 """The share of each neighbour's score that is added to a passage's score: what "he" means is often named in the passage before."""
+_STOP_WORD = 0.2
+"""Weight of a stop word against another word. Not 0, because lists of stop words have some that tell, such as the Spanish "trabajo"."""
 _HEAVIEST = 6
 """A passage's share of a query's words is measured against this many of them, those with the largest weights."""
 _MAX_TERMS = 64
@@ -116,19 +118,20 @@ def _match_words(parts: Sequence[Indexed], words: Mapping[str, float], first: In
     return scores, np.minimum(shares, 1.0)
 
 
+def weighted(words: Mapping[str, float], languages: Sequence[str]) -> dict[str, float]:
+    """Return the words with their weights in documents of these languages: what is a stop word in each of them weighs less."""
+    common = frozenset.intersection(*map(stop_words, languages)) if languages else frozenset()
+    return {word: weight * (_STOP_WORD if word.casefold() in common else 1.0) for word, weight in words.items()}
+
+
 def _rarity(count: int, having: int) -> float:
     return math.log(1 + (count - having + 0.5) / (having + 0.5))
 
 
 def _terms(parts: Sequence[Indexed], words: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-    """Return the terms of the words, each as a tuple of the term in every document's language, with its largest weight.
-
-    Leaves out stop words of the language that all documents have, unless there are no others.
-    """
-    common = frozenset.intersection(*(stop_words(part.language) for part in parts)) if parts else frozenset()
-    content = {word: weight for word, weight in words.items() if word.casefold() not in common}
+    """Return the terms of the words, each as a tuple of the term in every document's language, with its largest weight."""
     found: dict[tuple[str, ...], float] = {}
-    for word, weight in (content or words).items():
+    for word, weight in weighted(words, [part.language for part in parts]).items():
         in_each = [terms_of(part.language).of(word) for part in parts]
         for terms in zip(*in_each, strict=False):
             found[terms] = max(found.get(terms, 0.0), weight)

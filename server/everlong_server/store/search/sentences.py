@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from everlong_server.store.search.ranking import Floats, Indexed
+from everlong_server.store.search.ranking import Floats, Indexed, weighted
 from everlong_server.store.search.terms import terms_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _shares(sentences: Sequence[Passage], words: Mapping[str, float], parts: Map
     terms = [terms_of(parts[sentence.document].language) for sentence in sentences]
     having = [set(term.of(sentence.text)) for term, sentence in zip(terms, sentences, strict=True)]
     shares, total = np.zeros(len(sentences), np.float32), 0.0
-    for word, weight in words.items():
+    for word, weight in weighted(words, sorted({part.language for part in parts.values()})).items():
         matches = np.array([not own.isdisjoint(term.of(word)) for term, own in zip(terms, having, strict=True)])
         rarity = weight * math.log(1 + len(sentences) / (1 + int(matches.sum())))
         shares += np.float32(rarity) * matches

@@ -94,6 +94,7 @@ def stop_words(language: str) -> frozenset[str]:
 
     None for English, too: those are left out of a query before its documents are known.
     """
+    language = "nb" if language in ("no", "nn") else language
     if language == "en" or language not in LANGUAGE_MAPPING:
         return frozenset()
     return frozenset(word.casefold() for word in get_stop_words(language))

@@ -7,7 +7,7 @@ import errno
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from everlong_server.errors import Damaged
 from everlong_server.store.records import Document
 from everlong_server.store.search.splitting import VERSION, Headings, split
-from everlong_server.store.search.terms import language_of, terms_of
+from everlong_server.store.search.terms import Terms, language_of, terms_of
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import BuildCancelled
 
@@ -26,8 +26,10 @@ _MAPPED = 1 << 30
 """Bytes of an index that are memory-mapped, so that they are read from the page cache without a copy."""
 _WORDS = "USING fts5(text, headings, content='', columnsize=0, tokenize='ascii')"
 """Holds terms, separated by spaces. The tokenizer `ascii` takes every character outside ASCII as part of a term."""
-_LAYOUT = VERSION
-"""Version of the index, at least that of the cuts. An index with another one counts as damaged and is built again."""
+_LAYOUT = 100 * VERSION + 1
+"""Version of the index, which contains that of the cuts. An index with another one counts as damaged and is built again."""
+HEADING = "¶"
+"""Term in front of each heading's terms, so that a phrase can begin with a heading."""
 _ROWS_AT_ONCE = 512
 _SAMPLE = 1 << 16
 """Bytes of a text that its language is recognised by."""
@@ -86,12 +88,18 @@ def _index(blobs: Blobs, document: Document, path: Path, stop: threading.Event) 
             rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in batch)
             index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
             texts = (
-                (n, " ".join(terms.of(p.text)), " ".join([*title, *terms.of(" ".join(headings.of(p.text)))]))
+                (n, " ".join(terms.of(p.text)), " ".join([*title, *_heading_terms(headings.of(p.text), terms)]))
                 for n, p in batch
             )
             index.executemany("INSERT INTO words(rowid, text, headings) VALUES (?, ?, ?)", texts)
         index.execute(f"PRAGMA user_version = {_LAYOUT}")
         index.execute("COMMIT")
+
+
+def _heading_terms(headings: Sequence[str], terms: Terms) -> Iterator[str]:
+    for heading in headings:
+        yield HEADING
+        yield from terms.of(heading)
 
 
 def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:

@@ -119,6 +119,7 @@ def test_a_table_of_contents_is_no_chapter(tmp_path: Path) -> None:
 
 
 CONTRACT = {
+    "1.1": "This contract begins on the first of May, at noon.",
     "3.4.2": "The landlord paints the fence every second year.",
     "4.1": "Rent is paid on the third day of each month, by transfer.",
     "4.2": "Who pays late owes a fee of nine euros for each reminder that is sent.",
@@ -128,14 +129,18 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("mark", ["## ", "", "# Section "], ids=["markdown", "plain", "with a word"])
+@pytest.mark.parametrize(
+    "mark", ["## ", "", "# Section ", "# Chapter 9 of 4\n\n## "], ids=["markdown", "plain", "with a word", "below one"]
+)
 @pytest.mark.parametrize(
     ("question", "sections"),
     [
         ("What does section 4.2 say?", ("4.2", "4.2.1")),
         ("What is in § 4.2?", ("4.2", "4.2.1")),
         ("Explain the clause 4.2.1 to me", ("4.2.1",)),
-        ("What does 3.4.2 regulate, and what does section 3.4.2 say?", ("3.4.2",)),
+        ("What does section 3.4.2 say?", ("3.4.2",)),
+        ("Compare sections 3.4.2 and 5.1.", ("3.4.2", "5.1")),
+        ("What is in section 4?", ("4.1", "4.2", "4.2.1", "4.3")),
     ],
 )
 def test_a_section_with_a_dotted_number_needs_no_word_in_its_heading(
@@ -149,6 +154,28 @@ def test_a_section_with_a_dotted_number_needs_no_word_in_its_heading(
     assert inside.count(True) >= 2 * inside.count(False), [p.text[:80] for p in found.passages]
     for section in sections:
         assert any(CONTRACT[section] in p.text for p in found.passages)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Did the fee rise by 4.2 percent?",
+        "What is in table 4.2?",
+        "Which fee is in version 4.2?",
+        "Is section 4.02 about a fee?",
+    ],
+)
+def test_other_dotted_numbers_name_no_section(question: str) -> None:
+    assert not any(name.sections for name in _names(question))
+
+
+def test_a_section_ends_where_the_next_chapter_begins(tmp_path: Path) -> None:
+    introduction = "Damage is paid by whoever did it, fee or no fee. "
+    text = "\n\n".join(f"## {number} About\n\n{body * 12}" for number, body in CONTRACT.items() if number != "4.3")
+    text = text.replace("## 5.1", f"## 5 Damage\n\n{introduction * 30}\n\n## 5.1")
+    (found,) = asked(tmp_path, text, ["What is in section 4.2?"], None, sentences=False)
+    assert found.passages
+    assert not any(introduction in p.text for p in found.passages)
 
 
 def test_a_dotted_number_that_no_heading_has_names_no_part(tmp_path: Path) -> None:
