@@ -32,11 +32,13 @@ compare these eight with the first three."""
 
 # Cosines are those of all-MiniLM-L6-v2.
 _SHARE_WEIGHT, _SIZE_WEIGHT, _FIT = 0.7, 0.06, 0.22
-"""A query is about the texts if best cosine + 0.7 × largest share of its words - 0.06 × ln(number of passages) is at least 0.22: among more
+"""A question is about the texts if best cosine + 0.7 × largest share of its words - 0.06 × ln(number of passages) is at least 0.22: among more
 passages, the best fits better by chance. Chosen on questions about texts of six kinds, each asked about other texts, too
 (docs/research/lab-notes.md, "Refusing")."""
 _UNRELATED = 0.12
 """Cosine below which no passage is about the query, whatever words they share."""
+_REMARK_ALONE, _REMARK_WITH_WORDS = 0.45, 0.3
+"""Cosine from which a remark is about the texts, by itself or with `_MIN_SHARE` of its words. Remarks are often small talk."""
 _MIN_SHARE, _MIN_SHARE_FOREIGN = 0.25, 0.15
 """Share of the query's words that a passage about it has, if there are no vectors: in English, and in other languages. Without vectors, the search
 finds neither compounds nor synonyms."""
@@ -134,8 +136,10 @@ def _is_found(query: Query, ranking: Ranking, min_share: float) -> bool:
         return True
     if not ranking.compared.any():
         return False
-    cosine = float(ranking.similarities.max())
-    share = 0.0 if query.everyday else float(ranking.shares.max())
+    cosine, share = float(ranking.similarities.max()), float(ranking.shares.max())
+    if not query.asks:
+        return cosine >= _REMARK_ALONE or (cosine >= _REMARK_WITH_WORDS and share >= _MIN_SHARE)
+    share = 0.0 if query.everyday else share
     fit = cosine + _SHARE_WEIGHT * share - _SIZE_WEIGHT * math.log(len(ranking.scores))
     return cosine >= _UNRELATED and fit >= _FIT
 

@@ -12,7 +12,7 @@ from everlong_server.store.texts.outline import OutlineEntry
 class Query:
     """`text`: the question, whose meaning is compared. `words`: words to search for, each with a weight; empty: none.
 
-    `asks`: it is a question. Without vectors, and in a short text, a remark is searched for more strictly, since it may be small talk. `everyday`: it
+    `asks`: it is a question. A remark is searched for more strictly, since it may be small talk. `everyday`: it
     has no other words, like "How are you?". `message_start`: where the message begins in `text`, behind the question before it.
     """
 

@@ -65,10 +65,19 @@ def test_texts_are_about_a_query_by_meaning_and_words_and_fewer_passages_need_le
     cosine: float, share: float, passages: int, found: bool
 ) -> None:
     given: dict[str, Any] = {"sizes": (passages,), "cosines": {5: cosine}, "words": {5: 5.0}, "shares": {5: share}}
-    for query in (QUESTION, REMARK):
-        assert bool(chosen(query, **given).best) == found
+    assert bool(chosen(QUESTION, **given).best) == found
     everyday = replace(QUESTION, everyday=True)
     assert bool(chosen(everyday, **given).best) == (found and share == 0.0), "everyday words tell nothing"
+
+
+@pytest.mark.parametrize(
+    ("cosine", "share", "found"), [(0.46, 0.0, True), (0.35, 0.3, True), (0.35, 0.2, False), (0.29, 0.9, False)]
+)
+def test_a_remark_is_answered_from_the_texts_only_if_they_are_surely_about_it(
+    cosine: float, share: float, found: bool
+) -> None:
+    given: dict[str, Any] = {"sizes": (10,), "cosines": {5: cosine}, "words": {5: 5.0}, "shares": {5: share}}
+    assert bool(chosen(REMARK, **given).best) is found
 
 
 @pytest.mark.parametrize(
