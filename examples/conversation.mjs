@@ -1,4 +1,5 @@
 // Ask about a file, one question a line, over one WebSocket: node conversation.mjs FILE
+import { spawnSync } from "node:child_process";
 import { openAsBlob } from "node:fs";
 import { basename } from "node:path";
 import { createInterface } from "node:readline/promises";
@@ -8,6 +9,11 @@ const [path] = process.argv.slice(2);
 if (!path) {
   console.error("node conversation.mjs FILE");
   process.exit(1);
+}
+if (!globalThis.WebSocket) {
+  // Node 20 has one only with this flag.
+  const { status } = spawnSync(process.execPath, ["--experimental-websocket", ...process.argv.slice(1)], { stdio: "inherit" });
+  process.exit(status ?? 1);
 }
 const client = new Everlong({ baseUrl: process.env.EVERLONG_URL ?? "http://127.0.0.1:8080", apiKey: process.env.EVERLONG_API_KEY });
 const { id } = await client.documents.upload(await openAsBlob(path), { filename: basename(path) });

@@ -95,7 +95,7 @@ def test_a_conversation_in_node(server: Server, story: Path, tmp_path: Path, npm
     (tmp_path / "examples").mkdir()
     program = shutil.copy(EXAMPLES / "conversation.mjs", tmp_path / "examples")
     questions = [QUESTION, "Who is the White Queen?"]
-    said = run_example(server, "node", "--experimental-websocket", program, story, given="\n".join(questions))
+    said = run_example(server, "node", program, story, given="\n".join(questions))
     assert re.match(r"\d+ tokens read\n", said)
     (session,) = server.http.get("/v1/sessions").json()["data"]
     messages = server.http.get(f"/v1/sessions/{session['id']}/messages").json()["data"]
