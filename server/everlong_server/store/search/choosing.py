@@ -26,9 +26,11 @@ WHOLE = (
     "Is it a true story?",
     "What is the moral?",
     "What is the theme of the text?",
+    "What are the main points?",
+    "What is this?",
 )
-"""Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it. The lab notes
-compare these eight with the first three."""
+"""Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it. The lab notes tell
+how they were chosen."""
 
 # Cosines are those of all-MiniLM-L6-v2.
 _SHARE_WEIGHT, _SIZE_WEIGHT, _FIT = 0.7, 0.06, 0.22

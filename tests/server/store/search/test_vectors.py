@@ -63,6 +63,7 @@ def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_n
             for text in (
                 "What's this about?", "Summarise the book in three sentences.", "List the main characters", "give me the gist",
                 "how does it end", "Is this a true story?", "whats the moral", "What is the theme of the book?",
+                "What are the key points?", *(["What is this?"] if vectors else []),
             ):  # fmt: skip
                 query = search_query(text, None)
                 assert query is not None
