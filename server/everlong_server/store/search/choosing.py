@@ -40,12 +40,13 @@ passages, the best fits better by chance. Chosen on questions about texts of six
 _UNRELATED = 0.12
 """Cosine below which no passage is about the query, whatever words they share."""
 _REMARK_ALONE, _REMARK_WITH_WORDS = 0.45, 0.3
-"""Cosine from which a remark is about the texts, by itself or with `_MIN_SHARE` of its words. Remarks are often small talk."""
+"""Cosine from which a remark is about the texts: by itself; and with `_MIN_SHARE` of its words, or if the texts are short. Remarks are often
+small talk."""
 _MIN_SHARE, _MIN_SHARE_FOREIGN = 0.25, 0.15
 """Share of the query's words that a passage about it has, if there are no vectors: in English, and in other languages. Without vectors, the search
 finds neither compounds nor synonyms."""
-_MOST_WORDS, _SOME_MEANING = 0.5, 0.3
-"""Share of the words, or cosine, from which a remark is about texts of at most `_SHOWN_WHOLE` bytes. The share counts for everyday questions, too."""
+_MOST_WORDS = 0.5
+"""Share of the words from which a remark, or a question of everyday words, is about texts of at most `_SHOWN_WHOLE` bytes."""
 _RELATIVE_COSINE, _RELATIVE_WORDS = 0.5, 0.3
 """Share of the best passage's cosine or BM25 score that every chosen passage must have."""
 _WHOLE = 0.4
@@ -151,7 +152,7 @@ def _is_about_short_text(query: Query, ranking: Ranking) -> bool:
     share, cosine = float(ranking.shares.max()), float(ranking.similarities.max(initial=0))
     if query.asks:
         return not query.everyday or share >= _MOST_WORDS or cosine >= _NEAR
-    return share >= _MOST_WORDS or cosine >= _SOME_MEANING
+    return share >= _MOST_WORDS or cosine >= _REMARK_WITH_WORDS
 
 
 def _specificity(ranking: Ranking, among: Bools | slice = slice(None)) -> float:
