@@ -33,6 +33,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 9},
     "qwen2": {},
     "qwen3": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma3_text": _GEMMA,
     "phi3": {"original_max_position_embeddings": 24},
@@ -49,7 +50,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma": {},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "gpt2": {"bos_token_id": 0, "eos_token_id": 0},
     "gpt_neox": {"intermediate_size": 192},
     "falcon": {"bos_token_id": 0, "eos_token_id": 0},
@@ -72,7 +72,8 @@ def model(kind: str, **sizes: Any) -> PreTrainedModel:
             "short_factor": [1 + n / half for n in range(half)],
             "long_factor": [2 + n for n in range(half)],
         }
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields))
+    # The default computes experts by an operation that has no float64.
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields), experts_implementation="eager")
 
 
 def randomise(made: PreTrainedModel, spread: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import gguf
@@ -17,12 +18,16 @@ from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.gguf.rope import TENSORS
 
 WIDTH, MLP, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 2, 8, 2, 264
+EXPERTS = 6
 KINDS = {"attn_q": Kind.Q4_K, "attn_k": Kind.Q4_K, "attn_v": Kind.Q6_K, "attn_output": Kind.Q5_K}
 KINDS |= {
     "attn_qkv": Kind.Q4_K,
     "ffn_gate": Kind.Q5_0,
     "ffn_up": Kind.Q4_1,
     "ffn_down": Kind.Q4_0,
+    "ffn_gate_exps": Kind.Q4_K,
+    "ffn_up_exps": Kind.Q5_0,
+    "ffn_down_exps": Kind.Q6_K,
     "token_embd": Kind.Q5_1,
     "output": Kind.Q8_0,
 }
@@ -55,10 +60,19 @@ _PRE, _POST, _HEADS = (
     ["post_attention_norm", "post_ffw_norm"],
     ["attn_q_norm", "attn_k_norm"],
 )
-NORMS = {"qwen3": _PRE + _HEADS, "gemma2": _PRE + _POST, "gemma3": _PRE + _POST + _HEADS, "olmo2": _POST + _HEADS}
+NORMS = {
+    "qwen3": _PRE + _HEADS,
+    "qwen3moe": _PRE + _HEADS,
+    "gemma2": _PRE + _POST,
+    "gemma3": _PRE + _POST + _HEADS,
+    "olmo2": _POST + _HEADS,
+}
 """Norms of a layer, where they are not `_PRE`."""
 FIELDS: dict[str, dict[str, int | float]] = {
     "qwen3": {"attention.key_length": 32},
+    "qwen3moe": {
+        "attention.key_length": 32, "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": MLP,
+    },
     "gemma2": {
         "attention.key_length": 32, "attention.sliding_window": 16, "attn_logit_softcapping": 20.0,
         "final_logit_softcapping": 10.0,
@@ -133,6 +147,8 @@ def write(
         rows = sum(sizes.pop(name)[0] for name in ("attn_q", "attn_k", "attn_v"))
         del sizes["ffn_gate"]
         sizes |= {"attn_qkv": (rows, WIDTH), "ffn_up": (2 * MLP, WIDTH)}
+    if family == "qwen3moe":
+        sizes |= {f"{name}_exps": (EXPERTS, *sizes.pop(name)) for name in ("ffn_gate", "ffn_up", "ffn_down")}
     matrices = {f"blk.{n}.{name}": (name, size) for n in range(layers) for name, size in sizes.items()}
     matrices |= {name: (name, (VOCABULARY, WIDTH)) for name in ("token_embd", *(() if tied else ("output",)))}
     random = np.random.default_rng(seed)
@@ -140,10 +156,15 @@ def write(
         kind = KINDS[part]
         if name == without:
             continue
-        made = blocks(*size, kind, 1000 * seed + number)
+        made = blocks(math.prod(size[:-1]), size[-1], kind, 1000 * seed + number).reshape(*size[:-1], -1)
         writer.add_tensor(f"{name}.weight", made, raw_shape=made.shape, raw_dtype=kind)
         if part in (BIASES.get(family, ()) if biases is None else biases):
             writer.add_tensor(f"{name}.bias", random.normal(0, 1, size[0]).astype(np.float32))
+    if family == "qwen3moe":
+        for n in range(layers):
+            writer.add_tensor(
+                f"blk.{n}.ffn_gate_inp.weight", random.normal(0, 0.3, (EXPERTS, WIDTH)).astype(np.float32)
+            )
     for name in ("output_norm", *(f"blk.{n}.{part}" for n in range(layers) for part in NORMS.get(family, _PRE))):
         width = WIDTH
         if "_q_" in name or "_k_" in name:  # OLMo 2's are of all heads
@@ -163,6 +184,8 @@ _NAMES = {
     "token_embd": "embed_tokens", "output_norm": "norm", "attn_qkv": "self_attn.qkv_proj",
     "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate", "ffn_up_exps": "mlp.experts.up",
+    "ffn_down_exps": "mlp.experts.down",
 }  # fmt: skip
 
 
@@ -189,6 +212,9 @@ def float_model(path: Path) -> PreTrainedModel:
             weights = weights.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         prefix = "lm_head" if part == "output" else f"model.{f'layers.{block[1]}.' if block else ''}{names[part]}"
         state[f"{prefix}.{field}"] = weights
+    for part in [name.removesuffix("gate.weight") for name in state if name.endswith("experts.gate.weight")]:
+        gate, up, down = (state.pop(f"{part}{each}.weight") for each in ("gate", "up", "down"))
+        state |= {f"{part}gate_up_proj": torch.cat([gate, up], dim=1), f"{part}down_proj": down}
     model = AutoModelForCausalLM.from_config(config)
     missing, unexpected = model.load_state_dict(state, strict=False)
     biases = {name for name in missing if name.endswith(".bias")}

@@ -5,7 +5,7 @@
     h ← h + ρ M(m),  or h + n(M(m)) with `after_mlp`
     A(x) = O attention(rope(Q x), rope(K x), V x),   M(x) = D (act(G x) · U x),   n = RMS norm
 
-Queries and keys may pass norms before their rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The
+Instead, M may be a mixture of experts, each of this form (`kernels.cpu.experts`). Queries and keys may pass norms before their rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The
 description refers to the model's own matrices; only Gemma's norm weights are computed.
 """
 
@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
+from everlong_models.kernels.experts import Router
 from everlong_models.kernels.linear import Activation
 from everlong_models.kernels.low_rank import Update, split_update
 from everlong_models.kernels.norms import Norms
 
 FAMILIES = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "smollm3", "olmo2", "olmo3",
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "granite", "smollm3", "olmo2", "olmo3",
 )  # fmt: skip
 """transformers' `model_type` of the families that `describe` supports."""
 FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")
@@ -58,6 +60,39 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """The matrices of a gated MLP."""
+
+    gate: Part
+    up: Part
+    down: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of experts. `gate`: transformers' router, weight (E, D). `experts`: `gate_up_proj` (E, 2 F, D) and `down_proj` (E, D, F)."""
+
+    gate: Any
+    experts: Any
+
+    @property
+    def router(self) -> Router:
+        """What chooses the experts."""
+        return Router(self.gate.weight.detach(), self.gate.top_k, self.gate.norm_topk_prob)
+
+    @property
+    def matrices(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Gate (F, D), up (F, D) and down (D, F) of each expert."""
+        pairs = zip(self.experts.gate_up_proj.detach(), self.experts.down_proj.detach(), strict=True)
+        return [(*both.chunk(2), down) for both, down in pairs]
+
+    def drop_weights(self) -> None:
+        """Leave the modules without weights, on `meta`."""
+        for module in (self.gate, self.experts):
+            module.to("meta")
+
+
+@dataclass(frozen=True, slots=True)
 class LayerDescription:
     """One layer. `window`: how many positions a query sees, its own included; None: all. `rotation`: index in `Description.rotations`."""
 
@@ -65,17 +100,16 @@ class LayerDescription:
     k: Part
     v: Part
     o: Part
-    gate: Part
-    up: Part
-    down: Part
+    mlp: GatedMLP | Mixture
     norms: Norms
     window: int | None
     rotation: int
 
     @property
     def matrices(self) -> list[Part]:
-        """All of them, in the order of the fields."""
-        return [self.q, self.k, self.v, self.o, self.gate, self.up, self.down]
+        """All of them, in the order of the fields, without those of experts."""
+        mlp = [self.mlp.gate, self.mlp.up, self.mlp.down] if isinstance(self.mlp, GatedMLP) else []
+        return [self.q, self.k, self.v, self.o, *mlp]
 
 
 class Rotations:
@@ -142,10 +176,11 @@ class Description:
 
     @property
     def plain(self) -> bool:
-        """Whether every layer is one of Llama's, up to its rotation and window: norms before, none after, none of heads, SiLU."""
+        """Whether every layer is one of Llama's, up to its rotation and window: norms before, none after, none of heads, SiLU, no experts."""
         return (
             self.activation == Activation.SILU
             and self.cap is None
+            and all(isinstance(layer.mlp, GatedMLP) for layer in self.layers)
             and all(layer.norms.tensors().keys() == {"before", "between"} for layer in self.layers)
         )
 
@@ -161,10 +196,22 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return f"rotary positions {config.rope_parameters}"
     if getattr(config, "use_bidirectional_attention", False):
         return "attention to later positions"
-    matrices = [part.module for layer in describe(model).layers for part in layer.matrices]
+    layers = describe(model).layers
+    if (reason := _unsupported_experts([layer.mlp for layer in layers if isinstance(layer.mlp, Mixture)])) is not None:
+        return reason
+    matrices = [part.module for layer in layers for part in layer.matrices]
     # Not isinstance: adapters and quantised matrices derive from nn.Linear and compute something else.
     others = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
     return f"matrices of type {', '.join(map(str, others))}" if others else None
+
+
+def _unsupported_experts(mixtures: Sequence[Mixture]) -> str | None:
+    for mixture in mixtures:
+        if (device := mixture.gate.weight.device).type != "cpu":
+            return f"a mixture of experts on {device}"
+        if any(parametrize.is_parametrized(module) for module in (mixture.gate, mixture.experts)):
+            return "experts with an update of their weights"
+    return None
 
 
 def has_fixed_frequencies(config: Any) -> bool:
@@ -224,14 +271,21 @@ def describe(model: PreTrainedModel) -> Description:
 
 def _layer(config: Any, layer: Any, index: int, rotation: int) -> LayerDescription:
     a, mlp = layer.self_attn, layer.mlp
+    of: GatedMLP | Mixture
     if hasattr(a, "qkv_proj"):  # Phi 3
         q, k = config.num_attention_heads * a.head_dim, config.num_key_value_heads * a.head_dim
         qkv = (Part(a.qkv_proj, 0, q), Part(a.qkv_proj, q, q + k), Part(a.qkv_proj, q + k))
-        both = (Part(mlp.gate_up_proj, 0, config.intermediate_size), Part(mlp.gate_up_proj, config.intermediate_size))
+        F = config.intermediate_size
+        of = GatedMLP(Part(mlp.gate_up_proj, 0, F), Part(mlp.gate_up_proj, F), Part(mlp.down_proj))
     else:
-        qkv, both = (Part(a.q_proj), Part(a.k_proj), Part(a.v_proj)), (Part(mlp.gate_proj), Part(mlp.up_proj))
+        qkv = (Part(a.q_proj), Part(a.k_proj), Part(a.v_proj))
+        of = (
+            Mixture(mlp.gate, mlp.experts)
+            if hasattr(mlp, "experts")
+            else GatedMLP(Part(mlp.gate_proj), Part(mlp.up_proj), Part(mlp.down_proj))
+        )
     return LayerDescription(
-        *qkv, Part(a.o_proj), *both, Part(mlp.down_proj),
+        *qkv, Part(a.o_proj), of,
         norms=_norms(layer), window=layer_window(config, index), rotation=rotation,
     )  # fmt: skip
 

@@ -11,7 +11,8 @@ queries. Shapes: B rows, T positions, D width, G kv heads, R query heads per kv 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from everlong_models.backbone.description import Description, LayerDescription, Part, describe
+from everlong_models.backbone.description import Description, GatedMLP, LayerDescription, Mixture, Part, describe
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.backbone.observing import Observer
 from everlong_models.kernels.attention import SHORT, Attend, additive_mask, causal, masked
@@ -28,6 +29,7 @@ from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayer, Decod
 from everlong_models.kernels.cpu.job import Layer as Name
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 from everlong_models.kernels.cpu.simd import PANEL
+from everlong_models.kernels.experts import MLP, Experts, QuantisedExperts
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.linear import Activation, Linear, has_simd_kernels
 from everlong_models.kernels.low_rank import detach, split_update, stack
@@ -46,9 +48,7 @@ class Layer:
 
     qkv: Linear
     o: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    mlp: MLP | Experts
     eps: float
     norms: Norms
     head_norm: HeadNorm | None = None
@@ -69,11 +69,18 @@ class Layer:
         May overwrite `h`.
         """
         h = self._add(self.o, mixed, h, self.norms.after_attention)
-        x = (h if self.norms.between is None else _normed(h, self.eps)).to(self.down.dtype)
-        return self._add(self.down, self.up(x, times=self.gate(x, activation=self.activation)), h, self.norms.after_mlp)
+        x = h if self.norms.between is None else _normed(h, self.eps)
+        if isinstance(self.mlp, Experts):
+            return _plus(self.mlp(x), h, self.norms.after_mlp, self.eps)
+        inner = self.mlp.inner(x.to(self.mlp.down.dtype), self.activation)
+        return self._add(self.mlp.down, inner, h, self.norms.after_mlp)
 
     def _add(self, matrix: Linear, x: Tensor, h: Tensor, norm: Tensor | None) -> Tensor:
-        return matrix(x, plus=h) if norm is None else rms_norm(matrix(x).to(h.dtype), norm, self.eps, plus=h)
+        return matrix(x, plus=h) if norm is None else _plus(matrix(x), h, norm, self.eps)
+
+
+def _plus(x: Tensor, h: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    return h + x if norm is None else rms_norm(x.to(h.dtype), norm, eps, plus=h)
 
 
 class AnyLayer(Protocol):
@@ -118,21 +125,23 @@ class Llama:
         in bfloat16, except attention and head.
         """
         shape, head = describe(model), model.get_output_embeddings()
-        matrices = (part for layer in shape.layers for part in layer.matrices)
+        matrices = (part.split[0] for layer in shape.layers for part in layer.matrices)
+        mixtures = [layer.mlp if isinstance(layer.mlp, Mixture) else None for layer in shape.layers]
+        of_experts = (matrix for each in mixtures if each is not None for expert in each.matrices for matrix in expert)
         weight, update = split_update(head)
         quantize = (
-            quantize
-            and can_quantise(weight)
-            and all(can_quantise(part.split[0]) for part in matrices)
-            and shape.head_dim % PANEL == 0
+            quantize and shape.head_dim % PANEL == 0 and all(map(can_quantise, chain([weight], matrices, of_experts)))
         )
         if has_simd_kernels(weight):
             thread_pool.prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
         elif not shape.plain and weight.device.type == "cpu":
             thread_pool.prepare(prefill.norm, prefill.rotate)
-        decoding = (
-            decode_layers(shape, shape.norm, [quantise_layer(layer) for layer in shape.layers]) if quantize else None
-        )
+        decoding = None
+        if quantize:
+            experts = [
+                None if each is None else QuantisedExperts.quantise(each.router, each.matrices) for each in mixtures
+            ]
+            decoding = decode_layers(shape, shape.norm, [quantise_layer(layer) for layer in shape.layers], experts)
         fused = _can_fuse(shape, model)
         layers = [_fold_layer(layer, shape, bfloat16=bfloat16, fuse=fused) for layer in shape.layers]
         decoding_head = QuantisedMatrix(weight, head.bias, update) if quantize else None
@@ -226,11 +235,16 @@ def _same_position(at: Tensor | None) -> bool:
     return at is not None and at.device.type == "cpu" and bool((at == at[0]).all())
 
 
-def decode_layers(shape: Description, norm: Tensor, matrices: Sequence[Mapping[Name, QuantisedMatrix]]) -> DecodeLayers:
-    """Return the decode steps of a model with these quantised matrices of its layers."""
+def decode_layers(
+    shape: Description,
+    norm: Tensor,
+    matrices: Sequence[Mapping[Name, QuantisedMatrix]],
+    experts: Sequence[QuantisedExperts | None],
+) -> DecodeLayers:
+    """Return the decode steps of a model with these quantised matrices of its layers; `experts`: of those that have them."""
     layers = [
-        DecodeLayer(each, layer.norms, layer.window, layer.rotation)
-        for layer, each in zip(shape.layers, matrices, strict=True)
+        DecodeLayer(each, layer.norms, mixture, layer.window, layer.rotation)
+        for layer, each, mixture in zip(shape.layers, matrices, experts, strict=True)
     ]
     return DecodeLayers(
         layers, norm, scale=shape.scale, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, eps=shape.eps,
@@ -248,10 +262,28 @@ def quantise_layer(layer: LayerDescription) -> dict[Name, QuantisedMatrix]:
         weights, updates = zip(*(part.split for part in stacked), strict=True)
         return QuantisedMatrix(torch.cat(weights), _bias(*stacked), stack(weights, updates))
 
-    return {
-        Name.QKV: matrix(layer.q, layer.k, layer.v), Name.O: matrix(layer.o), Name.GATE: matrix(layer.gate),
-        Name.UP: matrix(layer.up), Name.DOWN: matrix(layer.down),
-    }  # fmt: skip
+    found = {Name.QKV: matrix(layer.q, layer.k, layer.v), Name.O: matrix(layer.o)}
+    if isinstance(mlp := layer.mlp, GatedMLP):
+        found |= {Name.GATE: matrix(mlp.gate), Name.UP: matrix(mlp.up), Name.DOWN: matrix(mlp.down)}
+    return found
+
+
+def _fold_experts(
+    mixture: Mixture, norm: Tensor | None, residual: float, activation: Activation, *, bfloat16: bool
+) -> Experts:
+    """Return experts with the weight of the norm before them and the factor of the residual sum folded in. Takes over their weights."""
+    experts = [
+        MLP(
+            *(
+                Linear(weight, None, bfloat16=bfloat16)
+                for weight in (_folded(gate, norm), _folded(up, norm), _scaled(down, residual))
+            )
+        )
+        for gate, up, down in mixture.matrices
+    ]
+    router = replace(mixture.router, weight=_folded(mixture.router.weight, norm))
+    mixture.drop_weights()
+    return Experts(router, experts, activation)
 
 
 def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
@@ -260,6 +292,7 @@ def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
     first = shape.layers[0]
     return (
         shape.plain
+        and isinstance(first.mlp, GatedMLP)
         and all(rotates)
         and layer_kernels.available(
             model.get_output_embeddings().weight,
@@ -268,7 +301,7 @@ def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
             head_dim=shape.head_dim,
             width=model.config.hidden_size,
             inner=model.config.intermediate_size,
-            biases=(_has_bias(first.q, first.k), _has_bias(first.gate)),
+            biases=(_has_bias(first.q, first.k), _has_bias(first.mlp.gate)),
         )
     )
 
@@ -276,19 +309,19 @@ def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
 def _fold_layer(
     layer: LayerDescription, shape: Description, *, bfloat16: bool, fuse: bool
 ) -> Layer | layer_kernels.FusedLayer:
-    norms, scale, residual = layer.norms, shape.scale, shape.residual
+    norms, scale, residual, mlp = layer.norms, shape.scale, shape.residual, layer.mlp
     # A norm would undo a scale of the queries before it.
     head_norm = HeadNorm.of(norms, shape.heads, shape.kv_heads, shape.eps, scale)
     scale = scale if head_norm is None else 1.0
     qkv = _folded(torch.cat([layer.q.weight * scale, layer.k.weight, layer.v.weight]), norms.before)
     qkv_bias = _bias(layer.q, layer.k, layer.v, first=scale)
     folded_layer: Layer | layer_kernels.FusedLayer
-    if fuse:
+    if fuse and isinstance(mlp, GatedMLP):
         folded_layer = layer_kernels.FusedLayer(
             qkv=(qkv, qkv_bias),
             o=(_scaled(layer.o.weight, residual), _scaled(layer.o.bias, residual)),
-            both=(_folded(torch.cat([layer.gate.weight, layer.up.weight]), norms.between), _bias(layer.gate, layer.up)),
-            down=(_scaled(layer.down.weight, residual), _scaled(layer.down.bias, residual)),
+            both=(_folded(torch.cat([mlp.gate.weight, mlp.up.weight]), norms.between), _bias(mlp.gate, mlp.up)),
+            down=(_scaled(mlp.down.weight, residual), _scaled(mlp.down.bias, residual)),
             eps=shape.eps,
         )
     else:
@@ -299,9 +332,13 @@ def _fold_layer(
         folded_layer = Layer(
             qkv=linear(qkv, qkv_bias),
             o=linear(_scaled(layer.o.weight, residual), _scaled(layer.o.bias, residual)),
-            gate=linear(_folded(layer.gate.weight, norms.between), layer.gate.bias),
-            up=linear(_folded(layer.up.weight, norms.between), layer.up.bias),
-            down=linear(_scaled(layer.down.weight, residual), _scaled(layer.down.bias, residual)),
+            mlp=MLP(
+                linear(_folded(mlp.gate.weight, norms.between), mlp.gate.bias),
+                linear(_folded(mlp.up.weight, norms.between), mlp.up.bias),
+                linear(_scaled(mlp.down.weight, residual), _scaled(mlp.down.bias, residual)),
+            )
+            if isinstance(mlp, GatedMLP)
+            else _fold_experts(mlp, norms.between, residual, shape.activation, bfloat16=bfloat16),
             eps=shape.eps,
             norms=norms,
             head_norm=head_norm,

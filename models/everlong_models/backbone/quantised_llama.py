@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from everlong_models.backbone.description import Description, LayerDescription, Part, describe
+from everlong_models.backbone.description import Description, GatedMLP, LayerDescription, Part, describe
 from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights
@@ -25,6 +25,7 @@ from everlong_models.kernels.cpu import dequantise, prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED
 from everlong_models.kernels.cpu.job import Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
+from everlong_models.kernels.experts import QuantisedExperts
 from everlong_models.kernels.linear import activate, has_bfloat16
 from everlong_models.kernels.low_rank import detach, stack
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
@@ -92,6 +93,7 @@ class QuantisedLayer:
 
     matrices: Mapping[Layer, QuantisedMatrix]
     norms: Norms
+    experts: QuantisedExperts | None
     head_norm: HeadNorm | None
     shape: Description
     multiply: Products
@@ -111,6 +113,9 @@ class QuantisedLayer:
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
         """See `llama.Layer`."""
         h = self._add(h, self.multiply(self.matrices[Layer.O], self.multiply.input(mixed)), self.norms.after_attention)
+        if self.experts is not None:
+            normed = F.rms_norm(h, h.shape[-1:], self.norms.between, self.shape.eps)
+            return self._add(h, self.experts(normed, self.shape.activation), self.norms.after_mlp)
         normed = self._normed(h, self.norms.between)
         gate = activate(self.multiply(self.matrices[Layer.GATE], normed), self.shape.activation)
         gate *= self.multiply(self.matrices[Layer.UP], normed)
@@ -187,13 +192,18 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
     products = Products(bfloat16=bfloat16)
     layers = [
         QuantisedLayer(
-            matrices, norms, HeadNorm.of(norms, shape.heads, shape.kv_heads, shape.eps, shape.scale), shape, products
+            matrices,
+            norms,
+            experts,
+            HeadNorm.of(norms, shape.heads, shape.kv_heads, shape.eps, shape.scale),
+            shape,
+            products,
         )
-        for matrices, norms in zip(weights.layers, weights.norms, strict=True)
+        for matrices, norms, experts in zip(weights.layers, weights.norms, weights.experts, strict=True)
     ]
     forward = Llama(
         shape=shape, norm=weights.norm, layers=layers, head=weights.head, cached=CACHED, attend=products.attend,
-        decoding=decode_layers(shape, weights.norm, weights.layers), decoding_head=weights.head,
+        decoding=decode_layers(shape, weights.norm, weights.layers, weights.experts), decoding_head=weights.head,
     )  # fmt: skip
     scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind, scale), weights)
@@ -203,10 +213,10 @@ def _parts(layer: LayerDescription, matrices: Collection[Layer]) -> dict[Layer, 
     """Return, for each of a layer's `matrices`, the parts of transformers' modules that its rows come from."""
     qkv = [layer.q, layer.k, layer.v]
     stacked = 2 if Layer.V in matrices else 3
-    return {
-        Layer.QKV: qkv[:stacked], Layer.V: qkv[stacked:], Layer.O: [layer.o],
-        Layer.GATE: [layer.gate], Layer.UP: [layer.up], Layer.DOWN: [layer.down],
-    }  # fmt: skip
+    found = {Layer.QKV: qkv[:stacked], Layer.V: qkv[stacked:], Layer.O: [layer.o]}
+    if isinstance(mlp := layer.mlp, GatedMLP):
+        found |= {Layer.GATE: [mlp.gate], Layer.UP: [mlp.up], Layer.DOWN: [mlp.down]}
+    return found
 
 
 def _updated(matrix: QuantisedMatrix, parts: list[Part]) -> QuantisedMatrix:

@@ -18,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from everlong_models.backbone.gguf.blocks import KINDS, codes_of, stackable
+from everlong_models.backbone.gguf.blocks import KINDS, codes_of, floats_of, stackable
 from everlong_models.backbone.gguf.families import (
     ATTENTION,
     NORMS,
+    ROUTER,
     config_of,
+    expert_count,
     family_of,
     head_dim,
     source,
@@ -35,19 +37,22 @@ from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.kernels.cpu.job import Layer
 from everlong_models.kernels.cpu.quantised_matrix import Codes, QuantisedMatrix
 from everlong_models.kernels.cpu.simd import GROUP, PANEL
+from everlong_models.kernels.experts import QuantisedExperts, Router
 from everlong_models.kernels.norms import Norms
 
 MANIFEST = "quantised.json"
 LAYOUT = 1
 """The version of the folder's layout. It is part of the folder's name."""
 _MATRICES = {Layer.O: "attn_output", Layer.GATE: "ffn_gate", Layer.UP: "ffn_up", Layer.DOWN: "ffn_down"}
+_EXPERTS = {Layer.GATE: "ffn_gate_exps", Layer.UP: "ffn_up_exps", Layer.DOWN: "ffn_down_exps"}
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeights:
-    """The weights of a decoder. `norm`: of the last norm; `embedding`: blocks (V, bytes of a row) of `embedding_kind`."""
+    """The weights of a decoder. `experts`: of each layer that has them; `norm`: of the last norm; `embedding`: blocks (V, bytes of a row) of `embedding_kind`."""
 
     layers: Sequence[Mapping[Layer, QuantisedMatrix]]
+    experts: Sequence[QuantisedExperts | None]
     norms: Sequence[Norms]
     norm: Tensor
     head: QuantisedMatrix
@@ -62,8 +67,11 @@ def unsupported_reason(file: GGUFFile) -> str | None:
         return reason
     config, name = config_of(file), file.metadata["general.architecture"]
     for tensor_name, tensor in file.tensors.items():
-        if len(tensor.shape) == 2 and (tensor.kind not in KINDS or tensor.shape[1] % GROUP):
+        matrix = len(tensor.shape) >= 2 and not tensor_name.endswith(f"{ROUTER}.weight")
+        if matrix and (tensor.kind not in KINDS or tensor.shape[-1] % GROUP):
             return f"{tensor_name} of kind {tensor.kind.name} and shape {tensor.shape}"
+    if expert_count(config) and config.moe_intermediate_size % PANEL:
+        return f"experts of width {config.moe_intermediate_size}"
     per_head = file.metadata.get(f"{name}.attention.key_length", head_dim(config))
     return f"a head dimension of {per_head}" if head_dim(config) % PANEL or per_head != head_dim(config) else None
 
@@ -97,15 +105,16 @@ def read_folder(folder: Path, config: PretrainedConfig) -> QuantisedWeights:
     layers = []
     for tensors in files:
         split = "V.codes" in tensors
-        outputs = {
-            Layer.QKV: both if split else both + kept, Layer.O: config.hidden_size, Layer.GATE: config.intermediate_size,
-            Layer.UP: config.intermediate_size, Layer.DOWN: config.hidden_size,
-        }  # fmt: skip
+        outputs = {Layer.QKV: both if split else both + kept, Layer.O: config.hidden_size}
+        if not expert_count(config):
+            inner = config.intermediate_size
+            outputs |= {Layer.GATE: inner, Layer.UP: inner, Layer.DOWN: config.hidden_size}
         if split:
             outputs[Layer.V] = kept
         layers.append({name: _matrix(tensors, name.name, count) for name, count in outputs.items()})
     return QuantisedWeights(
         layers=layers,
+        experts=[_experts(tensors, config) if expert_count(config) else None for tensors in files],
         norms=[_norms(tensors, config) for tensors in files],
         norm=outside["norm"],
         head=_matrix(outside, "head", config.vocab_size),
@@ -113,6 +122,21 @@ def read_folder(folder: Path, config: PretrainedConfig) -> QuantisedWeights:
         embedding_kind=Kind[manifest["embedding"]],
         digest=manifest["digest"],
     )
+
+
+def _experts(tensors: Mapping[str, Tensor], config: PretrainedConfig) -> QuantisedExperts:
+    """Return a layer's experts. Their matrices are stored one below the other."""
+
+    def matrices(layer: Layer, outputs: int) -> list[QuantisedMatrix]:
+        codes = Codes(tensors[f"{layer.name}.codes"], tensors[f"{layer.name}.scales"])
+        parts = (part.chunk(expert_count(config)) for part in codes)
+        return [QuantisedMatrix.of(Codes(*one), outputs) for one in zip(*parts, strict=True)]
+
+    inner = config.moe_intermediate_size
+    sizes = {Layer.GATE: inner, Layer.UP: inner, Layer.DOWN: config.hidden_size}
+    found = zip(*(matrices(layer, outputs) for layer, outputs in sizes.items()), strict=True)
+    router = Router(tensors["router"], config.num_experts_per_tok, config.norm_topk_prob)
+    return QuantisedExperts(router, list(found))
 
 
 def _norms(tensors: Mapping[str, Tensor], config: PretrainedConfig) -> Norms:
@@ -141,8 +165,12 @@ def _layer_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict
     tensors |= matrix("QKV", *(ATTENTION if together else ATTENTION[:2]))
     if not together:
         tensors |= matrix("V", ATTENTION[2])
-    for name, part in _MATRICES.items():
+    for name, part in (_MATRICES | (_EXPERTS if family.experts else {})).items():
         tensors |= matrix(name.name, part)
+    if family.experts:
+        tensors["router"] = floats_of(
+            file.rows(f"{block}{ROUTER}.weight").copy(), file.tensors[f"{block}{ROUTER}.weight"].kind
+        )
     return tensors
 
 

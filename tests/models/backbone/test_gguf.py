@@ -62,6 +62,14 @@ SCALED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], dict[str, An
         }, {},
         PLAIN | ORIGINAL | {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 2.0},
     ),
+    "yarn with experts": (
+        "qwen3moe",
+        {
+            "qwen3moe.rope.scaling.type": "yarn", "qwen3moe.rope.scaling.factor": 4.0,
+            "qwen3moe.rope.scaling.original_context_length": 64,
+        }, {},
+        PLAIN | ORIGINAL | {"rope_type": "yarn", "factor": 4.0},
+    ),
     "longrope": (
         "phi3", {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": 1.25},
         {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG},
@@ -125,6 +133,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"no_rope_layers": [1, 1, 1, 0], "model_type": "smollm3"},
     "olmo2": {"model_type": "olmo2", "sliding_window": None},
+    "qwen3moe": {
+        "model_type": "qwen3_moe", "num_experts": tiny_gguf.EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": True,
+        "moe_intermediate_size": tiny_gguf.MLP,
+    },
 }  # fmt: skip
 
 
@@ -180,6 +192,7 @@ def test_the_layers_without_scales_are_llama_cpps(tmp_path: Path, monkeypatch: p
         ("llama", {"llama.attention.key_length": 64, "llama.attention.value_length": 32}, "heads with keys of 64 numbers and values of 32"),
         ("qwen2", {"biases": ("ffn_up",)}, "tensors blk.0.ffn_up.bias"),
         ("qwen3", {"biases": ("attn_q",)}, "tensors blk.0.attn_q.bias"),
+        ("qwen3moe", {"without": "blk.1.ffn_up_exps"}, "tensors without blk.1.ffn_up_exps.weight"),
         ("qwen2", {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0}, "rotary positions with scaling 'yarn', without the original length"),
         ("phi3", {"factors": {"rope_factors_long.weight": LONG}}, "rotary positions with scaling 'longrope'"),
         ("starcoder2", {"starcoder2.rope.scaling.type": "yarn"}, "architecture 'starcoder2'"),

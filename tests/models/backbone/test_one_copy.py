@@ -66,7 +66,7 @@ def test_a_matrix_keeps_the_grid_of_its_blocks(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("family", "tied"),
     [
-        ("qwen2", False), ("qwen2", True), ("llama", False), ("qwen3", False), ("gemma2", True), ("gemma3", True), ("phi3", False),
+        ("qwen2", False), ("qwen2", True), ("llama", False), ("qwen3", False), ("qwen3moe", False), ("gemma2", True), ("gemma3", True), ("phi3", False),
         ("granite", True), ("smollm3", True), ("olmo2", False),
     ],
 )  # fmt: skip
@@ -84,7 +84,9 @@ def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
     close = 0.03 if bfloat16 else 0.005
     expected, hidden = exact.hidden(x, kv=kv), found.hidden(x, kv=near)
     assert distance(hidden, expected) < close
-    assert float(((hidden - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) < 2 * close, "at every position"
+    near_by = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1) < 2 * close
+    # Where two experts are as good, rounding chooses.
+    assert near_by.float().mean() > 0.98 if family == "qwen3moe" else near_by.all(), "at every position"
     assert distance(near.float(), kv) < close
     scores, found_scores = exact.logits(expected), found.logits(hidden)
     chance = scores.softmax(-1)
@@ -92,7 +94,7 @@ def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
     assert float(divergence) < (1e-3 if bfloat16 else 1e-5)
     same, (first, second) = scores.argmax(-1) == found_scores.argmax(-1), scores.topk(2).values.unbind(-1)
     margin = (first - second) / scores.std()
-    assert same[margin > 2 * close].all()
+    assert same[(margin > 2 * close) & near_by].all()
     assert float((same | (margin < close / 2)).float().mean()) > 0.98, (
         "the likeliest token, unless two are equally likely"
     )

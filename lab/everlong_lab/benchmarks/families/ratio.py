@@ -57,6 +57,13 @@ def run(
 def _build(kind: str, width: int, layers: int) -> Backbone:
     torch.manual_seed(0)
     sizes = _SIZES | {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
+    if kind == "qwen3_moe":  # as much is multiplied for each token as in Llama's MLP
+        sizes |= {
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 3 * width // 4,
+            "norm_topk_prob": True,
+        }
     if kind != "phi3":  # its config has none
         sizes["head_dim"] = width // 8
     config = AutoConfig.for_model(kind, **sizes | _SWITCHES.get(kind, {}))

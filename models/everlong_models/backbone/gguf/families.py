@@ -23,6 +23,9 @@ NORMS = {
 }  # fmt: skip
 """Norms of a layer in a GGUF file → fields of `kernels.norms.Norms`."""
 _REST = ("attn_output", "ffn_gate", "ffn_up", "ffn_down")
+ROUTER = "ffn_gate_inp"
+_OF_EXPERTS = ("attn_output", ROUTER, "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+"""What layers with experts have in place of `_REST`."""
 _CONFIG = {
     "hidden_size": "embedding_length", "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
@@ -40,7 +43,7 @@ class Family:
 
     `turned`: llama.cpp rotates neighbouring numbers of a head, so it reorders the rows of queries and keys. `fused`: one tensor for
     queries, keys and values, and one for gate and up. `plus_one`: transformers' norms add 1 to their weights, llama.cpp's do not.
-    `known`: transformers reads such files, too. `biases`: prefixes of the names of the matrices that may have biases.
+    `experts`: the MLPs are mixtures of experts. `known`: transformers reads such files, too. `biases`: prefixes of the names of the matrices that may have biases.
     """
 
     kind: str
@@ -48,6 +51,7 @@ class Family:
     turned: bool = False
     fused: bool = False
     plus_one: bool = False
+    experts: bool = False
     known: bool = True
     biases: tuple[str, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +59,9 @@ class Family:
 
 _GEMMA = {"head_dim": "attention.key_length", "sliding_window": "attention.sliding_window"}
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_EXPERTS = {
+    "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length",
+}  # fmt: skip
 _GRANITE = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
@@ -63,6 +70,9 @@ _FAMILIES = {
     "llama": Family("llama", turned=True, biases=("attn", "ffn")),
     "qwen2": Family("qwen2", biases=ATTENTION),
     "qwen3": Family("qwen3", (*_PRE, *_HEADS), fields={"head_dim": "attention.key_length"}),
+    "qwen3moe": Family(
+        "qwen3_moe", (*_PRE, *_HEADS), experts=True, known=False, fields={"head_dim": "attention.key_length"} | _EXPERTS
+    ),
     "gemma2": Family("gemma2", (*_PRE, *_POST), plus_one=True, fields=_GEMMA | _CAPS),
     "gemma3": Family("gemma3_text", (*_PRE, *_POST, *_HEADS), plus_one=True, fields=_GEMMA),
     "phi3": Family("phi3", fused=True, fields={"sliding_window": "attention.sliding_window"}),
@@ -95,7 +105,8 @@ def unreadable_reason(file: GGUFFile) -> str | None:
     name = str(file.metadata.get("general.architecture"))
     if (family := _FAMILIES.get(name)) is None:
         return f"architecture {name!r}"
-    lacking = [each for each in _CONFIG.values() if f"{name}.{each}" not in file.metadata]
+    needed = [*_CONFIG.values(), *(_EXPERTS.values() if family.experts else ())]
+    lacking = [each for each in needed if f"{name}.{each}" not in file.metadata]
     if lacking:
         return f"metadata without {', '.join(lacking)}"
     if (reason := rope.unreadable_reason(file, name, _head_dim(file, name))) is not None:
@@ -134,7 +145,8 @@ def misread_by_transformers(file: GGUFFile) -> bool:
 def tensor_names(layers: int, family: Family) -> set[str]:
     """Return the names of all tensors but biases and rotary factors."""
     fused = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-    parts = (*family.norms, *(fused if family.fused else (*_REST, *ATTENTION)))
+    separate = (*(_OF_EXPERTS if family.experts else _REST), *ATTENTION)
+    parts = (*family.norms, *(fused if family.fused else separate))
     outside = {"token_embd.weight", "output_norm.weight", "output.weight"}
     return outside | {f"blk.{layer}.{part}.weight" for layer in range(layers) for part in parts}
 
@@ -209,6 +221,8 @@ def _fields(file: GGUFFile, name: str, kind: str, fields: Mapping[str, Any]) -> 
         found = {"query_pre_attn_scalar": by_width if largest else fields["head_dim"], "tie_word_embeddings": True}
     if name == "granite":
         found["attention_multiplier"] = fields.get("attention_multiplier") or per_head**-0.5
+    if name == "qwen3moe":  # files do not say it
+        found["norm_topk_prob"] = True
     if name == "phi3":
         found |= {
             "original_max_position_embeddings": rope.original_length(file, name, fields["max_position_embeddings"]),
@@ -237,6 +251,9 @@ def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[
                 weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
                 weights = torch.from_numpy(unturned(weights.numpy(), turned.get(part)))
                 found[f"{module}.{suffix}"] = weights - 1 if family.plus_one and part in NORMS else weights
+    if family.experts:
+        gate, up, down = (found.pop(f"mlp.experts.{part}.weight") for part in ("gate", "up", "down"))
+        found |= {"mlp.experts.gate_up_proj": torch.cat([gate, up], dim=1), "mlp.experts.down_proj": down}
     return found
 
 
@@ -252,6 +269,11 @@ def all_float_tensors(file: GGUFFile, config: PretrainedConfig) -> Iterable[tupl
             yield f"model.layers.{layer}.{name}", weights
 
 
+def expert_count(config: PretrainedConfig) -> int:
+    """Return how many experts each layer has; 0 without experts."""
+    return int(getattr(config, "num_experts", None) or 0)
+
+
 def _modules(family: Family) -> dict[str, str]:
     """Return, for parts of a layer in a GGUF file, the names of transformers' modules."""
     after = _POST[0] in family.norms
@@ -259,7 +281,8 @@ def _modules(family: Family) -> dict[str, str]:
         "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
         "attn_qkv": "self_attn.qkv_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.gate_up_proj" if family.fused else "mlp.up_proj",
-        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
+        "ffn_down": "mlp.down_proj", ROUTER: "mlp.gate", "ffn_gate_exps": "mlp.experts.gate", "ffn_up_exps": "mlp.experts.up",
+        "ffn_down_exps": "mlp.experts.down", "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm" if after else "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
     }  # fmt: skip
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from everlong_models.kernels.cpu import decode_step, matrix_product
-from everlong_models.kernels.cpu.job import DecodeJob, Detail, Layer, Matrix
+from everlong_models.kernels.cpu.job import DecodeJob, Detail, Experts, Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
-from everlong_models.kernels.cpu.thread_pool import prepare, step
+from everlong_models.kernels.cpu.thread_pool import prepare, shared_memory, step
+from everlong_models.kernels.experts import QuantisedExperts
 from everlong_models.kernels.norms import Norms
 
 _EVERYTHING = 1 << 62
@@ -26,10 +27,11 @@ CACHED = torch.float16
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayer:
-    """One layer. `window`: how many positions a query sees, its own included; None: all. `rotation`: which rotary table it uses."""
+    """One layer. `experts`: its MLP, if it is not in `matrices`. `window`: how many positions a query sees, its own included; None: all. `rotation`: which rotary table it uses."""
 
     matrices: Mapping[Layer, QuantisedMatrix]
     norms: Norms
+    experts: QuantisedExperts | None = None
     window: int | None = None
     rotation: int = 0
 
@@ -57,6 +59,9 @@ class DecodeLayers:
     ) -> None:
         prepare(decode_step.step, matrix_product.multiply)
         self.layers = [layer.matrices for layer in layers]
+        self.experts = [layer.experts for layer in layers]
+        sizes = [one.table for one in self.experts if one is not None]
+        self._largest = max(sizes, key=lambda table: int(table[Experts.CHOSEN] * table[Experts.INNER]), default=None)
         self._norm = norm.detach().float().clone()
         self._norms = [
             {name: weight.detach().float().clone() for name, weight in layer.norms.tensors().items()}
@@ -71,12 +76,13 @@ class DecodeLayers:
             row[Layer.DETAILS, Detail.WHOLE] = layer.norms.whole
             row[Layer.DETAILS, Detail.WINDOW] = _EVERYTHING if layer.window is None else layer.window
             row[Layer.DETAILS, Detail.ROTATION] = layer.rotation
+            row[Layer.DETAILS, Detail.EXPERTS] = 0 if layer.experts is None else layer.experts.table.ctypes.data
         self._rotations = 1 + max(layer.rotation for layer in layers)
         self._numbers = {
             name: np.array([number], np.float32)
             for name, number in ((DecodeJob.EPS, eps), (DecodeJob.SCALE, scale), (DecodeJob.RESIDUAL, residual), (DecodeJob.CAP, cap or 0))
         }  # fmt: skip
-        width, inner = self._table[0, Layer.DOWN, Matrix.N], self._table[0, Layer.DOWN, Matrix.K]
+        width, inner = len(self._norm), self._table[:, Layer.DOWN, Matrix.K].max()  # 0 if all MLPs are experts
         self._sizes = {
             DecodeJob.LAYERS: len(layers), DecodeJob.WIDTH: width, DecodeJob.HEADS: heads, DecodeJob.KV_HEADS: kv_heads,
             DecodeJob.HEAD_DIM: head_dim, DecodeJob.MLP_WIDTH: inner, DecodeJob.TABLE: self._table.ctypes.data, DecodeJob.NORM: self._norm.data_ptr(),
@@ -123,12 +129,15 @@ class DecodeLayers:
             raise IndexError(f"positions must be from 0 to {capacity - 1}, got {at.tolist()}")
         hidden = x.clone(memory_format=torch.contiguous_format)
         at, cos, sin = at.contiguous(), cos.contiguous(), sin.contiguous()
+        # One for all layers: no layer begins before the one before it is done.
+        pairs = None if self._largest is None else shared_memory(self._largest, rows, x.shape[2])
         buffers = {
             name: torch.empty(rows, int(width), dtype=torch.float32, device="cpu")
             for name, width in self._widths.items()
         }
         step(
             self._sizes | {name: buffer.data_ptr() for name, buffer in buffers.items()} | {
+                DecodeJob.PAIRS: 0 if pairs is None else pairs.data_ptr(),
                 DecodeJob.ROWS: rows, DecodeJob.X: hidden.data_ptr(), DecodeJob.POSITIONS: at.data_ptr(), DecodeJob.COS: cos.data_ptr(), DecodeJob.SIN: sin.data_ptr(),
                 DecodeJob.ROTARY: rotary, DecodeJob.ROTATION_SIZE: cos.stride(0) * cos.element_size(), DecodeJob.KV: kv.data_ptr(), DecodeJob.CONTEXT: int(at.max()) + 1,
                 **{

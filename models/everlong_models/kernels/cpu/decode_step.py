@@ -18,37 +18,48 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.atomics import address, fetch_add, int_pointer
+from everlong_models.kernels.cpu import experts
 from everlong_models.kernels.cpu.float_products import mix_2, mix_more, scores_1, scores_4
-from everlong_models.kernels.cpu.job import FIELDS, LAYER_ROWS, LINE, MATRIX_FIELDS, DecodeJob, Detail, Layer, Matrix
+from everlong_models.kernels.cpu.job import (
+    EXPERT_FIELDS,
+    FIELDS,
+    LAYER_ROWS,
+    LINE,
+    MATRIX_FIELDS,
+    DecodeJob,
+    Detail,
+    Layer,
+    Matrix,
+)
 from everlong_models.kernels.cpu.matrix_product import low_rank_input, part_size, product, quantise_input
 from everlong_models.kernels.cpu.primitives import (
+    address,
     compiled,
     compiled_as,
     compiled_sum,
     dot,
+    fetch_add,
     floats,
+    gate_columns,
+    int_pointer,
+    normed,
     softmax_weights,
     wait,
 )
-from everlong_models.kernels.cpu.simd import GROUP, LANES, gelu, silu, soft_cap, store_float16
+from everlong_models.kernels.cpu.simd import GROUP, LANES, soft_cap, store_float16
 
 _POSITIONS_IN_CACHE = 64
 """Positions whose keys (or values) stay in the L1 cache while all heads of a group read them."""
 _ATTEND, _ADD_ATTENTION, _ADD_MLP = len(Layer), len(Layer) + 1, len(Layer) + 2
 """Phases without a matrix. The last two add to the residual stream what attention and MLP computed, if it is normalised first."""
-_PHASES = (int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION, int(Layer.GATE), int(Layer.DOWN), _ADD_MLP)
-PHASES = len(_PHASES)
-
-
-@compiled_sum
-def _normed(h, weight, eps, out):
-    """out ← the RMS norm of `h` (B, D). `out` may be `h`."""
-    rows, D = h.shape
-    for m in range(rows):
-        scale = np.float32(1) / np.sqrt(dot(h[m], h[m]) / np.float32(D) + eps)
-        for i in range(D):
-            out[m, i] = h[m, i] * scale * weight[i]
+_EXPERTS = _ADD_MLP + 1
+"""The first phase of a mixture of experts. A layer has these phases, or `GATE` and `DOWN`."""
+_PHASES = (
+    int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION, int(Layer.GATE), int(Layer.DOWN),
+    *range(_EXPERTS, _EXPERTS + experts.PHASES), _ADD_MLP,
+)  # fmt: skip
+PHASES, EXPERT_PHASES = len(_PHASES) - experts.PHASES, len(_PHASES) - 2
+"""The number of phases of a layer without experts, and with them."""
 
 
 @compiled
@@ -207,19 +218,6 @@ def _attend(job, own, layers, layer, part):
 
 
 @compiled
-def _gate(job, gate, up, start, end):
-    """gate ← activation(gate) · up, for the columns `start` … `end`; their number is a multiple of `LANES`."""
-    for m in range(gate.shape[0]):
-        to = address(gate) + 4 * (m * gate.shape[1] + start)
-        if job[DecodeJob.GELU]:
-            gelu(to, (end - start) // LANES)
-        else:
-            silu(to, (end - start) // LANES)
-        for i in range(start, end):
-            gate[m, i] *= up[m, i]
-
-
-@compiled
 def _phase_input(job, own, phase):
     """Return the buffers for a phase's input: x (B, K), its 16-bit copy, the groups' scales and sums, and x Aᵀ of two updates."""
     B, D, F, wide, rank = (
@@ -251,7 +249,7 @@ def _prepare_input(job, own, layers, layer, phase):
             layers[layer, Layer.DETAILS, Detail.BEFORE if phase == Layer.QKV else Detail.BETWEEN],
         )
         if weight:
-            _normed(h, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
+            normed(h, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
         else:
             for m in range(B):  # `x[:] = h` takes numba four seconds more: it compiles the message of an error, too
                 for i in range(D):
@@ -286,7 +284,7 @@ def _compute_part(job, own, layers, layer, phase, start, end):
         rows = max(start - first, 0), min(end - first, matrix[Matrix.N])
         product(matrix, B, quantised, sums, low_rank, address(to) + 4 * first, to.shape[1], *rows)
     if phase == Layer.GATE:
-        _gate(job, out, up, start, end)
+        gate_columns(job[DecodeJob.GELU], out, up, start, end)
     elif phase != Layer.QKV and not _norm_after(layers, layer, phase):
         h, factor = floats(job[DecodeJob.X], B, N), floats(job[DecodeJob.RESIDUAL], 1, 1)[0, 0]
         for m in range(B):
@@ -306,10 +304,23 @@ def _add_normed(job, weight, row):
     """Add the norm of a row of `OUT` to the residual stream."""
     D = job[DecodeJob.WIDTH]
     out = floats(job[DecodeJob.OUT] + 4 * row * D, 1, D)
-    _normed(out, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], out)
+    normed(out, floats(weight, 1, D)[0], floats(job[DecodeJob.EPS], 1, 1)[0, 0], out)
     h = floats(job[DecodeJob.X] + 4 * row * D, 1, D)[0]
     for i in range(D):
         h[i] += out[0, i]
+
+
+@compiled
+def _mixture(layers, layer):
+    """Return a layer's table of `Experts`."""
+    return carray(int_pointer(layers[layer, Layer.DETAILS, Detail.EXPERTS]), EXPERT_FIELDS)
+
+
+@compiled
+def _compute_experts(job, own, layers, layer, phase, part):
+    """Compute a part of a phase of a mixture of experts."""
+    norm, after = layers[layer, Layer.DETAILS, Detail.BETWEEN], _norm_after(layers, layer, _ADD_MLP) != 0
+    experts.compute(job, own, _mixture(layers, layer), norm, after, phase - _EXPERTS, part)
 
 
 @compiled
@@ -317,8 +328,13 @@ def _parts(job, layers, layer, phase):
     """Return the number of parts of a phase, and the number of outputs of a part."""
     if phase == _ATTEND:
         return job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.HEADS_PER_PART], 1
+    if phase >= _EXPERTS:
+        mixture = _mixture(layers, layer)
+        return experts.parts(job, mixture, phase - _EXPERTS) if layers[layer, Layer.DETAILS, Detail.EXPERTS] else 0, 1
     if phase >= _ADD_ATTENTION:
         return job[DecodeJob.ROWS] if _norm_after(layers, layer, phase) else 0, 1
+    if phase in (Layer.GATE, Layer.DOWN) and layers[layer, Layer.DETAILS, Detail.EXPERTS]:
+        return 0, 1
     N = _outputs(layers, layer, phase)
     size = part_size(N)
     return (N + size - 1) // size, size
@@ -345,6 +361,8 @@ def step(data):
                     break
                 if phase == _ATTEND:
                     _attend(job, own, layers, layer, part)
+                elif phase >= _EXPERTS:
+                    _compute_experts(job, own, layers, layer, phase, part)
                 elif phase >= _ADD_ATTENTION:
                     _add_normed(job, _norm_after(layers, layer, phase), part)
                 else:
@@ -362,4 +380,4 @@ def step(data):
         if row >= job[DecodeJob.ROWS]:
             break
         h = floats(job[DecodeJob.X] + 4 * row * D, 1, D)
-        _normed(h, weight, floats(job[DecodeJob.EPS], 1, 1)[0, 0], h)
+        normed(h, weight, floats(job[DecodeJob.EPS], 1, 1)[0, 0], h)

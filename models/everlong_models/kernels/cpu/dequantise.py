@@ -13,8 +13,8 @@ from llvmlite import ir
 from numba import carray
 from numba.extending import intrinsic
 
-from everlong_models.kernels.cpu.atomics import fetch_add
 from everlong_models.kernels.cpu.job import FIELDS, LINE
+from everlong_models.kernels.cpu.primitives import fetch_add
 from everlong_models.kernels.cpu.simd import (
     GROUP,
     INTS,

@@ -37,6 +37,18 @@ class Detail(IntEnum):
     WHOLE = 6  # 1: the norms of queries and of keys are over all heads together
     WINDOW = 7  # number of positions that a query sees, its own included
     ROTATION = 8  # which of the tables of `COS` and `SIN`
+    EXPERTS = 9  # address of a table of `Experts`: the MLP is a mixture of experts; 0: it is `GATE`, `UP` and `DOWN`
+
+
+class Experts(IntEnum):
+    """The fields of a layer's mixture of experts: sizes and addresses."""
+
+    COUNT = 0  # E
+    CHOSEN = 1  # k: how many of them compute a row
+    NORMALISED = 2  # 1: the weights of the chosen ones sum to 1; 0: they are probabilities among all experts
+    INNER = 3  # F
+    ROUTER = 4  # float32 (E, D)
+    MATRICES = 5  # (E, 3, `Matrix`): gate, up and down
 
 
 class Layer(IntEnum):
@@ -95,9 +107,10 @@ class DecodeJob(IntEnum):
     GELU = 35  # 1: the MLP's gate is GELU (tanh); 0: SiLU
     RESIDUAL = 36  # float32 (1,): factor of what attention and MLP add to the residual stream
     CAP = 37  # float32 (1,): scores s become cap · tanh(s / cap); 0: they stay as they are
+    PAIRS = 38  # memory that the threads share for mixtures of experts (`experts.memory`)
 
 
-FIELDS, LAYER_ROWS, MATRIX_FIELDS = len(DecodeJob), len(Layer), len(Matrix)
-"""Sizes of the tables: of a job (no other job has more fields than `DecodeJob`), a layer, and a matrix."""
+FIELDS, LAYER_ROWS, MATRIX_FIELDS, EXPERT_FIELDS = len(DecodeJob), len(Layer), len(Matrix), len(Experts)
+"""Sizes of the tables: of a job (no other job has more fields than `DecodeJob`), a layer, a matrix, and a mixture of experts."""
 SIGNATURE = types.void(types.CPointer(types.int64))
 """The signature of every compiled function: its argument is a table of `DecodeJob`, `PrefillJob`, `QuantiseJob` or `SampleJob`."""

@@ -16,10 +16,9 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.atomics import address, fetch_add
 from everlong_models.kernels.cpu.float_products import tile_1, tile_2, tile_4, tile_6
 from everlong_models.kernels.cpu.job import FIELDS, LINE
-from everlong_models.kernels.cpu.primitives import compiled, dot, floats, softmax_weights, wait
+from everlong_models.kernels.cpu.primitives import address, compiled, dot, fetch_add, floats, softmax_weights, wait
 from everlong_models.kernels.cpu.simd import LANES, PANEL, gelu, silu, soft_cap
 
 ROWS = 96

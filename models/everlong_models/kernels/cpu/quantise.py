@@ -11,9 +11,8 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.atomics import address, byte_pointer, fetch_add, int_pointer
 from everlong_models.kernels.cpu.job import FIELDS, LINE
-from everlong_models.kernels.cpu.primitives import compiled, floats
+from everlong_models.kernels.cpu.primitives import address, byte_pointer, compiled, fetch_add, floats, int_pointer
 from everlong_models.kernels.cpu.simd import GROUP, LANES, PANEL, load_float16, min_max, store_float16
 
 

@@ -13,9 +13,16 @@ from enum import IntEnum
 import numpy as np
 from numba import carray, uint64
 
-from everlong_models.kernels.cpu.atomics import address, double_pointer, fetch_add, int_pointer
 from everlong_models.kernels.cpu.job import FIELDS, LINE
-from everlong_models.kernels.cpu.primitives import compiled, compiled_sum, floats
+from everlong_models.kernels.cpu.primitives import (
+    address,
+    compiled,
+    compiled_sum,
+    double_pointer,
+    fetch_add,
+    floats,
+    int_pointer,
+)
 from everlong_models.kernels.cpu.simd import GROUP, LANES, exp_shifted, maximum
 
 _DIGIT = 10

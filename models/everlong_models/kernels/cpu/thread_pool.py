@@ -22,9 +22,9 @@ from numba import cfunc
 from torch import Tensor
 
 from everlong_models.kernels.cpu import (
-    atomics,
     decode_step,
     dequantise,
+    experts,
     float_products,
     integer_products,
     job,
@@ -36,7 +36,7 @@ from everlong_models.kernels.cpu import (
 )
 from everlong_models.kernels.cpu import quantise as quantise_kernel
 from everlong_models.kernels.cpu.dequantise import DequantiseJob
-from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
+from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Experts, Matrix
 from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
 from everlong_models.kernels.cpu.quantise import QuantiseJob
 from everlong_models.kernels.cpu.sampling_kernel import COUNTS, SampleJob
@@ -51,7 +51,7 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 
 _SOURCES = (
-    atomics, decode_step, dequantise, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
+    decode_step, dequantise, experts, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
 )  # fmt: skip
 """All modules with compiled code."""
 
@@ -125,6 +125,30 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
     return y
 
 
+def mixture(table: np.ndarray, x: Tensor, *, gelu: bool) -> Tensor:
+    """Return a mixture of experts (B, D) for `x` (B, D), float32 on the CPU, and a table of `Experts`. Raises `ValueError` for another type.
+
+    `gelu`: the gate is GELU (tanh), otherwise SiLU.
+    """
+    B, D = x.shape
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise ValueError(f"x must be float32 on the CPU, got {x.dtype} on {x.device}")
+    x, y = x.contiguous(), torch.empty(B, D, dtype=torch.float32, device="cpu")
+    memory = shared_memory(table, B, D)
+    fields = {
+        DecodeJob.ROWS: B, DecodeJob.WIDTH: D, DecodeJob.TABLE: table.ctypes.data, DecodeJob.X: x.data_ptr(), DecodeJob.OUT: y.data_ptr(),
+        DecodeJob.GELU: gelu, DecodeJob.PAIRS: memory.data_ptr(),
+    }  # fmt: skip
+    _run(experts.mixture, experts.PHASES, D, fields)
+    return y
+
+
+def shared_memory(table: np.ndarray, rows: int, width: int) -> Tensor:
+    """Return the memory that a mixture of experts needs for so many rows."""
+    sizes = (int(table[field]) for field in (Experts.COUNT, Experts.CHOSEN, Experts.INNER))
+    return torch.empty(experts.memory_size(rows, width, *sizes), dtype=torch.float32, device="cpu")
+
+
 def step(fields: Mapping[DecodeJob, int]) -> None:
     """Compute all layers and the last norm for one position per row. `fields`: all of `DecodeJob` but the fields that this function adds."""
     rows, head_dim = fields[DecodeJob.ROWS], fields[DecodeJob.HEAD_DIM]
@@ -139,9 +163,10 @@ def step(fields: Mapping[DecodeJob, int]) -> None:
     heads = (many + 1) * head_dim + many * (fields[DecodeJob.CONTEXT] + LANES)
     more = {DecodeJob.WIDEST: wide, DecodeJob.HEADS_PER_PART: many}
     yield_point()
+    phases = decode_step.EXPERT_PHASES if fields[DecodeJob.PAIRS] else decode_step.PHASES
     _run(
         decode_step.step,
-        decode_step.PHASES * fields[DecodeJob.LAYERS] + 1,
+        phases * fields[DecodeJob.LAYERS] + 1,
         int(max(products, heads)),
         {**fields, **more},
     )

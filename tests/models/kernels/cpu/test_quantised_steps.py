@@ -108,8 +108,9 @@ def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, 
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 2, 7, 32])
-def test_a_decoded_row_does_not_depend_on_its_neighbours(rows):
-    backbone = build()
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_decoded_row_does_not_depend_on_its_neighbours(rows, family):
+    backbone = build(family=family)
     backbone.optimize(quantize=True)
     x, kv, at = decoded(backbone, rows, 40)
     together, stored = kv.clone(), kv.clone()
@@ -147,6 +148,11 @@ def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: i
         for module in backbone.model.modules():
             if isinstance(module, nn.Linear):
                 module.weight.copy_(q4_weights(*module.weight.shape, 0.25))
+        for parameter in backbone.model.parameters():
+            if parameter.dim() == 3:  # experts, each with other weights
+                parameter.copy_(
+                    torch.stack([q4_weights(*each.shape, 0.25).roll(n, 0) for n, each in enumerate(parameter)])
+                )
         assert backbone.optimize(quantize=backbone is quantized) is None
     assert quantized._optimised.decoding is not None
     x, kv, _ = decoded(quantized, 5, 400)
@@ -163,9 +169,10 @@ def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: i
 
 
 @torch.no_grad()
-def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch):
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch, family):
     """One thread, several, more than cores, and without OpenMP."""
-    backbone = build()
+    backbone = build(family=family)
     backbone.optimize(quantize=True)
     x, kv, at = decoded(backbone, 3, 40)
     results, threads = [], torch.get_num_threads()
