@@ -288,31 +288,32 @@ def _fold_experts(
 
 def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
     """Return whether the GPU's fused layers support this model here."""
-    rotates = [each is not None and 2 * len(each) == shape.head_dim for each in shape.rotations.frequencies()]
     first = shape.layers[0]
     return (
-        shape.plain
-        and isinstance(first.mlp, GatedMLP)
-        and all(rotates)
+        isinstance(first.mlp, GatedMLP)
+        and all(layer.norms.tensors().keys() == first.norms.tensors().keys() for layer in shape.layers)
+        and all(isinstance(layer.mlp, GatedMLP) for layer in shape.layers)
         and layer_kernels.available(
-            model.get_output_embeddings().weight,
-            heads=shape.heads + 2 * shape.kv_heads,
-            turning=shape.heads + shape.kv_heads,
-            head_dim=shape.head_dim,
-            width=model.config.hidden_size,
-            inner=model.config.intermediate_size,
+            model.get_output_embeddings().weight, first.norms, _head_norm(first, shape), shape.activation,
+            heads=shape.heads + 2 * shape.kv_heads, turning=shape.heads + shape.kv_heads, head_dim=shape.head_dim,
+            rotary={0 if each is None else 2 * len(each) for each in shape.rotations.frequencies()},
+            width=model.config.hidden_size, inner=model.config.intermediate_size,
             biases=(_has_bias(first.q, first.k), _has_bias(first.mlp.gate)),
         )
-    )
+    )  # fmt: skip
+
+
+def _head_norm(layer: LayerDescription, shape: Description) -> HeadNorm | None:
+    """Return the norm of a layer's queries and keys, with the attention's scale folded in."""
+    return HeadNorm.of(layer.norms, shape.heads, shape.kv_heads, shape.eps, shape.scale)
 
 
 def _fold_layer(
     layer: LayerDescription, shape: Description, *, bfloat16: bool, fuse: bool
 ) -> Layer | layer_kernels.FusedLayer:
     norms, scale, residual, mlp = layer.norms, shape.scale, shape.residual, layer.mlp
-    # A norm would undo a scale of the queries before it.
-    head_norm = HeadNorm.of(norms, shape.heads, shape.kv_heads, shape.eps, scale)
-    scale = scale if head_norm is None else 1.0
+    head_norm = _head_norm(layer, shape)
+    scale = scale if head_norm is None else 1.0  # the norm would undo a scale of the queries before it
     qkv = _folded(torch.cat([layer.q.weight * scale, layer.k.weight, layer.v.weight]), norms.before)
     qkv_bias = _bias(layer.q, layer.k, layer.v, first=scale)
     folded_layer: Layer | layer_kernels.FusedLayer
@@ -322,8 +323,8 @@ def _fold_layer(
             o=(_scaled(layer.o.weight, residual), _scaled(layer.o.bias, residual)),
             both=(_folded(torch.cat([mlp.gate.weight, mlp.up.weight]), norms.between), _bias(mlp.gate, mlp.up)),
             down=(_scaled(mlp.down.weight, residual), _scaled(mlp.down.bias, residual)),
-            eps=shape.eps,
-        )
+            eps=shape.eps, norms=norms, head_norm=head_norm, activation=shape.activation,
+        )  # fmt: skip
     else:
 
         def linear(weight: Tensor, bias: Tensor | None) -> Linear:

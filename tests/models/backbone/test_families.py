@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.description import FAMILIES, describe
+from everlong_models.backbone.description import FAMILIES, GatedMLP, describe
 from everlong_models.backbone.gguf import families as gguf_families
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.memories.armt import ARMT, ARMTConfig
@@ -62,13 +62,7 @@ def row(kind: str) -> tuple[str, str, str, str, str]:
     model = make(kind)
     fast = kind in FAMILIES
     shape = describe(model) if fast else None
-    every = shape is not None and all(each is not None for each in shape.rotations.frequencies())
-    whole = (
-        shape is not None
-        and every
-        and all(2 * len(f) == shape.head_dim for f in shape.rotations.frequencies() if f is not None)
-    )
-    fused = shape is not None and shape.plain and whole
+    fused = shape is not None and all(isinstance(layer.mlp, GatedMLP) for layer in shape.layers)
     taken = []
     for name, build in MEMORIES.items():
         try:

@@ -1,10 +1,11 @@
-"""Triton kernels for the element-wise work between the matmuls of a Llama layer: two passes over memory instead of PyTorch's eleven.
+"""Triton kernels for the element-wise work between the matmuls of a layer: two to four passes over memory instead of PyTorch's eleven or more.
 
 A GPU's element-wise work is bound by its memory. When reading a segment of 64 documents it took two thirds of an H200's time
 (docs/research/lab-notes.md). An RMS norm without weights is one factor r per row, and (r h) Wᵀ = r (h Wᵀ), so the normed rows are never written:
 the kernel that reads a product computes r from `h` and applies it.
 
-    norm_rotate: q, k, v ← r q, r k, r v, then rotary positions for q and k        norm_gate: silu(r g) · r u        r = (mean h² + ε)^(-1/2)
+    norm_rotate: q, k, v ← r q, r k, r v, then norms and rotary positions for q and k        norm_gate: act(r g) · r u
+    norm_add:    h ← h + n(x), for a norm after attention or MLP                             r = (mean h² + ε)^(-1/2), 1 without a norm before
 
 Triton is part of PyTorch's builds for GPUs. Sums are float32.
 """
@@ -12,12 +13,15 @@ Triton is part of PyTorch's builds for GPUs. Sums are float32.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from everlong_models.kernels.linear import Activation
+from everlong_models.kernels.norms import HeadNorm, Norms
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +54,34 @@ def compiles(weight: Tensor, run: Callable[[], object]) -> bool:
 
 
 def available(
-    weight: Tensor, *, heads: int, turning: int, head_dim: int, width: int, inner: int, biases: tuple[bool, bool]
+    weight: Tensor,
+    norms: Norms,
+    head_norm: HeadNorm | None,
+    activation: Activation,
+    *,
+    heads: int,
+    turning: int,
+    head_dim: int,
+    rotary: Iterable[int],
+    width: int,
+    inner: int,
+    biases: tuple[bool, bool],
 ) -> bool:
     """Return whether these kernels support a model of such weights and sizes (see `compiles`).
 
-    `heads`: heads of queries, keys and values together; the first `turning` have rotary positions. `biases`: whether the matrices of
-    queries, keys and values have biases, and those of gate and up.
+    `norms`, `head_norm`: of a layer. `heads`: heads of queries, keys and values together; of the first `turning`, so many numbers have rotary
+    positions: one of `rotary` in each layer. `biases`: whether the matrices of queries, keys and values have biases, and those of gate and up.
     """
 
     def run() -> None:
-        h, turns = weight.new_zeros(1, 1, width), weight.new_zeros(1, 1, 1, head_dim)
+        h = weight.new_zeros(1, 1, width)
         several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
-        norm_rotate(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
-        norm_gate(both, h, both.flatten() if biases[1] else None, 1.0)
+        for count in rotary:
+            turns, bias = weight.new_zeros(1, 1, 1, count), several.flatten() if biases[0] else None
+            norm_rotate(several, turning, None if norms.before is None else h, bias, turns, turns, 1.0, head_norm)
+        norm_gate(both, None if norms.between is None else h, both.flatten() if biases[1] else None, 1.0, activation)
+        if norms.after_mlp is not None:
+            norm_add(h, h.clone(), norms.after_mlp, 1.0)
 
     return compiles(weight, run)
 
@@ -79,49 +98,107 @@ if triton is not None:
             total += x * x
         return 1.0 / tl.sqrt(tl.sum(total) / width + eps)
 
+    @triton.jit
+    def _numbers(target, bias, at, inside, r, has_bias: tl.constexpr):
+        """Return numbers of a product times r, plus their bias."""
+        x = tl.load(target + at, mask=inside, other=0.0).to(tl.float32) * r
+        if has_bias:
+            x += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        return x
+
+    @triton.jit
+    def _head_factors(
+        squares, eps, head, queries: tl.constexpr, turning: tl.constexpr, dim: tl.constexpr, whole: tl.constexpr
+    ):
+        """Return the factors (count,) of the norms of heads, from their sums of squares: over each head, or over all queries and all keys."""
+        if whole:
+            first = tl.sum(tl.where(head < queries, squares, 0.0))
+            second = tl.sum(tl.where((head >= queries) & (head < turning), squares, 0.0))
+            mean = tl.where(head < queries, first / (queries * dim), second / ((turning - queries) * dim))
+        else:
+            mean = squares / dim
+        return 1.0 / tl.sqrt(mean + eps)
+
     @triton.jit(do_not_specialize=["positions", "cos_row"])
     def _norm_rotate(
-        heads, h, bias, cos, sin, eps, positions, cos_row,
-        width: tl.constexpr, count: tl.constexpr, turning: tl.constexpr, half: tl.constexpr,
-        has_bias: tl.constexpr, width_block: tl.constexpr, count_block: tl.constexpr, half_block: tl.constexpr,
+        heads, h, bias, weight, cos, sin, eps, positions, cos_row,
+        width: tl.constexpr, count: tl.constexpr, turning: tl.constexpr, queries: tl.constexpr, dim: tl.constexpr, half: tl.constexpr,
+        has_norm: tl.constexpr, has_bias: tl.constexpr, has_head_norm: tl.constexpr, whole: tl.constexpr,
+        width_block: tl.constexpr, count_block: tl.constexpr, half_block: tl.constexpr, rest_block: tl.constexpr,
     ):  # fmt: skip
         token = tl.program_id(0).to(tl.int64)
-        r = _factor(h + token * width, width, eps, width_block)
-        head, part = tl.arange(0, count_block)[:, None], tl.arange(0, half_block)[None, :]
-        inside = (head < count) & (part < half)
-        at = head * (2 * half) + part
-        target = heads + token * (count * 2 * half) + at
-        first = tl.load(target, mask=inside, other=0.0).to(tl.float32) * r
-        second = tl.load(target + half, mask=inside, other=0.0).to(tl.float32) * r
-        if has_bias:
-            first += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-            second += tl.load(bias + at + half, mask=inside, other=0.0).to(tl.float32)
+        r = 1.0
+        if has_norm:
+            r = _factor(h + token * width, width, eps, width_block)
+        # A head's first 2 · half numbers are rotated in pairs, which one thread reads and writes; `rest` are those after them.
+        row, target = tl.arange(0, count_block), heads + token * (count * dim)
+        head, part, after = row[:, None], tl.arange(0, half_block)[None, :], tl.arange(0, rest_block)[None, :]
+        inside, outside = (head < count) & (part < half), (head < count) & (after < dim - 2 * half)
+        at, rest_at = head * dim + part, head * dim + 2 * half + after
+        first, second = (
+            _numbers(target, bias, at, inside, r, has_bias),
+            _numbers(target, bias, at + half, inside, r, has_bias),
+        )
+        rest = _numbers(target, bias, rest_at, outside, r, has_bias)
+        if has_head_norm:
+            squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
+            factor = _head_factors(squares, eps, row, queries, turning, dim, whole)[:, None]
+            normed = head < turning
+            w1 = tl.load(weight + at, mask=inside & normed, other=0.0).to(tl.float32)
+            w2 = tl.load(weight + at + half, mask=inside & normed, other=0.0).to(tl.float32)
+            w3 = tl.load(weight + rest_at, mask=outside & normed, other=0.0).to(tl.float32)
+            first, second = tl.where(normed, first * factor * w1, first), tl.where(normed, second * factor * w2, second)
+            rest = tl.where(normed, rest * factor * w3, rest)
         turns = (token // positions) * cos_row + (token % positions) * (2 * half) + part + 0 * head
         rotates = inside & (head < turning)
         c1 = tl.load(cos + turns, mask=rotates, other=1.0).to(tl.float32)
         c2 = tl.load(cos + turns + half, mask=rotates, other=1.0).to(tl.float32)
         s1 = tl.load(sin + turns, mask=rotates, other=0.0).to(tl.float32)
         s2 = tl.load(sin + turns + half, mask=rotates, other=0.0).to(tl.float32)
-        tl.store(target, (first * c1 + second * s1).to(heads.dtype.element_ty), mask=inside)
-        tl.store(target + half, (second * c2 + first * s2).to(heads.dtype.element_ty), mask=inside)
+        kind = heads.dtype.element_ty
+        tl.store(target + at, (first * c1 + second * s1).to(kind), mask=inside)
+        tl.store(target + at + half, (second * c2 + first * s2).to(kind), mask=inside)
+        tl.store(target + rest_at, rest.to(kind), mask=outside)
 
     @triton.jit
     def _norm_gate(
         both, h, bias, out, eps,
-        width: tl.constexpr, inner: tl.constexpr, has_bias: tl.constexpr, width_block: tl.constexpr, block: tl.constexpr,
+        width: tl.constexpr, inner: tl.constexpr, has_norm: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
+        width_block: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
         token = tl.program_id(0).to(tl.int64)
-        r = _factor(h + token * width, width, eps, width_block)
+        r = 1.0
+        if has_norm:
+            r = _factor(h + token * width, width, eps, width_block)
+        row = both + token * (2 * inner)
         for start in range(0, inner, block):
             at = start + tl.arange(0, block)
             inside = at < inner
-            gate = tl.load(both + token * (2 * inner) + at, mask=inside, other=0.0).to(tl.float32) * r
-            up = tl.load(both + token * (2 * inner) + inner + at, mask=inside, other=0.0).to(tl.float32) * r
-            if has_bias:
-                gate += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-                up += tl.load(bias + inner + at, mask=inside, other=0.0).to(tl.float32)
-            product = gate / (1.0 + tl.exp(-gate)) * up
+            gate, up = (
+                _numbers(row, bias, at, inside, r, has_bias),
+                _numbers(row, bias, at + inner, inside, r, has_bias),
+            )
+            steep = gate
+            if gelu:  # its form with tanh is x / (1 + exp(-2 z))
+                steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+            product = gate / (1.0 + tl.exp(-steep)) * up
             tl.store(out + token * inner + at, product.to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _norm_add(h, x, weight, eps, width: tl.constexpr, block: tl.constexpr):
+        token = tl.program_id(0).to(tl.int64)
+        r = _factor(x + token * width, width, eps, block)
+        for start in range(0, width, block):
+            at = start + tl.arange(0, block)
+            inside = at < width
+            added = tl.load(x + token * width + at, mask=inside, other=0.0).to(tl.float32) * r
+            added *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+            place = h + token * width + at
+            tl.store(
+                place,
+                (tl.load(place, mask=inside, other=0.0).to(tl.float32) + added).to(h.dtype.element_ty),
+                mask=inside,
+            )
 
 
 _WIDEST = 2048
@@ -129,38 +206,58 @@ _WIDEST = 2048
 
 
 def norm_rotate(
-    heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, eps: float
+    heads: Tensor,
+    count: int,
+    h: Tensor | None,
+    bias: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    norm: HeadNorm | None = None,
 ) -> Tensor:
-    """Apply the norm of `h` (B, T, D), the bias and rotary positions to `heads` (B, T, heads, d), in place.
+    """Apply the norm of `h` (B, T, D), the bias, the norm of queries and keys, and rotary positions to `heads` (B, T, heads, d), in place.
 
-    `heads` is the product of `h`, not normed, with a weight. The first `count` heads have rotary positions. `bias` (heads·d,) or None.
-    `cos`, `sin` (1 or B, T, 1, d): see `llama._rotation`. All are contiguous. Returns `heads`.
+    `heads` is the product of `h`, not normed, with a weight; without a norm before it `h` is None. The first `count` heads have rotary
+    positions. `bias` (heads·d,) or None. `cos`, `sin` (1 or B, T, 1, r): see `llama._rotation`. All are contiguous. Returns `heads`.
     """
     B, T, head_count, d = heads.shape
-    assert all(tensor.is_contiguous() for tensor in (heads, h, cos, sin))
-    with torch.cuda.device_of(h):  # Triton uses the current device, not that of the tensors
+    r = cos.shape[-1]
+    assert all(tensor.is_contiguous() for tensor in (heads, cos, sin, *(() if h is None else (h,))))
+    queries = count if norm is None else norm.together
+    with torch.cuda.device_of(heads):  # Triton uses the current device, not that of the tensors
         _norm_rotate[(B * T,)](
-            heads, h, heads if bias is None else bias, cos, sin, eps, T, 0 if len(cos) == 1 else T * d,
-            h.shape[-1], head_count, count, d // 2,
-            bias is not None, _block(h.shape[-1]), triton.next_power_of_2(head_count), triton.next_power_of_2(d // 2),
+            heads, heads if h is None else h, heads if bias is None else bias, heads if norm is None else norm.weight,
+            cos if r else heads, sin if r else heads, eps, T, 0 if len(cos) == 1 else T * r,
+            1 if h is None else h.shape[-1], head_count, count, queries, d, r // 2,
+            h is not None, bias is not None, norm is not None, norm is not None and norm.together > 0,
+            _block(1 if h is None else h.shape[-1]), triton.next_power_of_2(head_count), triton.next_power_of_2(max(1, r // 2)),
+            triton.next_power_of_2(max(1, d - r)),
         )  # fmt: skip
     return heads
 
 
-def norm_gate(both: Tensor, h: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Return silu(g) · u (B, T, F), with the norm of `h` (B, T, D) applied to both.
+def norm_gate(both: Tensor, h: Tensor | None, bias: Tensor | None, eps: float, activation: Activation) -> Tensor:
+    """Return act(g) · u (B, T, F), with the norm of `h` (B, T, D), or None, applied to both.
 
     `both` (B, T, 2 F): g, then u, the product of `h`, not normed, with their weights. `bias` (2 F,) or None. All are contiguous.
     """
     B, T, inner = *both.shape[:2], both.shape[2] // 2
-    assert all(tensor.is_contiguous() for tensor in (both, h))
-    out = both.new_empty(B, T, inner)
-    with torch.cuda.device_of(h):
+    assert all(tensor.is_contiguous() for tensor in (both, *(() if h is None else (h,))))
+    out, width = both.new_empty(B, T, inner), 1 if h is None else h.shape[-1]
+    with torch.cuda.device_of(both):
         _norm_gate[(B * T,)](
-            both, h, both if bias is None else bias, out, eps,
-            h.shape[-1], inner, bias is not None, _block(h.shape[-1]), _block(inner),
+            both, both if h is None else h, both if bias is None else bias, out, eps,
+            width, inner, h is not None, bias is not None, activation == Activation.GELU, _block(width), _block(inner),
         )  # fmt: skip
     return out
+
+
+def norm_add(h: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """Add the norm of `x` (B, T, D) with this `weight` (D,) to `h` (B, T, D), in place. All are contiguous."""
+    B, T, width = x.shape
+    assert all(tensor.is_contiguous() for tensor in (h, x, weight))
+    with torch.cuda.device_of(h):
+        _norm_add[(B * T,)](h, x, weight, eps, width, _block(width))
 
 
 def _block(numbers: int) -> int:
@@ -174,29 +271,39 @@ Matrix = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A layer like `llama.Layer`, for a GPU. The weights include the norms' weights and the attention's scale. `both`: gate, then up."""
+    """A layer like `llama.Layer`, for a GPU. `both`: gate, then up.
+
+    The weights include the attention's scale and those of the norms before them; `norms` says which norms there are.
+    """
 
     qkv: Matrix
     o: Matrix
     both: Matrix
     down: Matrix
     eps: float
+    norms: Norms
+    head_norm: HeadNorm | None
+    activation: Activation
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """See `Layer.heads`."""
-        weight, bias = self.qkv
-        return norm_rotate(F.linear(h, weight).unflatten(-1, (-1, head_dim)), turning, h, bias, cos, sin, self.eps)
+        (weight, bias), before = self.qkv, None if self.norms.before is None else h
+        product = F.linear(h, weight).unflatten(-1, (-1, head_dim))
+        return norm_rotate(product, turning, before, bias, cos, sin, self.eps, self.head_norm)
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
-        """See `Layer.after`. Overwrites `h`: the matmuls add to it directly, so their products are not written separately."""
-        _add(h, mixed, self.o)
-        weight, bias = self.both
-        _add(h, norm_gate(F.linear(h, weight), h, bias, self.eps), self.down)
+        """See `Layer.after`. Overwrites `h`: without a norm after them, the matmuls add to it directly."""
+        self._add(h, mixed, self.o, self.norms.after_attention)
+        (weight, bias), between = self.both, None if self.norms.between is None else h
+        inner = norm_gate(F.linear(h, weight), between, bias, self.eps, self.activation)
+        self._add(h, inner, self.down, self.norms.after_mlp)
         return h
 
-
-def _add(h: Tensor, x: Tensor, matrix: Matrix) -> None:
-    weight, bias = matrix
-    h.view(-1, h.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
-    if bias is not None:
-        h += bias
+    def _add(self, h: Tensor, x: Tensor, matrix: Matrix, norm: Tensor | None) -> None:
+        weight, bias = matrix
+        if norm is not None:
+            norm_add(h, F.linear(x, weight, bias), norm, self.eps)
+            return
+        h.view(-1, h.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+        if bias is not None:
+            h += bias

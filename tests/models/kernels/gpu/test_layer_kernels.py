@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import CacheSlots
 from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, StepGraphs
 from everlong_models.kernels.gpu import layer_kernels
+from everlong_models.kernels.linear import Activation
+from everlong_models.kernels.norms import Norms
 from everlong_models.memories.rmt import RMT, RMTConfig
 from tests.models.backbone.test_llama import build, embeddings
 from tests.models.fake_gpu import DEVICE, REAL
@@ -23,15 +26,20 @@ from tests.models.tiny import llama
 pytestmark = pytest.mark.long
 
 pytest.importorskip("triton")
-LAYER = {"heads": 4, "turning": 3, "head_dim": 8, "width": 16, "inner": 32, "biases": (True, False)}
+LAYER = {"heads": 4, "turning": 3, "head_dim": 8, "rotary": {8, 6}, "width": 16, "inner": 32, "biases": (True, False)}
+KIND = (Norms(before=torch.ones(16), after_mlp=torch.ones(16)), None, Activation.SILU)
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 WHERE = "cuda" if REAL else "cpu"
+NAMES = (
+    "llama", "biases", "no-groups", "head-dim", "qwen2", "granite", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2",
+)  # fmt: skip
+"""What the kernels tell apart: biases, norms of heads and after matrices, GELU, heads that rotate in part or not at all."""
 
 
 @pytest.fixture
 def fuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use fused layers on any device."""
-    monkeypatch.setattr(layer_kernels, "available", lambda weight, **_: True)
+    monkeypatch.setattr(layer_kernels, "available", lambda *_, **__: True)
 
 
 def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Backbone]:
@@ -44,9 +52,7 @@ def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Back
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "name", ["llama", "biases", "no-groups", "head-dim", "qwen2", "mistral", "granite"]
-)  # what the kernels tell apart
+@pytest.mark.parametrize("name", NAMES)
 def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
     """Read; with the last positions only; prefilled; and continued at each row's own position."""
     naive, fast = twins(name)
@@ -62,8 +68,11 @@ def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
     for at, count, keep in (([6, 5, 3], 1, None), ([7, 6, 4], 2, None), ([9, 8, 27], 3, 2)):
         x = embeddings(naive, 3, count, seed=at[0]).to(WHERE)
         places = torch.tensor(at, device=WHERE)
-        results = [b.hidden(x, kv=kv, at=places, keep=keep) for b, kv in zip((naive, fast), caches, strict=True)]
-        torch.testing.assert_close(results[1], results[0], **CLOSE)
+        # Each row alone: transformers chooses Phi 3's frequencies by the longest row.
+        rows = [slice(n, n + 1) for n in range(3)]
+        expected = [naive.hidden(x[row], kv=caches[0][row], at=places[row], keep=keep) for row in rows]
+        found = fast.hidden(x, kv=caches[1], at=places, keep=keep)
+        torch.testing.assert_close(found, torch.cat(expected), **CLOSE)
         torch.testing.assert_close(caches[1], caches[0], **CLOSE)
 
 
@@ -82,7 +91,7 @@ def test_bfloat16_is_no_further_from_float32_than_pytorchs_operations(
 ) -> None:
     """On the same weights: what is normed is not rounded before it is multiplied."""
     exact, (_, fast) = build("qwen2", torch.float32), twins("qwen2", torch.bfloat16)
-    monkeypatch.setattr(layer_kernels, "available", lambda weight, **_: False)
+    monkeypatch.setattr(layer_kernels, "available", lambda *_, **__: False)
     apart = build("qwen2", torch.bfloat16)
     exact.model.to(WHERE), apart.model.to(WHERE)
     assert apart.optimize() is None
@@ -121,7 +130,7 @@ def test_a_memory_reads_with_it(fuses: None) -> None:
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """For an H100, in bfloat16: what is interpreted may be more than the compiler takes. Elsewhere, as it is interpreted here."""
-    assert compiled_by(COMPILE, tmp_path) == ["_norm_rotate", "_norm_gate"]
+    assert compiled_by(COMPILE, tmp_path) == 3 * ["_norm_rotate", "_norm_gate", "_norm_add"]
 
 
 def compiled_by(script: str, cache: Path) -> list[str]:
@@ -139,14 +148,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from everlong_models.kernels.gpu import layer_kernels
 
-SIZES = {"width": 576, "count": 15, "turning": 12, "half": 32, "inner": 1536, "has_bias": True,
-         "width_block": 1024, "count_block": 16, "half_block": 32, "block": 2048}
+SIZES = {"width": 576, "count": 15, "turning": 12, "queries": 9, "dim": 64, "half": 32, "inner": 1536, "has_norm": True, "has_bias": True,
+         "has_head_norm": False, "whole": False, "gelu": False, "width_block": 1024, "count_block": 16, "half_block": 32, "rest_block": 1,
+         "block": 2048}
+PARTLY = {"half": 24, "rest_block": 16, "has_head_norm": True, "gelu": True}
+NOTHING = {"half": 0, "half_block": 1, "rest_block": 64, "has_norm": False, "has_bias": False, "has_head_norm": True, "whole": True}
 NUMBERS = {"eps": "fp32", "positions": "i32", "cos_row": "i32"}
-for kernel in (layer_kernels._norm_rotate, layer_kernels._norm_gate):
+for sizes in (SIZES, SIZES | PARTLY, SIZES | NOTHING):
+  for kernel in (layer_kernels._norm_rotate, layer_kernels._norm_gate, layer_kernels._norm_add):
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in SIZES else NUMBERS.get(name, "*bf16") for name in names}
-    sizes = {(place,): SIZES[name] for place, name in enumerate(names) if name in SIZES}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=sizes)
+    signature = {name: "constexpr" if name in sizes else NUMBERS.get(name, "*bf16") for name in names}
+    constants = {(place,): sizes[name] for place, name in enumerate(names) if name in sizes}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
     print(kernel.__name__)
 """
@@ -154,8 +167,8 @@ for kernel in (layer_kernels._norm_rotate, layer_kernels._norm_gate):
 
 @pytest.mark.skipif(REAL, reason="there is a GPU")
 def test_without_a_gpu_nothing_is_fused() -> None:
-    assert not layer_kernels.available(torch.zeros(2, 2), **LAYER)
-    assert not layer_kernels.available(torch.zeros(2, 2, device="meta"), **LAYER)
+    assert not layer_kernels.available(torch.zeros(2, 2), *KIND, **LAYER)
+    assert not layer_kernels.available(torch.zeros(2, 2, device="meta"), *KIND, **LAYER)
 
 
 @pytest.mark.skipif(not REAL, reason="no GPU is here")
@@ -186,18 +199,18 @@ def test_results_with_cuda_graphs_equal_those_without() -> None:
 
 def test_kernels_are_compiled_for_the_models_sizes_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU, compilation happens at load, so that no request waits for it."""
-    asked: list[tuple[int, ...]] = []
+    asked: list[tuple[Any, ...]] = []
+
+    def shapes(*given: Any) -> None:
+        asked.append(tuple(tuple(each.shape) if isinstance(each, torch.Tensor) else each for each in given))
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        layer_kernels,
-        "norm_rotate",
-        lambda heads, count, h, bias, *_: asked.append((*heads.shape, count, *h.shape, bias is not None)),
-    )
-    monkeypatch.setattr(
-        layer_kernels, "norm_gate", lambda both, h, bias, eps: asked.append((*both.shape, *h.shape, bias is not None))
-    )
-    assert layer_kernels.available(There(), **LAYER)
-    assert asked == [(1, 1, 4, 8, 3, 1, 1, 16, True), (1, 1, 64, 1, 1, 16, False)]
+    for name in ("norm_rotate", "norm_gate", "norm_add"):
+        monkeypatch.setattr(layer_kernels, name, shapes)
+    assert layer_kernels.available(There(), *KIND, **LAYER)
+    rotate = [((1, 1, 4, 8), 3, (1, 1, 16), (32,), turns, turns, 1.0, None) for turns in ((1, 1, 1, 8), (1, 1, 1, 6))]
+    assert sorted(asked[:2]) == sorted(rotate)
+    assert asked[2:] == [((1, 1, 64), None, None, 1.0, Activation.SILU), ((1, 1, 16), (1, 1, 16), (16,), 1.0)]
 
 
 class There:
@@ -217,5 +230,5 @@ def test_without_a_working_triton_a_warning_is_logged_and_pytorch_used(monkeypat
     monkeypatch.setattr(layer_kernels, "norm_rotate", refuses)
 
     with caplog.at_level(logging.WARNING):
-        assert not layer_kernels.available(There(), **LAYER)
+        assert not layer_kernels.available(There(), *KIND, **LAYER)
     assert "Failed to find C compiler" in caplog.text
