@@ -109,6 +109,19 @@ class TestFolder:
         with pytest.raises(ConfigError, match="window"):
             load(tmp_path / "w", tmp_path, options={"window": 0})
 
+    def test_a_memory_without_weights_can_be_exchanged_for_another(self, tmp_path):
+        spec = {"name": "window", "segment_length": 8, "sinks": 2, "window": 20}
+        model = load(
+            manifest(tmp_path / "w", memory=spec),
+            tmp_path,
+            memory="compact",
+            options={"entries": 12, "segment_length": 8},
+        )
+        assert (model.memory_name, model.memory.config.entries) == ("compact", 12)
+        assert model.fingerprint != load(tmp_path / "w", tmp_path).fingerprint
+        with pytest.raises(ConfigError, match=r"memory='rmt': .* has its own memory"):
+            load(tmp_path / "w", tmp_path, memory="rmt")
+
     def test_the_template_is_what_the_manifest_says_or_follows_from_the_weights(self, folder, tmp_path):
         for template in ("instruct", "few-words"):
             manifest(folder, backbone="backbone", template=template)
