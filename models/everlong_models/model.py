@@ -98,6 +98,8 @@ MEMORIES: dict[str, MemoryKind] = {
     "lamemo": MemoryKind(LaMemoConfig, LaMemo, around=False),
 }
 """All memories by name."""
+EXCHANGEABLE = {name for name, kind in MEMORIES.items() if kind.one_copy}
+"""Memories without weights. A trained model that has one of them also takes another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def load_model(
     `name` is a model folder with `everlong.json`, the name of one in `models_dir` or in the package, or a backbone (see `load_backbone`),
     which gets an untrained memory; a recurrent model gets `native` by default. `BACKBONE+ADAPTER` is a backbone with a LoRA adapter (see
     `lora`). `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone. A
-    model folder has its own memory. If that has no weights (`window`, `compact`), both may still be chosen, `memory` among these two.
+    model folder has its own memory. If that is `window` or `compact`, `memory` may name the other one, and `options` may be given.
 
     `quantize`, `bfloat16`: see `Backbone.optimize`; they only affect a CPU. `bfloat16` None means: True for a memory that has nothing to
     train, False for a trained one, which is computed in float32. `progress` receives messages for the user.
@@ -223,8 +225,8 @@ def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, An
     if memory_name not in MEMORIES:
         raise ConfigError("memory", memory_name, f"must be one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[memory_name]
-    if manifest and kind.one_copy and memory in MEMORIES and MEMORIES[memory].one_copy and memory != memory_name:
-        memory_name, kind, spec = memory, MEMORIES[memory], {}  # its adapters belong to the backbone alone
+    if manifest and memory is not None and memory != memory_name and {memory, memory_name} <= EXCHANGEABLE:
+        memory_name, kind, spec = memory, MEMORIES[memory], {}  # the model's adapters belong to its backbone alone
     if manifest and (memory not in (None, memory_name) or (options and not kind.training_free)):
         limit = f"cannot be set: the model folder {folder} has its own memory, {manifest.memory}"
         raise ConfigError("memory", memory or options, limit)

@@ -5,7 +5,7 @@
     h ← h + ρ M(m),  or h + n(M(m)) with `after_mlp`
     A(x) = O attention(rope(Q x), rope(K x), V x),   M(x) = D (act(G x) · U x),   n = RMS norm
 
-Instead, M may be a mixture of experts, each of this form (`kernels.cpu.experts`). Queries and keys may pass norms before their rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The
+M may also be a mixture of experts (`kernels.cpu.experts`). Each expert then has the form of M. Queries and keys may pass norms before their rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The
 description refers to the model's own matrices; only Gemma's norm weights are computed.
 """
 

@@ -1,7 +1,7 @@
 """A `Llama` whose weights exist once, quantised, for decode steps and for prefill.
 
 Products of many rows use bfloat16 where the processor has instructions for it: each matrix is dequantised into the same scratch memory before
-its product. Other products use integers and activations of 16 bits, as decode steps do. Norm weights, the attention's scale and low-rank
+its product. Other products, and those of experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm weights, the attention's scale and low-rank
 updates are not folded in, since that would move weights off their grid.
 """
 
@@ -21,7 +21,7 @@ from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.kernels.attention import additive_mask, causal, causal_mask
-from everlong_models.kernels.cpu import dequantise, prefill, thread_pool
+from everlong_models.kernels.cpu import dequantise, experts, prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED
 from everlong_models.kernels.cpu.job import Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
@@ -189,17 +189,19 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
         shape, layers=[replace(layer, norms=norms) for layer, norms in zip(shape.layers, weights.norms, strict=True)]
     )
     thread_pool.prepare(dequantise.dequantise, *(() if shape.plain else (prefill.norm, prefill.rotate)))
+    if any(weights.experts):
+        thread_pool.prepare(experts.mixture)
     products = Products(bfloat16=bfloat16)
     layers = [
         QuantisedLayer(
             matrices,
             norms,
-            experts,
+            mixture,
             HeadNorm.of(norms, shape.heads, shape.kv_heads, shape.eps, shape.scale),
             shape,
             products,
         )
-        for matrices, norms, experts in zip(weights.layers, weights.norms, weights.experts, strict=True)
+        for matrices, norms, mixture in zip(weights.layers, weights.norms, weights.experts, strict=True)
     ]
     forward = Llama(
         shape=shape, norm=weights.norm, layers=layers, head=weights.head, cached=CACHED, attend=products.attend,

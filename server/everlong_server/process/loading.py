@@ -15,9 +15,9 @@ from everlong_models.backbone.loading import Progress
 from everlong_models.catalogue.machine import OVERHEAD, free_memory
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.cpu import sampling_kernel, thread_pool
-from everlong_models.model import Model, load_model, model_bytes
+from everlong_models.model import EXCHANGEABLE, Model, load_model, model_bytes
 from everlong_models.naming import find_model, model_name
-from everlong_models.weights import MANIFEST
+from everlong_models.weights import MANIFEST, read_manifest
 from everlong_server.process.served_model import served_model
 from everlong_server.services import ModelSource
 from everlong_server.settings import Settings
@@ -55,8 +55,10 @@ def model_source(settings: Settings, start: Callable[[Callable[[], Model]], Futu
     models_dir, device, names = settings.models_dir.expanduser(), _device(settings), dict[str, str]()
 
     def memory(given: str) -> str | None:
-        """Return the memory to put around the model; a model folder has its own."""
-        return None if (find_model(given, models_dir) / MANIFEST).is_file() else settings.memory
+        """Return the memory to put around the model; a model folder has its own, unless that is exchangeable."""
+        folder = find_model(given, models_dir)
+        own = read_manifest(folder).memory.get("name") if (folder / MANIFEST).is_file() else None
+        return settings.memory if own is None or {own, settings.memory} <= EXCHANGEABLE else None
 
     def measure(given: str) -> int | None:
         return model_bytes(

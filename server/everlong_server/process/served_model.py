@@ -12,13 +12,14 @@ from everlong_models.catalogue.default import HOW_TO_CHOOSE, defaults, described
 from everlong_models.catalogue.machine import Machine, require_memory, this_machine
 from everlong_models.catalogue.pull import locate, pull
 from everlong_models.errors import BackboneError
+from everlong_models.model import EXCHANGEABLE
 from everlong_models.naming import catalogue_entry
 from everlong_server.settings import Settings
 
 
 def default_models(settings: Settings) -> list[str]:
-    """Return the models that a server without `model` tries, in this order."""
-    if settings.memory:
+    """Return the models that a server without `model` tries, in this order: a plain backbone if the defaults do not take the memory."""
+    if settings.memory is not None and settings.memory not in EXCHANGEABLE:
         return [DEFAULT_BACKBONE]
     return defaults(_machine(settings), _here(settings.models_dir.expanduser()))
 
@@ -28,10 +29,12 @@ def served_model(settings: Settings, progress: Progress) -> str:
 
     A default that cannot be downloaded, or does not fit into the memory that is free, is replaced by the next smaller one.
     """
-    if settings.model is not None or settings.memory:
-        return settings.model or DEFAULT_BACKBONE
+    if settings.model is not None:
+        return settings.model
     models_dir = settings.models_dir.expanduser()
     first, *smaller = default_models(settings)
+    if first == DEFAULT_BACKBONE:
+        return first
     progress(f"model: [bold]{first}[/], the default for {described(_machine(settings))}")
     progress(f"To serve another one: {HOW_TO_CHOOSE}")
     for name, next_name in pairwise([first, *smaller]):

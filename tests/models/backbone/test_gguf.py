@@ -153,6 +153,8 @@ def test_families_that_transformers_does_not_read_are_read_with_float_weights(fa
     assert torch.equal(backbone.model(TOKENS).logits, expected)
     assert distance(backbone.logits(backbone.hidden(backbone.embed(TOKENS))), expected) < 1e-5
     assert tokenizer.eos_ids == (259,)
+    if family == "qwen3moe":  # as files of Qwen 3 without experts: characters are composed first
+        assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,9 @@ def test_the_layers_without_scales_are_llama_cpps(tmp_path: Path, monkeypatch: p
         ("llama", {"llama.attention.key_length": 64, "llama.attention.value_length": 32}, "heads with keys of 64 numbers and values of 32"),
         ("qwen2", {"biases": ("ffn_up",)}, "tensors blk.0.ffn_up.bias"),
         ("qwen3", {"biases": ("attn_q",)}, "tensors blk.0.attn_q.bias"),
+        ("qwen3moe", {"qwen3moe.expert_used_count": 7}, "7 experts for each token, of 6"),
+        ("qwen3moe", {"qwen3moe.expert_count": 3}, r"blk.0.ffn_gate_inp.weight of shape \(6, 256\) instead of \(3, 256\)"),
+        ("qwen3moe", {"qwen3moe.expert_weights_scale": 2.5}, "weights of experts scaled by 2.5"),
         ("qwen3moe", {"without": "blk.1.ffn_up_exps"}, "tensors without blk.1.ffn_up_exps.weight"),
         ("qwen2", {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0}, "rotary positions with scaling 'yarn', without the original length"),
         ("phi3", {"factors": {"rope_factors_long.weight": LONG}}, "rotary positions with scaling 'longrope'"),

@@ -42,6 +42,10 @@ def test_a_named_model_is_taken_without_a_word(tmp_path: Path, pulled: list[str]
     assert pulled == []
 
 
+def test_a_memory_that_the_default_takes_does_not_change_it(tmp_path: Path, pulled: list[str]) -> None:
+    assert served(tmp_path, memory="compact")[0] == served(tmp_path)[0] == LARGE
+
+
 def test_the_default_is_pulled_and_explained(tmp_path: Path, pulled: list[str]) -> None:
     name, told = served(tmp_path)
     assert (name, pulled) == (LARGE, [BACKBONE])

@@ -71,7 +71,7 @@ _FAMILIES = {
     "qwen2": Family("qwen2", biases=ATTENTION),
     "qwen3": Family("qwen3", (*_PRE, *_HEADS), fields={"head_dim": "attention.key_length"}),
     "qwen3moe": Family(
-        "qwen3_moe", (*_PRE, *_HEADS), experts=True, known=False, fields={"head_dim": "attention.key_length"} | _EXPERTS
+        "qwen3_moe", (*_PRE, *_HEADS), experts=True, fields={"head_dim": "attention.key_length"} | _EXPERTS
     ),
     "gemma2": Family("gemma2", (*_PRE, *_POST), plus_one=True, fields=_GEMMA | _CAPS),
     "gemma3": Family("gemma3_text", (*_PRE, *_POST, *_HEADS), plus_one=True, fields=_GEMMA),
@@ -124,6 +124,27 @@ def unreadable_reason(file: GGUFFile) -> str | None:
     biases &= {f"{each.removesuffix('.weight')}.bias" for each in names if "norm" not in each}
     if unknown := sorted(file.tensors.keys() - names - biases - set(rope.TENSORS)):
         return f"tensors {', '.join(unknown[:3])}"
+    return _unreadable_experts(file, name) if family.experts else None
+
+
+def _unreadable_experts(file: GGUFFile, name: str) -> str | None:
+    """Return in words what is wrong with the experts of a file that has all tensors and metadata; None if nothing is."""
+    count, used, F = (int(file.metadata[f"{name}.{field}"]) for field in _EXPERTS.values())
+    D = int(file.metadata[f"{name}.embedding_length"])
+    if not 1 <= used <= count:
+        return f"{used} experts for each token, of {count}"
+    if (scale := file.metadata.get(f"{name}.expert_weights_scale", 1.0)) not in (0.0, 1.0):
+        return f"weights of experts scaled by {scale}"
+    shapes = {
+        ROUTER: (count, D),
+        "ffn_gate_exps": (count, F, D),
+        "ffn_up_exps": (count, F, D),
+        "ffn_down_exps": (count, D, F),
+    }
+    for layer in range(int(file.metadata[f"{name}.block_count"])):
+        for part, shape in shapes.items():
+            if (found := file.tensors[f"blk.{layer}.{part}.weight"].shape) != shape:
+                return f"blk.{layer}.{part}.weight of shape {found} instead of {shape}"
     return None
 
 
@@ -138,7 +159,8 @@ def misread_by_transformers(file: GGUFFile) -> bool:
         ATTENTION if name == "qwen2" else ()
     )  # transformers' reader drops other biases: their configs must name them
     dropped = not all(_part(bias).startswith(always) for bias in _biases(file))
-    special = not family.known or largest or dropped or _other_heads(file, name, family)
+    # transformers ignores the width of experts.
+    special = not family.known or family.experts or largest or dropped or _other_heads(file, name, family)
     return special or rope.is_scaled(file, name) or rope.is_partial(file, name)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.kernels.cpu import decode_step, matrix_product
-from everlong_models.kernels.cpu.job import DecodeJob, Detail, Experts, Layer, Matrix
+from everlong_models.kernels.cpu.job import DecodeJob, Detail, Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.cpu.thread_pool import prepare, shared_memory, step
 from everlong_models.kernels.experts import QuantisedExperts
@@ -27,7 +27,7 @@ CACHED = torch.float16
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayer:
-    """One layer. `experts`: its MLP, if it is not in `matrices`. `window`: how many positions a query sees, its own included; None: all. `rotation`: which rotary table it uses."""
+    """One layer. `experts`: its mixture of experts; None if `matrices` has its MLP. `window`: how many positions a query sees, its own included; None: all. `rotation`: which rotary table it uses."""
 
     matrices: Mapping[Layer, QuantisedMatrix]
     norms: Norms
@@ -60,8 +60,8 @@ class DecodeLayers:
         prepare(decode_step.step, matrix_product.multiply)
         self.layers = [layer.matrices for layer in layers]
         self.experts = [layer.experts for layer in layers]
-        sizes = [one.table for one in self.experts if one is not None]
-        self._largest = max(sizes, key=lambda table: int(table[Experts.CHOSEN] * table[Experts.INNER]), default=None)
+        tables = [one.table for one in self.experts if one is not None]
+        self._largest = max(tables, key=lambda table: len(shared_memory(table, 1, len(norm))), default=None)
         self._norm = norm.detach().float().clone()
         self._norms = [
             {name: weight.detach().float().clone() for name, weight in layer.norms.tensors().items()}

@@ -70,7 +70,7 @@ class DecodeJob(IntEnum):
     """The fields of a decode step or a product: sizes, addresses, and the strides of keys and values in bytes."""
 
     ROWS = 0
-    TABLE = 1  # int64: a `Matrix`, or (layers, 7, 10)
+    TABLE = 1  # int64: a `Matrix`, `Experts`, or (layers, 7, 10)
     SCRATCH = 2  # scratch memory, one slice for each thread
     SCRATCH_SIZE = 3  # of one thread's slice, in float32 values
     COUNTERS = 4  # int64, `LINE` bytes apart: threads that have started; then for each phase, the next part and the number of parts done
@@ -107,7 +107,7 @@ class DecodeJob(IntEnum):
     GELU = 35  # 1: the MLP's gate is GELU (tanh); 0: SiLU
     RESIDUAL = 36  # float32 (1,): factor of what attention and MLP add to the residual stream
     CAP = 37  # float32 (1,): scores s become cap · tanh(s / cap); 0: they stay as they are
-    PAIRS = 38  # memory that the threads share for mixtures of experts (`experts.memory`)
+    PAIRS = 38  # memory that the threads share for mixtures of experts (`experts.memory_size`)
 
 
 FIELDS, LAYER_ROWS, MATRIX_FIELDS, EXPERT_FIELDS = len(DecodeJob), len(Layer), len(Matrix), len(Experts)

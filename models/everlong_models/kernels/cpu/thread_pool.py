@@ -58,7 +58,7 @@ _SOURCES = (
 
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
-    """Return a kernel of `decode_step`, `prefill`, `sampling_kernel`, `quantise` or `dequantise` as machine code."""
+    """Return a kernel of one of the modules of this folder as machine code."""
     make = partial(cfunc, SIGNATURE, error_model="numpy")
     # numba finds stored code by the function's name and file. The name includes a hash, because code of another version would read a
     # job's table wrongly, and code for another processor may use instructions that this one lacks.

@@ -203,6 +203,8 @@ if triton is not None:
 
 _WIDEST = 2048
 """Most values of a row that a program loads at once."""
+_WIDE = 4096
+"""Pairs of rotated numbers up to which four warps have registers for a program's heads."""
 
 
 def norm_rotate(
@@ -224,14 +226,15 @@ def norm_rotate(
     r = cos.shape[-1]
     assert all(tensor.is_contiguous() for tensor in (heads, cos, sin, *(() if h is None else (h,))))
     queries = count if norm is None else norm.together
+    head_block, half_block = triton.next_power_of_2(head_count), triton.next_power_of_2(max(1, r // 2))
     with torch.cuda.device_of(heads):  # Triton uses the current device, not that of the tensors
         _norm_rotate[(B * T,)](
             heads, heads if h is None else h, heads if bias is None else bias, heads if norm is None else norm.weight,
             cos if r else heads, sin if r else heads, eps, T, 0 if len(cos) == 1 else T * r,
             1 if h is None else h.shape[-1], head_count, count, queries, d, r // 2,
             h is not None, bias is not None, norm is not None, norm is not None and norm.together > 0,
-            _block(1 if h is None else h.shape[-1]), triton.next_power_of_2(head_count), triton.next_power_of_2(max(1, r // 2)),
-            triton.next_power_of_2(max(1, d - r)),
+            _block(1 if h is None else h.shape[-1]), head_block, half_block, triton.next_power_of_2(max(1, d - r)),
+            num_warps=4 if head_block * half_block <= _WIDE else 8,
         )  # fmt: skip
     return heads
 

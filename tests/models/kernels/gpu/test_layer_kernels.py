@@ -32,8 +32,9 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 WHERE = "cuda" if REAL else "cpu"
 NAMES = (
     "llama", "biases", "no-groups", "head-dim", "qwen2", "granite", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2",
+    "mistral", "olmo3",
 )  # fmt: skip
-"""What the kernels tell apart: biases, norms of heads and after matrices, GELU, heads that rotate in part or not at all."""
+"""Every family, and what else the kernels tell apart: biases, and heads of another dimension or number."""
 
 
 @pytest.fixture
