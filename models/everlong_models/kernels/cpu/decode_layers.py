@@ -57,9 +57,9 @@ class DecodeLayers:
         residual: float = 1.0,
         cap: float | None = None,
     ) -> None:
-        prepare(decode_step.step, matrix_product.multiply)
         self.layers = [layer.matrices for layer in layers]
         self.experts = [layer.experts for layer in layers]
+        prepare(decode_step.step_with_experts if any(self.experts) else decode_step.step, matrix_product.multiply)
         tables = [one.table for one in self.experts if one is not None]
         self._largest = max(tables, key=lambda table: len(shared_memory(table, 1, len(norm))), default=None)
         self._norm = norm.detach().float().clone()

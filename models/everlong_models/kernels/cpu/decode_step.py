@@ -15,13 +15,15 @@ Shapes: B rows, D width, H query heads and G key heads of dimension d, F the MLP
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numba import carray
 
 from everlong_models.kernels.cpu import experts
 from everlong_models.kernels.cpu.float_products import mix_2, mix_more, scores_1, scores_4
 from everlong_models.kernels.cpu.job import (
-    EXPERT_FIELDS,
     FIELDS,
     LAYER_ROWS,
     LINE,
@@ -54,11 +56,10 @@ _ATTEND, _ADD_ATTENTION, _ADD_MLP = len(Layer), len(Layer) + 1, len(Layer) + 2
 """Phases without a matrix. The last two add to the residual stream what attention and MLP computed, if it is normalised first."""
 _EXPERTS = _ADD_MLP + 1
 """The first phase of a mixture of experts. A layer has these phases, or `GATE` and `DOWN`."""
-_PHASES = (
-    int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION, int(Layer.GATE), int(Layer.DOWN),
-    *range(_EXPERTS, _EXPERTS + experts.PHASES), _ADD_MLP,
-)  # fmt: skip
-PHASES, EXPERT_PHASES = len(_PHASES) - experts.PHASES, len(_PHASES) - 2
+_BEFORE_MLP, _MLP = (int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION), (int(Layer.GATE), int(Layer.DOWN))
+_PHASES = (*_BEFORE_MLP, *_MLP, _ADD_MLP)
+_PHASES_WITH_EXPERTS = (*_BEFORE_MLP, *_MLP, *range(_EXPERTS, _EXPERTS + experts.PHASES), _ADD_MLP)
+PHASES, EXPERT_PHASES = len(_PHASES), len(_PHASES_WITH_EXPERTS) - len(_MLP)
 """The number of phases of a layer without experts, and with them."""
 
 
@@ -311,26 +312,10 @@ def _add_normed(job, weight, row):
 
 
 @compiled
-def _mixture(layers, layer):
-    """Return a layer's table of `Experts`."""
-    return carray(int_pointer(layers[layer, Layer.DETAILS, Detail.EXPERTS]), EXPERT_FIELDS)
-
-
-@compiled
-def _compute_experts(job, own, layers, layer, phase, part):
-    """Compute a part of a phase of a mixture of experts."""
-    norm, after = layers[layer, Layer.DETAILS, Detail.BETWEEN], _norm_after(layers, layer, _ADD_MLP) != 0
-    experts.compute(job, own, _mixture(layers, layer), norm, after, phase - _EXPERTS, part)
-
-
-@compiled
 def _parts(job, layers, layer, phase):
     """Return the number of parts of a phase, and the number of outputs of a part."""
     if phase == _ATTEND:
         return job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.HEADS_PER_PART], 1
-    if phase >= _EXPERTS:
-        mixture = _mixture(layers, layer)
-        return experts.parts(job, mixture, phase - _EXPERTS) if layers[layer, Layer.DETAILS, Detail.EXPERTS] else 0, 1
     if phase >= _ADD_ATTENTION:
         return job[DecodeJob.ROWS] if _norm_after(layers, layer, phase) else 0, 1
     if phase in (Layer.GATE, Layer.DOWN) and layers[layer, Layer.DETAILS, Detail.EXPERTS]:
@@ -340,40 +325,8 @@ def _parts(job, layers, layer, phase):
     return (N + size - 1) // size, size
 
 
-def step(data):
-    """Compute all layers and the last norm, for one position per row. Every thread runs this function.
-
-    Each thread takes parts of a phase until none is left. A thread that starts late finds earlier phases done.
-    """
-    job = carray(data, FIELDS)
-    me = fetch_add(job[DecodeJob.COUNTERS])
-    own = job[DecodeJob.SCRATCH] + 4 * me * job[DecodeJob.SCRATCH_SIZE]
-    layers = carray(int_pointer(job[DecodeJob.TABLE]), (job[DecodeJob.LAYERS], LAYER_ROWS, MATRIX_FIELDS))
-    next_part, done = job[DecodeJob.COUNTERS] + LINE, job[DecodeJob.COUNTERS] + 2 * LINE
-    for layer in range(job[DecodeJob.LAYERS]):
-        for phase in _PHASES:
-            (parts, size), prepared = _parts(job, layers, layer, phase), False
-            if not parts:
-                continue
-            while True:
-                part = fetch_add(next_part)
-                if part >= parts:
-                    break
-                if phase == _ATTEND:
-                    _attend(job, own, layers, layer, part)
-                elif phase >= _EXPERTS:
-                    _compute_experts(job, own, layers, layer, phase, part)
-                elif phase >= _ADD_ATTENTION:
-                    _add_normed(job, _norm_after(layers, layer, phase), part)
-                else:
-                    if not prepared:
-                        _prepare_input(job, own, layers, layer, phase)
-                        prepared = True
-                    end = min(_outputs(layers, layer, phase), (part + 1) * size)
-                    _compute_part(job, own, layers, layer, phase, part * size, end)
-                fetch_add(done)
-            wait(done, parts)
-            next_part, done = next_part + 2 * LINE, done + 2 * LINE
+@compiled
+def _last_norm(job, next_part):
     D, weight = job[DecodeJob.WIDTH], floats(job[DecodeJob.NORM], 1, job[DecodeJob.WIDTH])[0]
     while True:
         row = fetch_add(next_part)
@@ -381,3 +334,54 @@ def step(data):
             break
         h = floats(job[DecodeJob.X] + 4 * row * D, 1, D)
         normed(h, weight, floats(job[DecodeJob.EPS], 1, 1)[0, 0], h)
+
+
+def _step(name: str, *, with_experts: bool) -> Callable[[Any], None]:
+    """Make the kernel that computes all layers and the last norm, for one position per row. Every thread runs it.
+
+    Each thread takes parts of a phase until none is left. A thread that starts late finds earlier phases done. There are two kernels, since
+    experts take six seconds to compile.
+    """
+    phases = _PHASES_WITH_EXPERTS if with_experts else _PHASES
+
+    def step(data):
+        job = carray(data, FIELDS)
+        me = fetch_add(job[DecodeJob.COUNTERS])
+        own = job[DecodeJob.SCRATCH] + 4 * me * job[DecodeJob.SCRATCH_SIZE]
+        layers = carray(int_pointer(job[DecodeJob.TABLE]), (job[DecodeJob.LAYERS], LAYER_ROWS, MATRIX_FIELDS))
+        next_part, done = job[DecodeJob.COUNTERS] + LINE, job[DecodeJob.COUNTERS] + 2 * LINE
+        for layer in range(job[DecodeJob.LAYERS]):
+            for phase in phases:
+                parts, size, prepared = 0, 1, False
+                if with_experts and phase >= _EXPERTS:
+                    parts = experts.layer_parts(job, layers, layer, phase - _EXPERTS)
+                else:
+                    parts, size = _parts(job, layers, layer, phase)
+                if not parts:
+                    continue
+                while True:
+                    part = fetch_add(next_part)
+                    if part >= parts:
+                        break
+                    if with_experts and phase >= _EXPERTS:
+                        experts.compute_layer(job, own, layers, layer, phase - _EXPERTS, part)
+                    elif phase == _ATTEND:
+                        _attend(job, own, layers, layer, part)
+                    elif phase >= _ADD_ATTENTION:
+                        _add_normed(job, _norm_after(layers, layer, phase), part)
+                    else:
+                        if not prepared:
+                            _prepare_input(job, own, layers, layer, phase)
+                            prepared = True
+                        end = min(_outputs(layers, layer, phase), (part + 1) * size)
+                        _compute_part(job, own, layers, layer, phase, part * size, end)
+                    fetch_add(done)
+                wait(done, parts)
+                next_part, done = next_part + 2 * LINE, done + 2 * LINE
+        _last_norm(job, next_part)
+
+    step.__name__ = name
+    return step
+
+
+step, step_with_experts = _step("step", with_experts=False), _step("step_with_experts", with_experts=True)

@@ -14,7 +14,16 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.job import EXPERT_FIELDS, FIELDS, LINE, MATRIX_FIELDS, DecodeJob, Experts
+from everlong_models.kernels.cpu.job import (
+    EXPERT_FIELDS,
+    FIELDS,
+    LINE,
+    MATRIX_FIELDS,
+    DecodeJob,
+    Detail,
+    Experts,
+    Layer,
+)
 from everlong_models.kernels.cpu.matrix_product import part_size, product, quantise_input
 from everlong_models.kernels.cpu.primitives import (
     compiled,
@@ -247,6 +256,25 @@ def compute(job, own, experts, norm, normed_after, phase, part):
         _multiply(job, experts, phase, part)
     else:
         _sum(job, own, experts, normed_after, part)
+
+
+@compiled
+def _of_layer(layers, layer):
+    """Return a layer's table of `Experts`."""
+    return carray(int_pointer(layers[layer, Layer.DETAILS, Detail.EXPERTS]), EXPERT_FIELDS)
+
+
+@compiled
+def layer_parts(job, layers, layer, phase):
+    """Return the number of parts of a phase of a decode step; 0 in a layer without experts."""
+    return parts(job, _of_layer(layers, layer), phase) if layers[layer, Layer.DETAILS, Detail.EXPERTS] else 0
+
+
+@compiled
+def compute_layer(job, own, layers, layer, phase, part):
+    """Compute a part of a phase of a decode step."""
+    details = layers[layer, Layer.DETAILS]
+    compute(job, own, _of_layer(layers, layer), details[Detail.BETWEEN], details[Detail.AFTER_MLP] != 0, phase, part)
 
 
 def mixture(data):

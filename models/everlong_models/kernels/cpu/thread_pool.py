@@ -163,9 +163,11 @@ def step(fields: Mapping[DecodeJob, int]) -> None:
     heads = (many + 1) * head_dim + many * (fields[DecodeJob.CONTEXT] + LANES)
     more = {DecodeJob.WIDEST: wide, DecodeJob.HEADS_PER_PART: many}
     yield_point()
-    phases = decode_step.EXPERT_PHASES if fields[DecodeJob.PAIRS] else decode_step.PHASES
+    kernel, phases = decode_step.step, decode_step.PHASES
+    if fields[DecodeJob.PAIRS]:
+        kernel, phases = decode_step.step_with_experts, decode_step.EXPERT_PHASES
     _run(
-        decode_step.step,
+        kernel,
         phases * fields[DecodeJob.LAYERS] + 1,
         int(max(products, heads)),
         {**fields, **more},
