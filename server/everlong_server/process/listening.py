@@ -204,8 +204,8 @@ def _limitations(model: Model) -> str:
         )
     if isinstance(model.memory, Compact):
         return (
-            f"It keeps {model.memory.config.entries} keys and values of the text in each layer, some of every part: what the text is\n"
-            "about rather than its details, for which it searches passages. docs/research/lab-notes.md has figures."
+            f"It keeps {model.memory.config.entries} keys and values of the text in each layer, some of every part: what a text\n"
+            "of some thousand tokens is about. For details and longer texts, it searches passages. docs/research/lab-notes.md has figures."
         )
     if isinstance(model.memory, Native):
         return (
