@@ -189,10 +189,12 @@ class Settings(BaseSettings):
     tenant_streams: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of answers, searches and requests for embeddings at once per tenant; unset: no limit.",
+        description="Maximum number of answers, searches, rankings and requests for embeddings or a session's memory at once per tenant; unset: no limit.",
     )
     tenant_queued: int | None = Field(
-        None, ge=1, description="Maximum number of documents per tenant that are queued or being read; unset: no limit."
+        None,
+        ge=1,
+        description="Maximum number of documents per tenant and model that are queued or being read; unset: no limit.",
     )
     tenant_bytes: int | None = Field(
         None,
@@ -203,7 +205,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Maximum number of sessions per tenant; unset: no limit."
     )
     tenant_tokens_per_day: int | None = Field(
-        None, ge=1, description="Maximum number of tokens read and generated per tenant and day (UTC); unset: no limit."
+        None,
+        ge=1,
+        description="Maximum number of tokens read, generated and embedded per tenant and day (UTC); unset: no limit.",
     )
     reading_share: float = Field(
         0.3, gt=0, lt=1, description="Share of the device's time that documents get while answers are being generated."

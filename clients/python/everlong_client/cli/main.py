@@ -276,7 +276,10 @@ def mcp(
     port: Annotated[int, typer.Option(help="With --http: the port to listen on.", min=1, max=65535)] = 8081,
     names: Annotated[
         list[str] | None,
-        typer.Option("--allowed-host", help="With --http: a host name that clients use; may be repeated."),
+        typer.Option(
+            "--allowed-host",
+            help="With --http: a host name that clients use, in place of this machine's names; may be repeated.",
+        ),
     ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,

@@ -23,7 +23,7 @@ def is_loopback(host: str) -> bool:
 def run_http(server: DocumentServer, host: str, port: int, names: Sequence[str]) -> None:
     """Serve streamable HTTP at `http://host:port/mcp` until a signal ends the process.
 
-    `names`: the host names that clients use, besides those of this machine. Requests with another `Host` or `Origin` are
+    `names`: the host names that clients use, in place of those of this machine. Requests with another `Host` or `Origin` are
     refused, so that a web page of another site cannot send any (DNS rebinding).
     """
     allowed = [*names] if names else [*LOOPBACK, f"[{host}]" if ":" in host else host]
