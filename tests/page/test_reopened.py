@@ -112,6 +112,7 @@ def test_a_lost_question_can_be_changed_or_discarded(new_tab: Callable[..., Tab]
     expect(page.locator(".question")).to_have_count(1)
     page.evaluate(LOSE, [fork, "Who is Dinah?"])
     tab.open(fork)
+    expect(page.locator(".question")).to_have_count(2)
     page.locator(".question").last.get_by_role("button", name="Edit").click()
     page.get_by_role("form", name="Edit the question").locator("textarea").fill("Who is Kitty?")
     page.keyboard.press("Enter")
