@@ -79,8 +79,7 @@ class Settings(BaseSettings):
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, a backbone (Hugging Face folder, .gguf file or hub name), or BACKBONE+ADAPTER with a LoRA adapter; unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set to another one than window or compact.",
     )
     models: tuple[str, ...] = Field(
-        (),
-        description="Further models that requests can name, as a JSON list; on the command line, --models may also be repeated.",
+        (), description="Further models that requests can name, as a JSON list; --models may also be repeated."
     )
     models_memory: int | None = Field(
         None, ge=1, description="Memory in bytes that the loaded models may take, as estimated; unset: what is free."
@@ -89,9 +88,8 @@ class Settings(BaseSettings):
         300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
     )
     memory: str | None = Field(
-        None,
-        description="Memory to put around a plain backbone, such as window (the default) or rmt. A trained model keeps its own, but compact and window may replace each other.",
-    )
+        None, description="Memory around a plain backbone: window (the default), rmt, …; compact and window also replace each other in trained models."
+    )  # fmt: skip
     memory_options: dict[str, Any] = Field(
         default_factory=dict, description='Fields of the memory\'s configuration, as JSON: {"segment_length": 512}.'
     )

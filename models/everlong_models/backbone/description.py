@@ -5,8 +5,9 @@
     h ← h + ρ M(m),  or h + n(M(m)) with `after_mlp`
     A(x) = O attention(rope(Q x), rope(K x), V x),   M(x) = D (act(G x) · U x),   n = RMS norm
 
-M may also be a mixture of experts (`kernels.cpu.experts`). Each expert then has the form of M. Queries and keys may pass norms before their rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The
-description refers to the model's own matrices; only Gemma's norm weights are computed.
+M may also be a mixture of experts (`kernels.cpu.experts`). Each expert then has the form of M. Queries and keys may pass norms before their
+rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The description refers to the model's own matrices;
+only Gemma's norm weights are computed.
 """
 
 from __future__ import annotations
@@ -271,21 +272,21 @@ def describe(model: PreTrainedModel) -> Description:
 
 def _layer(config: Any, layer: Any, index: int, rotation: int) -> LayerDescription:
     a, mlp = layer.self_attn, layer.mlp
-    of: GatedMLP | Mixture
+    described: GatedMLP | Mixture
     if hasattr(a, "qkv_proj"):  # Phi 3
         q, k = config.num_attention_heads * a.head_dim, config.num_key_value_heads * a.head_dim
         qkv = (Part(a.qkv_proj, 0, q), Part(a.qkv_proj, q, q + k), Part(a.qkv_proj, q + k))
         F = config.intermediate_size
-        of = GatedMLP(Part(mlp.gate_up_proj, 0, F), Part(mlp.gate_up_proj, F), Part(mlp.down_proj))
+        described = GatedMLP(Part(mlp.gate_up_proj, 0, F), Part(mlp.gate_up_proj, F), Part(mlp.down_proj))
     else:
         qkv = (Part(a.q_proj), Part(a.k_proj), Part(a.v_proj))
-        of = (
+        described = (
             Mixture(mlp.gate, mlp.experts)
             if hasattr(mlp, "experts")
             else GatedMLP(Part(mlp.gate_proj), Part(mlp.up_proj), Part(mlp.down_proj))
         )
     return LayerDescription(
-        *qkv, Part(a.o_proj), of,
+        *qkv, Part(a.o_proj), described,
         norms=_norms(layer), window=layer_window(config, index), rotation=rotation,
     )  # fmt: skip
 

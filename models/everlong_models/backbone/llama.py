@@ -272,13 +272,12 @@ def _fold_experts(
     mixture: Mixture, norm: Tensor | None, residual: float, activation: Activation, *, bfloat16: bool
 ) -> Experts:
     """Return experts with the weight of the norm before them and the factor of the residual sum folded in. Takes over their weights."""
+
+    def linear(weight: Tensor) -> Linear:
+        return Linear(weight, None, bfloat16=bfloat16)
+
     experts = [
-        MLP(
-            *(
-                Linear(weight, None, bfloat16=bfloat16)
-                for weight in (_folded(gate, norm), _folded(up, norm), _scaled(down, residual))
-            )
-        )
+        MLP(linear(_folded(gate, norm)), linear(_folded(up, norm)), linear(_scaled(down, residual)))
         for gate, up, down in mixture.matrices
     ]
     router = replace(mixture.router, weight=_folded(mixture.router.weight, norm))

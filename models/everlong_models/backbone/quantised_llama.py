@@ -1,8 +1,8 @@
 """A `Llama` whose weights exist once, quantised, for decode steps and for prefill.
 
 Products of many rows use bfloat16 where the processor has instructions for it: each matrix is dequantised into the same scratch memory before
-its product. Other products, and those of experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm weights, the attention's scale and low-rank
-updates are not folded in, since that would move weights off their grid.
+its product. Other products, and those of experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm
+weights, the attention's scale and low-rank updates are not folded in, since that would move weights off their grid.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class Family:
 
     `turned`: llama.cpp rotates neighbouring numbers of a head, so it reorders the rows of queries and keys. `fused`: one tensor for
     queries, keys and values, and one for gate and up. `plus_one`: transformers' norms add 1 to their weights, llama.cpp's do not.
-    `experts`: the MLPs are mixtures of experts. `known`: transformers reads such files, too. `biases`: prefixes of the names of the matrices that may have biases.
+    `experts`: the MLPs are mixtures of experts. `known`: transformers reads such files, or their tokenizers, too. `biases`: prefixes of the
+    names of the matrices that may have biases.
     """
 
     kind: str

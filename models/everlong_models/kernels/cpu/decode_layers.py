@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.kernels.cpu import decode_step, matrix_product
+from everlong_models.kernels.cpu.experts import memory_size
 from everlong_models.kernels.cpu.job import DecodeJob, Detail, Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.cpu.thread_pool import prepare, shared_memory, step
@@ -61,7 +62,7 @@ class DecodeLayers:
         self.experts = [layer.experts for layer in layers]
         prepare(decode_step.step_with_experts if any(self.experts) else decode_step.step, matrix_product.multiply)
         tables = [one.table for one in self.experts if one is not None]
-        self._largest = max(tables, key=lambda table: len(shared_memory(table, 1, len(norm))), default=None)
+        self._largest = max(tables, key=lambda table: memory_size(table, 1, len(norm)), default=None)
         self._norm = norm.detach().float().clone()
         self._norms = [
             {name: weight.detach().float().clone() for name, weight in layer.norms.tensors().items()}

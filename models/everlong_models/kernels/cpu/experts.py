@@ -24,7 +24,7 @@ from everlong_models.kernels.cpu.job import (
     Experts,
     Layer,
 )
-from everlong_models.kernels.cpu.matrix_product import part_size, product, quantise_input
+from everlong_models.kernels.cpu.matrix_product import ROWS, part_size, product, quantise_input
 from everlong_models.kernels.cpu.primitives import (
     compiled,
     dot,
@@ -43,9 +43,9 @@ SCORE, CHOOSE, ORDER, ENTER, GATE, LEAVE, DOWN, SUM = range(8)
 PHASES = 8
 _SCORES = 16
 """Experts whose scores a part computes."""
-_ROWS = 96
-"""Rows that are multiplied at once, so that their 16-bit copies stay in the cache."""
 _TABLE = 3
+_PAIR_ROWS, _PLACES, _FIRSTS, _USED, _WEIGHTS, _ALL_SCORES, _INPUTS, _SUMS, _GATES, _UPS, _OUTPUTS = range(11)
+"""What `_memory` returns, in this order."""
 
 
 @compiled
@@ -77,8 +77,9 @@ def _memory(job, experts):
     return rows, places, firsts, used, weights, scores, quantised, sums, gate, up, up + 4 * P * F
 
 
-def memory_size(rows: int, width: int, count: int, chosen: int, inner: int) -> int:
-    """Return the size of this memory in float32 values."""
+def memory_size(table: np.ndarray, rows: int, width: int) -> int:
+    """Return the size of this memory in float32 values, for a table of `Experts`."""
+    count, chosen, inner = (int(table[field]) for field in (Experts.COUNT, Experts.CHOSEN, Experts.INNER))
     pairs, wide = rows * chosen, max(width, inner)
     integers = 2 * (2 * pairs + 2 * (count + 1))
     inputs = pairs * wide // 2 + 2 * pairs * (wide // GROUP)
@@ -123,7 +124,7 @@ def _score(job, own, experts, norm, part):
     row, first, wide = part // blocks, part % blocks * _SCORES, E + -E % LANES
     x, router = floats(own, 1, D), floats(experts[Experts.ROUTER], E, D)
     _input(job, norm, row, x)
-    scores = floats(_memory(job, experts)[5] + 4 * row * wide, 1, wide)[0]
+    scores = floats(_memory(job, experts)[_ALL_SCORES] + 4 * row * wide, 1, wide)[0]
     for e in range(first, min(E, first + _SCORES)):
         scores[e] = dot(x[0], router[e])
 
@@ -133,8 +134,8 @@ def _choose(job, experts, row):
     """Choose the experts of a row, best first: store their numbers as its places for now, and their weights."""
     E, k = experts[Experts.COUNT], experts[Experts.CHOSEN]
     wide, memory = E + -E % LANES, _memory(job, experts)
-    scores = floats(memory[5] + 4 * row * wide, 1, wide)[0]
-    chosen, weights = _ints(memory[1] + 8 * row * k, k), floats(memory[4] + 4 * row * k, 1, k)[0]
+    scores = floats(memory[_ALL_SCORES] + 4 * row * wide, 1, wide)[0]
+    chosen, weights = _ints(memory[_PLACES] + 8 * row * k, k), floats(memory[_WEIGHTS] + 4 * row * k, 1, k)[0]
     total, some = softmax_weights(scores, E), np.float32(0)
     for n in range(k):
         best = -1
@@ -154,8 +155,8 @@ def _order(job, experts):
     """Put the pairs in the order of their experts, those of an expert in the order of the rows."""
     E, k, B = experts[Experts.COUNT], experts[Experts.CHOSEN], job[DecodeJob.ROWS]
     memory = _memory(job, experts)
-    rows, places = _ints(memory[0], B * k), _ints(memory[1], B * k)
-    firsts, used = _ints(memory[2], E + 1), _ints(memory[3], E + 1)
+    rows, places = _ints(memory[_PAIR_ROWS], B * k), _ints(memory[_PLACES], B * k)
+    firsts, used = _ints(memory[_FIRSTS], E + 1), _ints(memory[_USED], E + 1)
     for e in range(E + 1):
         firsts[e] = 0
     for n in range(B * k):
@@ -184,11 +185,11 @@ def _enter(job, own, experts, norm, phase, pair):
     K = D if phase == ENTER else F
     if phase == ENTER:
         x = floats(own, 1, D)
-        _input(job, norm, _ints(memory[0], pair + 1)[pair], x)
+        _input(job, norm, _ints(memory[_PAIR_ROWS], pair + 1)[pair], x)
     else:
-        x = floats(memory[8] + 4 * pair * F, 1, F)
-    sums = floats(memory[7] + 8 * pair * (K // GROUP), 1, K // GROUP * 2)
-    quantise_input(x, memory[6] + 2 * pair * K, sums)
+        x = floats(memory[_GATES] + 4 * pair * F, 1, F)
+    sums = floats(memory[_SUMS] + 8 * pair * (K // GROUP), 1, K // GROUP * 2)
+    quantise_input(x, memory[_INPUTS] + 2 * pair * K, sums)
 
 
 @compiled
@@ -198,7 +199,7 @@ def _multiply(job, experts, phase, part):
     K, N = (D, F) if phase == GATE else (F, D)
     size = part_size(N)
     blocks = (N + size - 1) // size
-    firsts, used = _ints(memory[2], E + 1), _ints(memory[3], E + 1)
+    firsts, used = _ints(memory[_FIRSTS], E + 1), _ints(memory[_USED], E + 1)
     if part // blocks >= used[E]:
         return
     e, start = used[part // blocks], part % blocks * size
@@ -206,16 +207,16 @@ def _multiply(job, experts, phase, part):
     matrices = carray(int_pointer(experts[Experts.MATRICES]), (E, _TABLE, MATRIX_FIELDS))
     first, last = firsts[e], firsts[e + 1]
     while first < last:
-        many = min(_ROWS, last - first)
-        quantised = memory[6] + 2 * first * K
-        sums = floats(memory[7] + 8 * first * (K // GROUP), many, K // GROUP * 2)
+        many = min(ROWS, last - first)
+        quantised = memory[_INPUTS] + 2 * first * K
+        sums = floats(memory[_SUMS] + 8 * first * (K // GROUP), many, K // GROUP * 2)
         if phase == GATE:
-            gate, up = memory[8] + 4 * first * F, memory[9] + 4 * first * F
+            gate, up = memory[_GATES] + 4 * first * F, memory[_UPS] + 4 * first * F
             product(matrices[e, 0], many, quantised, sums, sums, gate, F, start, end)
             product(matrices[e, 1], many, quantised, sums, sums, up, F, start, end)
             gate_columns(job[DecodeJob.GELU], floats(gate, many, F), floats(up, many, F), start, end)
         else:
-            product(matrices[e, 2], many, quantised, sums, sums, memory[10] + 4 * first * D, D, start, end)
+            product(matrices[e, 2], many, quantised, sums, sums, memory[_OUTPUTS] + 4 * first * D, D, start, end)
         first += many
 
 
@@ -223,12 +224,12 @@ def _multiply(job, experts, phase, part):
 def _sum(job, own, experts, normed_after, row):
     """Add the outputs of a row's experts to the residual stream; store them in `OUT` if a norm follows, or without a residual stream."""
     D, k, memory = job[DecodeJob.WIDTH], experts[Experts.CHOSEN], _memory(job, experts)
-    places, weights = _ints(memory[1] + 8 * row * k, k), floats(memory[4] + 4 * row * k, 1, k)[0]
+    places, weights = _ints(memory[_PLACES] + 8 * row * k, k), floats(memory[_WEIGHTS] + 4 * row * k, 1, k)[0]
     total = floats(own, 1, D)[0]
     for i in range(D):
         total[i] = np.float32(0)
     for n in range(k):
-        out = floats(memory[10] + 4 * places[n] * D, 1, D)[0]
+        out = floats(memory[_OUTPUTS] + 4 * places[n] * D, 1, D)[0]
         for i in range(D):
             total[i] += weights[n] * out[i]
     if normed_after or not job[DecodeJob.RESIDUAL]:

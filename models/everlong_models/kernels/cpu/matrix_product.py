@@ -12,6 +12,8 @@ from everlong_models.kernels.cpu.simd import GROUP, PANEL
 
 _BLOCK = 32
 """Least number of outputs in a part that a thread takes."""
+ROWS = 96
+"""Rows to multiply at once, so that their 16-bit copies stay in the cache."""
 
 
 @compiled

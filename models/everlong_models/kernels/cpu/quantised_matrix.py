@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everlong_models.kernels.cpu.job import Matrix
+from everlong_models.kernels.cpu.matrix_product import ROWS
 from everlong_models.kernels.cpu.simd import GROUP, PANEL, has_float16
 from everlong_models.kernels.cpu.thread_pool import multiply, pack_panels, quantise, write_bfloat16
 from everlong_models.kernels.low_rank import Update
@@ -32,10 +33,6 @@ TOLERANCE = 0.02
 _LEAST = 2.0**-10
 """Least magnitude of a matrix's largest weight. float16 scales below 2^-14 are subnormal, with steps of 2^-24: at code 255 the
 error is less than a hundredth of this value."""
-
-
-_ROWS = 96
-"""Rows that are multiplied at once, so that their 16-bit copies stay in the cache."""
 
 
 class Codes(NamedTuple):
@@ -106,7 +103,7 @@ class QuantisedMatrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return y (…, N) for `x` (…, K), float32. Raises `ValueError` for another K or type."""
-        rows = x.reshape(-1, x.shape[-1]).split(_ROWS)
+        rows = x.reshape(-1, x.shape[-1]).split(ROWS)
         y = torch.cat([torch.from_numpy(multiply(self.table, part.numpy())) for part in rows])
         return y[:, : self.outputs].reshape(*x.shape[:-1], self.outputs)
 

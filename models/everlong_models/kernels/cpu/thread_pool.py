@@ -36,7 +36,7 @@ from everlong_models.kernels.cpu import (
 )
 from everlong_models.kernels.cpu import quantise as quantise_kernel
 from everlong_models.kernels.cpu.dequantise import DequantiseJob
-from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Experts, Matrix
+from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
 from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
 from everlong_models.kernels.cpu.quantise import QuantiseJob
 from everlong_models.kernels.cpu.sampling_kernel import COUNTS, SampleJob
@@ -145,8 +145,7 @@ def mixture(table: np.ndarray, x: Tensor, *, gelu: bool) -> Tensor:
 
 def shared_memory(table: np.ndarray, rows: int, width: int) -> Tensor:
     """Return the memory that a mixture of experts needs for so many rows."""
-    sizes = (int(table[field]) for field in (Experts.COUNT, Experts.CHOSEN, Experts.INNER))
-    return torch.empty(experts.memory_size(rows, width, *sizes), dtype=torch.float32, device="cpu")
+    return torch.empty(experts.memory_size(table, rows, width), dtype=torch.float32, device="cpu")
 
 
 def step(fields: Mapping[DecodeJob, int]) -> None:

@@ -204,7 +204,7 @@ if triton is not None:
 _WIDEST = 2048
 """Most values of a row that a program loads at once."""
 _WIDE = 4096
-"""Pairs of rotated numbers up to which four warps have registers for a program's heads."""
+"""Pairs of rotated numbers of a program up to which it runs with four warps. A guess: no model with more was measured."""
 
 
 def norm_rotate(
