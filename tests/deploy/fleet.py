@@ -74,7 +74,7 @@ def main(commands: list[list[str]]) -> None:
     # What each would compile by itself (`decoding`, `sampling`, `llama`), where the processor can.
     weight = torch.zeros(1, 1024)
     if can_quantise(weight):
-        prepare(quantise.quantise_groups, decode_step.step, matrix_product.multiply, sampling_kernel.sample)
+        prepare(quantise.quantise_groups, decode_step.STEP.run, matrix_product.multiply, sampling_kernel.sample)
     if has_simd_kernels(weight):
         prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
     running = []

@@ -45,22 +45,38 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "layer_types": _MIXED,
         "rope_parameters": {"sliding_attention": _DEFAULT, "full_attention": _YARN},
     },
-}
-"""By transformers' `model_type`. The models have three layers."""
-
-OTHERS: dict[str, dict[str, Any]] = {
-    "gemma": {},
     "gpt2": {"bos_token_id": 0, "eos_token_id": 0},
     "gpt_neox": {"intermediate_size": 192},
     "falcon": {"bos_token_id": 0, "eos_token_id": 0},
 }
+"""By transformers' `model_type`. The models have three layers."""
+
+OTHERS: dict[str, dict[str, Any]] = {"gemma": {}}
 """Families without the fast path."""
+GPT = ("gpt2", "gpt_neox", "falcon")
+"""Families whose heads are the width divided by their number."""
+_FALCON_40B = {"new_decoder_architecture": True, "num_kv_heads": 2}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2-exact-gelu": ("gpt2", {"activation_function": "gelu", "n_inner": 64}),
+    "gpt2-unscaled": ("gpt2", {"scale_attn_weights": False}),
+    "pythia": (
+        "gpt_neox",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    ),
+    "neox-20b": ("gpt_neox", {"hidden_act": "gelu_fast"}),
+    "neox-in-turn": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "falcon-40b": ("falcon", _FALCON_40B),
+    "falcon-11b": ("falcon", _FALCON_40B | {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": 64}),
+    "falcon-in-turn": ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}),
+}
+"""Other models of these families: what differs from `SWITCHES`."""
 
 
 def model(kind: str, **sizes: Any) -> PreTrainedModel:
-    """Return a model of this `model_type` of `SWITCHES` or `OTHERS`, with the weights that transformers initialises it with."""
-    fields = SIZES | {**SWITCHES, **OTHERS}[kind] | sizes
-    if kind in ("gpt2", "gpt_neox", "falcon"):
+    """Return a model of this `model_type` of `SWITCHES` or `OTHERS`, or of `VARIANTS`, with the weights that transformers initialises it with."""
+    kind, switches = VARIANTS.get(kind, (kind, {}))
+    fields = SIZES | {**SWITCHES, **OTHERS}[kind] | switches | sizes
+    if kind in GPT:
         del fields["head_dim"], fields["num_key_value_heads"]
     if kind == "phi3":  # its config has no head_dim
         del fields["head_dim"]

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import quantised_llama, rotary
 from everlong_models.backbone.cache import zeros
-from everlong_models.backbone.description import FAMILIES as DESCRIBED
-from everlong_models.backbone.description import describe, has_fixed_frequencies, sliding_window, unsupported_reason
+from everlong_models.backbone.description import has_movable_keys, rotations_of, sliding_window, unsupported_reason
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.backbone.llama import Llama
 from everlong_models.backbone.observing import Observer, observed
@@ -139,6 +138,7 @@ class Backbone(nn.Module):
 
     def _use(self, forward: Llama) -> None:
         self._optimised = forward
+        self.kv_heads = forward.shape.kv_heads  # transformers copies the keys of Falcon to all heads
         self.model.register_state_dict_pre_hook(_refuse_saving)
         self.model.register_load_state_dict_pre_hook(_refuse_loading)
 
@@ -182,13 +182,13 @@ class Backbone(nn.Module):
     @property
     def can_evict(self) -> bool:
         """Whether `evict` supports this model's position encoding."""
-        return self.model.config.model_type in DESCRIBED and has_fixed_frequencies(self.model.config)
+        return has_movable_keys(self.model.config)
 
     def frequencies(self) -> list[Tensor | None]:
         """Return each layer's rotary frequencies (r/2,), in radians per position; None for a layer without. Call it only if `can_evict`."""
-        shape = describe(self.model) if self._optimised is None else self._optimised.shape
-        each = shape.rotations.frequencies()
-        return [each[layer.rotation] for layer in shape.layers]
+        rotations, of_layers = rotations_of(self.model)
+        each = rotations.frequencies()
+        return [each[rotation] for rotation in of_layers]
 
     def evict(self, kv: Tensor, start: int, count: int, end: int) -> None:
         """Remove the positions [start, start + count) from `kv`, which is filled up to `end`, in place.

@@ -1,19 +1,11 @@
-"""`describe`: what the layers of a decoder consist of, in one description for all supported families.
+"""`describe`: what the layers of a decoder consist of, in one description (`decoder.parts`) for all supported families.
 
-    a = h,           or n(h) with `before`           m likewise, with `between`
-    h ← h + ρ A(a),  or h + n(A(a)) with `after_attention`
-    h ← h + ρ M(m),  or h + n(M(m)) with `after_mlp`
-    A(x) = O attention(rope(Q x), rope(K x), V x),   M(x) = D (act(G x) · U x),   n = RMS norm
-
-M may also be a mixture of experts (`kernels.cpu.experts`). Each expert then has the form of M. Queries and keys may pass norms before their
-rotation. Layers may have a sliding window, rotary tables of their own, or no rotation. The description refers to the model's own matrices;
-only Gemma's norm weights are computed.
+The description refers to the model's own matrices; only Gemma's norm weights are computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,169 +13,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
-from everlong_models.kernels.experts import Router
+from everlong_models.backbone.decoder import gpt
+from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Mixture, Part, Rotations
 from everlong_models.kernels.linear import Activation
-from everlong_models.kernels.low_rank import Update, split_update
+from everlong_models.kernels.low_rank import split_update
 from everlong_models.kernels.norms import Norms
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "granite", "smollm3", "olmo2", "olmo3",
+    *gpt.FAMILIES,
 )  # fmt: skip
 """transformers' `model_type` of the families that `describe` supports."""
+_GATES = (Activation.SILU, Activation.GELU)
 FIXED_FREQUENCIES = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose frequencies do not depend on the length of the text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A matrix: the rows `first` … `end` of a module's weight, because some families store several matrices in one module."""
-
-    module: nn.Linear
-    first: int = 0
-    end: int | None = None
-
-    @property
-    def weight(self) -> Tensor:
-        """The rows, with the module's low-rank update."""
-        return self.module.weight[self.first : self.end]
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias of these rows."""
-        return None if self.module.bias is None else self.module.bias[self.first : self.end]
-
-    @property
-    def split(self) -> tuple[Tensor, Update | None]:
-        """The rows without the module's low-rank update, and their update."""
-        weight, update = split_update(self.module)
-        rows = slice(self.first, self.end)
-        return weight[rows], None if update is None else (update[0], update[1][rows])
-
-
-@dataclass(frozen=True, slots=True)
-class GatedMLP:
-    """The matrices of a gated MLP."""
-
-    gate: Part
-    up: Part
-    down: Part
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """A mixture of experts. `gate`: transformers' router, weight (E, D). `experts`: `gate_up_proj` (E, 2 F, D) and `down_proj` (E, D, F)."""
-
-    gate: Any
-    experts: Any
-
-    @property
-    def router(self) -> Router:
-        """What chooses the experts."""
-        return Router(self.gate.weight.detach(), self.gate.top_k, self.gate.norm_topk_prob)
-
-    @property
-    def matrices(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Gate (F, D), up (F, D) and down (D, F) of each expert."""
-        pairs = zip(self.experts.gate_up_proj.detach(), self.experts.down_proj.detach(), strict=True)
-        return [(*both.chunk(2), down) for both, down in pairs]
-
-    def drop_weights(self) -> None:
-        """Leave the modules without weights, on `meta`."""
-        for module in (self.gate, self.experts):
-            module.to("meta")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerDescription:
-    """One layer. `window`: how many positions a query sees, its own included; None: all. `rotation`: index in `Description.rotations`."""
-
-    q: Part
-    k: Part
-    v: Part
-    o: Part
-    mlp: GatedMLP | Mixture
-    norms: Norms
-    window: int | None
-    rotation: int
-
-    @property
-    def matrices(self) -> list[Part]:
-        """All of them, in the order of the fields, without those of experts."""
-        mlp = [self.mlp.gate, self.mlp.up, self.mlp.down] if isinstance(self.mlp, GatedMLP) else []
-        return [self.q, self.k, self.v, self.o, *mlp]
-
-
-class Rotations:
-    """The rotary tables of a model's layers.
-
-    `kinds`: names of transformers' tables, if it has several; "" for the only one; None for layers that rotate nothing. `short`: texts of
-    up to so many positions have other frequencies than longer ones (Phi 3's `longrope`); None if all have the same.
-    """
-
-    def __init__(self, module: nn.Module, kinds: Sequence[str | None], short: int | None = None) -> None:
-        self._module, self.kinds, self._short = module, tuple(kinds), short
-
-    def __call__(self, x: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return cosines and sines (1 or B, T, r) of each kind, in the type of `x`, for `positions` (1 or B, T); r is 0 without rotation."""
-        return [self._table(kind, x, positions) for kind in self.kinds]
-
-    def _table(self, kind: str | None, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if kind is None:
-            nothing = x.new_empty(*positions.shape, 0)
-            return nothing, nothing
-        if self._short is not None and len(positions) > 1:  # transformers would choose by the longest row for all
-            cos, sin = (
-                torch.cat(rows) for rows in zip(*(self._module(x, row[None]) for row in positions), strict=True)
-            )
-        else:
-            cos, sin = self._module(x, positions, kind) if kind else self._module(x, positions)
-        return cos.to(x.dtype), sin.to(x.dtype)
-
-    def of_steps(self, x: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Return the tables of decode steps at the positions 0 … `count` - 1, each as if it were the last of its text."""
-        positions = torch.arange(count, device=x.device)[None]
-        if self._short is None or count <= self._short:
-            return self(x, positions)
-        parts = zip(self(x, positions[:, : self._short]), self(x, positions[:, self._short :]), strict=True)
-        return [(torch.cat([a[0], b[0]], dim=1), torch.cat([a[1], b[1]], dim=1)) for a, b in parts]
-
-    def frequencies(self) -> list[Tensor | None]:
-        """Return the frequencies (r/2,) of each kind, in radians per position."""
-        return [
-            None if kind is None else getattr(self._module, f"{kind}_inv_freq" if kind else "inv_freq")
-            for kind in self.kinds
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """A decoder. `scale`: of the attention; `residual`: ρ; `cap`: of attention scores (see `kernels.attention`); `embedding`: factor of the
-    first layer's input (Gemma's is in its embedding module); `head`: factor of the logits, which are then capped by `head_cap`."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    activation: Activation
-    scale: float
-    layers: list[LayerDescription]
-    rotations: Rotations
-    norm: Tensor
-    residual: float = 1.0
-    cap: float | None = None
-    embedding: float = 1.0
-    head: float = 1.0
-    head_cap: float | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether every layer is one of Llama's, up to its rotation and window: norms before, none after, none of heads, SiLU, no experts."""
-        return (
-            self.activation == Activation.SILU
-            and self.cap is None
-            and all(isinstance(layer.mlp, GatedMLP) for layer in self.layers)
-            and all(layer.norms.tensors().keys() == {"before", "between"} for layer in self.layers)
-        )
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -191,7 +34,10 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     config = model.config
     if config.model_type not in FAMILIES:
         return f"architecture {config.model_type!r}"
-    if _activation(config) not in {kind.value for kind in Activation}:
+    if config.model_type in gpt.FAMILIES:
+        if (reason := gpt.unsupported_reason(config)) is not None:
+            return reason
+    elif _activation(config) not in {kind.value for kind in _GATES}:
         return f"activation {_activation(config)!r}"
     if not has_fixed_frequencies(config) and _short_positions(model) is None:
         return f"rotary positions {config.rope_parameters}"
@@ -202,7 +48,8 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return reason
     matrices = [part.module for layer in layers for part in layer.matrices]
     # Not isinstance: adapters and quantised matrices derive from nn.Linear and compute something else.
-    others = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
+    kinds = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]}
+    others = {kind for kind in kinds if kind is not nn.Linear and not gpt.is_matrix(kind)}
     return f"matrices of type {', '.join(map(str, others))}" if others else None
 
 
@@ -220,6 +67,12 @@ def has_fixed_frequencies(config: Any) -> bool:
     return all(rope.get("rope_type", "default") in FIXED_FREQUENCIES for rope in _ropes(config))
 
 
+def has_movable_keys(config: Any) -> bool:
+    """Return whether `rotary` can move keys to other positions: no learned positions or biases, and frequencies that never change."""
+    other = config.model_type == "gpt2" or getattr(config, "alibi", False)
+    return config.model_type in FAMILIES and not other and has_fixed_frequencies(config)
+
+
 def _short_positions(model: PreTrainedModel) -> int | None:
     """Return how long a text may be for the frequencies of short ones (`short` of `Rotations`)."""
     config = model.config
@@ -229,8 +82,10 @@ def _short_positions(model: PreTrainedModel) -> int | None:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Return the parameters of the rotary positions: one for all layers, or one for each kind of layer."""
-    rope = config.rope_parameters
+    """Return the parameters of the rotary positions: one for all layers, or one for each kind of layer; none for learned positions."""
+    rope = getattr(config, "rope_parameters", None)
+    if rope is None:
+        return []
     return [each for each in rope.values() if each] if _by_kind(rope) else [rope]
 
 
@@ -243,12 +98,24 @@ def _activation(config: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
+def rotations_of(model: PreTrainedModel) -> tuple[Rotations, list[int]]:
+    """Return the rotary tables of a model of one of the `FAMILIES`, and which of them each layer uses."""
+    config, base = model.config, model.base_model
+    if config.model_type in gpt.FAMILIES:
+        kind = "" if _ropes(config) else None
+        return Rotations(getattr(base, "rotary_emb", base), [kind]), [0] * config.num_hidden_layers
+    kinds = [_rotation(config, layer.self_attn, index) for index, layer in enumerate(base.layers)]
+    distinct = list(dict.fromkeys(kinds))
+    return Rotations(base.rotary_emb, distinct, _short_positions(model)), [distinct.index(kind) for kind in kinds]
+
+
 def describe(model: PreTrainedModel) -> Description:
     """Describe a model of one of the `FAMILIES`."""
     config, base = model.config, model.base_model
+    rotations, of_layers = rotations_of(model)
+    if config.model_type in gpt.FAMILIES:
+        return gpt.describe(model, rotations)
     first = base.layers[0].self_attn
-    kinds = [_rotation(config, layer.self_attn, index) for index, layer in enumerate(base.layers)]
-    distinct = list(dict.fromkeys(kinds))
     return Description(
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -257,9 +124,9 @@ def describe(model: PreTrainedModel) -> Description:
         activation=Activation(_activation(config)),
         scale=first.scaling,
         layers=[
-            _layer(config, layer, index, distinct.index(kind)) for index, (layer, kind) in enumerate(zip(base.layers, kinds, strict=True))
+            _layer(config, layer, index, rotation) for index, (layer, rotation) in enumerate(zip(base.layers, of_layers, strict=True))
         ],
-        rotations=Rotations(base.rotary_emb, distinct, _short_positions(model)),
+        rotations=rotations,
         norm=_norm_weight(base.norm),
         residual=getattr(config, "residual_multiplier", 1.0),
         # Gemma 3 has the field, too, but its attention does not use it.
@@ -275,9 +142,10 @@ def _layer(config: Any, layer: Any, index: int, rotation: int) -> LayerDescripti
     described: GatedMLP | Mixture
     if hasattr(a, "qkv_proj"):  # Phi 3
         q, k = config.num_attention_heads * a.head_dim, config.num_key_value_heads * a.head_dim
-        qkv = (Part(a.qkv_proj, 0, q), Part(a.qkv_proj, q, q + k), Part(a.qkv_proj, q + k))
-        F = config.intermediate_size
-        described = GatedMLP(Part(mlp.gate_up_proj, 0, F), Part(mlp.gate_up_proj, F), Part(mlp.down_proj))
+        rows = slice(0, q), slice(q, q + k), slice(q + k, None)
+        qkv = (Part(a.qkv_proj, rows[0]), Part(a.qkv_proj, rows[1]), Part(a.qkv_proj, rows[2]))
+        gate, up = slice(0, config.intermediate_size), slice(config.intermediate_size, None)
+        described = GatedMLP(Part(mlp.gate_up_proj, gate), Part(mlp.gate_up_proj, up), Part(mlp.down_proj))
     else:
         qkv = (Part(a.q_proj), Part(a.k_proj), Part(a.v_proj))
         described = (

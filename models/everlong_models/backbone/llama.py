@@ -13,14 +13,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from everlong_models.backbone.description import Description, GatedMLP, LayerDescription, Mixture, Part, describe
+from everlong_models.backbone.decoder.folding import (
+    drop_weight,
+    entering,
+    folded,
+    has_bias,
+    leaving,
+    quantise_layer,
+    scaled,
+)
+from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Mixture
+from everlong_models.backbone.description import describe
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.backbone.observing import Observer
 from everlong_models.kernels.attention import SHORT, Attend, additive_mask, causal, masked
@@ -29,30 +39,30 @@ from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayer, Decod
 from everlong_models.kernels.cpu.job import Layer as Name
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 from everlong_models.kernels.cpu.simd import PANEL
-from everlong_models.kernels.experts import MLP, Experts, QuantisedExperts
+from everlong_models.kernels.experts import MLP, Experts, QuantisedExperts, UngatedMLP
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.linear import Activation, Linear, has_simd_kernels
-from everlong_models.kernels.low_rank import detach, split_update, stack
+from everlong_models.kernels.low_rank import detach, split_update
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
 from everlong_models.kernels.yield_point import yield_point
-
-T = TypeVar("T", Tensor, Tensor | None)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer's matrices, with the weights of the norms before them and the attention's scale folded in.
 
-    `norms`: those that exist; the weights of the first two are in the matrices. `head_norm`: with the scale folded into it.
+    `norms`: those that exist; the weights of the first two are in the matrices. `head_norm`: with the scale folded into it. `parallel`: see
+    `Description`.
     """
 
     qkv: Linear
     o: Linear
-    mlp: MLP | Experts
+    mlp: MLP | UngatedMLP | Experts
     eps: float
     norms: Norms
     head_norm: HeadNorm | None = None
     activation: Activation = Activation.SILU
+    parallel: bool = False
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """Return queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` heads rotated (`_rotation`)."""
@@ -68,8 +78,9 @@ class Layer:
 
         May overwrite `h`.
         """
-        h = self._add(self.o, mixed, h, self.norms.after_attention)
-        x = h if self.norms.between is None else _normed(h, self.eps)
+        before, h = h, self._add(self.o, mixed, h, self.norms.after_attention)
+        entering = before if self.parallel else h
+        x = entering if self.norms.between is None else _normed(entering, self.eps)
         if isinstance(self.mlp, Experts):
             return _plus(self.mlp(x), h, self.norms.after_mlp, self.eps)
         inner = self.mlp.inner(x.to(self.mlp.down.dtype), self.activation)
@@ -134,6 +145,8 @@ class Llama:
         )
         if has_simd_kernels(weight):
             thread_pool.prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
+            if shape.activation == Activation.EXACT_GELU:
+                thread_pool.prepare(prefill.exact_gelu_linear)
         elif not shape.plain and weight.device.type == "cpu":
             thread_pool.prepare(prefill.norm, prefill.rotate)
         decoding = None
@@ -141,14 +154,16 @@ class Llama:
             experts = [
                 None if each is None else QuantisedExperts.quantise(each.router, each.matrices) for each in mixtures
             ]
-            decoding = decode_layers(shape, shape.norm, [quantise_layer(layer) for layer in shape.layers], experts)
+            decoding = decode_layers(
+                shape, shape.norm, [quantise_layer(layer, shape) for layer in shape.layers], experts
+            )
         fused = _can_fuse(shape, model)
         layers = [_fold_layer(layer, shape, bfloat16=bfloat16, fuse=fused) for layer in shape.layers]
         decoding_head = QuantisedMatrix(weight, head.bias, update) if quantize else None
         whole_head, cached = Linear(head.weight, head.bias), CACHED if quantize else head.weight.dtype
         detach(head)
         if head.weight is not model.get_input_embeddings().weight:
-            _drop_weight(head)
+            drop_weight(head)
         return cls(
             shape=shape, norm=shape.norm, layers=layers, head=whole_head, cached=cached, attend=causal,
             decoding=decoding, decoding_head=decoding_head, overwrites=fused,
@@ -165,14 +180,14 @@ class Llama:
         """See `Backbone.hidden`."""
         B, T, _ = x.shape
         H, G, d = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
-        if self.shape.embedding != 1:
-            x = x * self.shape.embedding
         if self.decoding is not None and kv is not None and at is not None and T == 1 and observer is None:
-            return self.decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
+            tables = self._decode_tables(x, kv.shape[4])
+            return self._shifted(self.decoding(self.shape.input(x, at[:, None]), kv, at, *tables))
         if kv is not None and at is not None and kv.device.type == "cpu":
             # Attend to filled positions only. On a GPU that would wait for `at`, which costs more.
             kv = kv[..., : int(at.max()) + T, :]
         cursor = KVCursor(T, x.device, kv, at)
+        x = self.shape.input(x, cursor.positions)
         rotations = [_rotation(*tables) for tables in self.shape.rotations(x, cursor.positions)]
         masks = None if cursor.at_start or (T > SHORT and _same_position(at)) else _Masks(cursor, x.dtype)
         # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
@@ -195,7 +210,11 @@ class Llama:
             else:
                 mixed = masked(queries, keys, values, masks[described.window], self.shape.cap)
             h = layer.after(mixed, h)
-        return _last_norm(h, self.norm, self.shape.eps)
+        return self._shifted(_last_norm(h, self.norm, self.shape.eps))
+
+    def _shifted(self, hidden: Tensor) -> Tensor:
+        """Return the final hidden states with the bias of the last norm, if it has one."""
+        return hidden if self.shape.norm_bias is None else hidden + self.shape.norm_bias
 
     def _decode_tables(self, x: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines (kinds, C, r) of at least `capacity` positions for quantised decoding, computed once."""
@@ -248,24 +267,8 @@ def decode_layers(
     ]
     return DecodeLayers(
         layers, norm, scale=shape.scale, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, eps=shape.eps,
-        gelu=shape.activation == Activation.GELU, residual=shape.residual, cap=shape.cap,
+        activation=shape.activation, residual=shape.residual, cap=shape.cap, parallel=shape.parallel,
     )  # fmt: skip
-
-
-def quantise_layer(layer: LayerDescription) -> dict[Name, QuantisedMatrix]:
-    """Quantise a layer's matrices; `can_quantise` must hold for each of their weights.
-
-    Norm weights and the attention's scale are not folded in: that would move weights off their quantisation grid.
-    """
-
-    def matrix(*stacked: Part) -> QuantisedMatrix:
-        weights, updates = zip(*(part.split for part in stacked), strict=True)
-        return QuantisedMatrix(torch.cat(weights), _bias(*stacked), stack(weights, updates))
-
-    found = {Name.QKV: matrix(layer.q, layer.k, layer.v), Name.O: matrix(layer.o)}
-    if isinstance(mlp := layer.mlp, GatedMLP):
-        found |= {Name.GATE: matrix(mlp.gate), Name.UP: matrix(mlp.up), Name.DOWN: matrix(mlp.down)}
-    return found
 
 
 def _fold_experts(
@@ -277,10 +280,10 @@ def _fold_experts(
         return Linear(weight, None, bfloat16=bfloat16)
 
     experts = [
-        MLP(linear(_folded(gate, norm)), linear(_folded(up, norm)), linear(_scaled(down, residual)))
+        MLP(linear(folded(gate, norm)), linear(folded(up, norm)), linear(scaled(down, residual)))
         for gate, up, down in mixture.matrices
     ]
-    router = replace(mixture.router, weight=_folded(mixture.router.weight, norm))
+    router = replace(mixture.router, weight=folded(mixture.router.weight, norm))
     mixture.drop_weights()
     return Experts(router, experts, activation)
 
@@ -297,7 +300,7 @@ def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
             heads=shape.heads + 2 * shape.kv_heads, turning=shape.heads + shape.kv_heads, head_dim=shape.head_dim,
             rotary={0 if each is None else 2 * len(each) for each in shape.rotations.frequencies()},
             width=model.config.hidden_size, inner=model.config.intermediate_size,
-            biases=(_has_bias(first.q, first.k), _has_bias(first.mlp.gate)),
+            biases=(has_bias(first.q, first.k), has_bias(first.mlp.gate)),
         )
     )  # fmt: skip
 
@@ -310,76 +313,35 @@ def _head_norm(layer: LayerDescription, shape: Description) -> HeadNorm | None:
 def _fold_layer(
     layer: LayerDescription, shape: Description, *, bfloat16: bool, fuse: bool
 ) -> Layer | layer_kernels.FusedLayer:
-    norms, scale, residual, mlp = layer.norms, shape.scale, shape.residual, layer.mlp
+    norms, mlp, (before, between) = layer.norms, layer.mlp, layer.norm_biases or (None, None)
     head_norm = _head_norm(layer, shape)
-    scale = scale if head_norm is None else 1.0  # the norm would undo a scale of the queries before it
-    qkv = _folded(torch.cat([layer.q.weight * scale, layer.k.weight, layer.v.weight]), norms.before)
-    qkv_bias = _bias(layer.q, layer.k, layer.v, first=scale)
+    scale = shape.scale if head_norm is None else 1.0  # the norm would undo a scale of the queries before it
+    qkv, o = entering((layer.q, layer.k, layer.v), norms.before, before, first=scale), leaving(layer.o, shape)
     folded_layer: Layer | layer_kernels.FusedLayer
     if fuse and isinstance(mlp, GatedMLP):
         folded_layer = layer_kernels.FusedLayer(
-            qkv=(qkv, qkv_bias),
-            o=(_scaled(layer.o.weight, residual), _scaled(layer.o.bias, residual)),
-            both=(_folded(torch.cat([mlp.gate.weight, mlp.up.weight]), norms.between), _bias(mlp.gate, mlp.up)),
-            down=(_scaled(mlp.down.weight, residual), _scaled(mlp.down.bias, residual)),
+            qkv=qkv, o=o, both=entering((mlp.gate, mlp.up), norms.between), down=leaving(mlp.down, shape),
             eps=shape.eps, norms=norms, head_norm=head_norm, activation=shape.activation,
         )  # fmt: skip
     else:
 
-        def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-            return Linear(weight, bias, bfloat16=bfloat16)
+        def linear(matrix: tuple[Tensor, Tensor | None]) -> Linear:
+            return Linear(*matrix, bfloat16=bfloat16)
 
+        inner: MLP | UngatedMLP | Experts
+        if isinstance(mlp, Mixture):
+            inner = _fold_experts(mlp, norms.between, shape.residual, shape.activation, bfloat16=bfloat16)
+        else:
+            up, down = linear(entering((mlp.up,), norms.between, between)), linear(leaving(mlp.down, shape))
+            gate = linear(entering((mlp.gate,), norms.between)) if isinstance(mlp, GatedMLP) else None
+            inner = UngatedMLP(up, down) if gate is None else MLP(gate, up, down)
         folded_layer = Layer(
-            qkv=linear(qkv, qkv_bias),
-            o=linear(_scaled(layer.o.weight, residual), _scaled(layer.o.bias, residual)),
-            mlp=MLP(
-                linear(_folded(mlp.gate.weight, norms.between), mlp.gate.bias),
-                linear(_folded(mlp.up.weight, norms.between), mlp.up.bias),
-                linear(_scaled(mlp.down.weight, residual), _scaled(mlp.down.bias, residual)),
-            )
-            if isinstance(mlp, GatedMLP)
-            else _fold_experts(mlp, norms.between, residual, shape.activation, bfloat16=bfloat16),
-            eps=shape.eps,
-            norms=norms,
-            head_norm=head_norm,
-            activation=shape.activation,
-        )
+            qkv=linear(qkv), o=linear(o), mlp=inner, eps=shape.eps, norms=norms, head_norm=head_norm,
+            activation=shape.activation, parallel=shape.parallel,
+        )  # fmt: skip
     for module in {part.module for part in layer.matrices}:
-        _drop_weight(module)
+        drop_weight(module)
     return folded_layer
-
-
-def _folded(weight: Tensor, norm: Tensor | None) -> Tensor:
-    """Return a matrix that multiplies by a norm's weight first, rounded once."""
-    if norm is None:
-        return weight
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    return (weight.to(wide) * norm.to(wide)).to(weight.dtype)
-
-
-def _scaled(tensor: T, factor: float) -> T:
-    return tensor if tensor is None or factor == 1 else tensor * factor
-
-
-def _bias(*stacked: Part, first: float = 1.0) -> Tensor | None:
-    """Return the bias of the matrix that has the rows of all these parts; `first`: factor of the first part's."""
-    if not _has_bias(*stacked):
-        return None
-    weights = [part.split[0] for part in stacked]
-    parts = [
-        weight.new_zeros(len(weight)) if part.bias is None else part.bias
-        for weight, part in zip(weights, stacked, strict=True)
-    ]
-    return torch.cat([parts[0] * first, *parts[1:]])
-
-
-def _has_bias(*parts: Part) -> bool:
-    return any(part.module.bias is not None for part in parts)
-
-
-def _drop_weight(matrix: nn.Linear) -> None:
-    detach(matrix)
-    matrix.weight = nn.Parameter(torch.empty_like(matrix.weight, device="meta"), requires_grad=False)
 
 
 def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from everlong_models.backbone.description import Description, GatedMLP, LayerDescription, Part, describe
+from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Part
+from everlong_models.backbone.description import describe
 from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights

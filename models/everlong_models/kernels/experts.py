@@ -47,6 +47,18 @@ class MLP:
 
 
 @dataclass(frozen=True, slots=True)
+class UngatedMLP:
+    """The matrices of an MLP without a gate."""
+
+    up: Linear
+    down: Linear
+
+    def inner(self, x: Tensor, activation: Activation) -> Tensor:
+        """See `MLP`."""
+        return self.up(x, activation=activation)
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts with float weights, on a CPU."""
 

@@ -30,21 +30,25 @@ _AVX2, _AVX512 = (torch.backends.cpu.get_cpu_capability() == name for name in ("
 
 
 class Activation(Enum):
-    """The activation of an MLP's gate. GELU: its form with tanh."""
+    """The activation of an MLP's gate, or of an MLP without a gate. GELU: its form with tanh. EXACT_GELU: only without a gate."""
 
     SILU = "silu"
     GELU = "gelu_pytorch_tanh"
+    EXACT_GELU = "gelu"
 
 
 _ONEDNN: dict[Activation, tuple[str, list[float], str]] = {
     Activation.SILU: ("swish", [], ""),
     Activation.GELU: ("gelu", [], "tanh"),
+    Activation.EXACT_GELU: ("gelu", [], "none"),
 }
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """Return the activation of `x`, which may be overwritten."""
-    return F.silu(x, inplace=True) if activation == Activation.SILU else F.gelu(x, approximate="tanh")
+    if activation == Activation.SILU:
+        return F.silu(x, inplace=True)
+    return F.gelu(x, approximate="tanh" if activation == Activation.GELU else "none")
 
 
 def has_bfloat16() -> bool:

@@ -22,6 +22,8 @@ def test_the_formula(dtype, biased, rows, wide):
     close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(layer(x), y, **close)
     torch.testing.assert_close(layer(x, activation=Activation.SILU), F.silu(y), **close)
+    torch.testing.assert_close(layer(x, activation=Activation.GELU), F.gelu(y, approximate="tanh"), **close)
+    torch.testing.assert_close(layer(x, activation=Activation.EXACT_GELU), F.gelu(y), **close)
     torch.testing.assert_close(layer(x, times=other), y * other, **close)
     torch.testing.assert_close(layer(x, plus=other), y + other, **close)
 
@@ -61,6 +63,7 @@ def test_bfloat16(biased):
     for found, expected in (
         (layer(x), y),
         (layer(x, activation=Activation.SILU), F.silu(y)),
+        (layer(x, activation=Activation.EXACT_GELU), F.gelu(y)),
         (layer(x, times=other), y * other),
         (layer(x, plus=1e4 * other), y + 1e4 * other),
     ):

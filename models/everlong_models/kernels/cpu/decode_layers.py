@@ -19,6 +19,7 @@ from everlong_models.kernels.cpu.job import DecodeJob, Detail, Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.cpu.thread_pool import prepare, shared_memory, step
 from everlong_models.kernels.experts import QuantisedExperts
+from everlong_models.kernels.linear import Activation
 from everlong_models.kernels.norms import Norms
 
 _EVERYTHING = 1 << 62
@@ -40,8 +41,9 @@ class DecodeLayer:
 class DecodeLayers:
     """The decoder layers with quantised weights.
 
-    `norm` (D,): the weight of the last norm; `scale`: the attention's. `head_dim`: a multiple of `PANEL`. `gelu`: the gate is GELU (tanh),
-    otherwise SiLU. `residual`: factor of what attention and MLP add. `cap`: attention scores s become cap · tanh(s / cap).
+    `norm` (D,): the weight of the last norm; `scale`: the attention's. `head_dim`: a multiple of `PANEL`. `activation`: of the MLP's
+    gate; or of all MLPs without a gate, whose first matrix is `GATE`. `residual`: factor of what attention and MLP add. `cap`: attention scores
+    s become cap · tanh(s / cap). `parallel`: attention and MLP of a layer, without a gate, have the same input.
     """
 
     def __init__(
@@ -54,13 +56,17 @@ class DecodeLayers:
         kv_heads: int,
         head_dim: int,
         eps: float,
-        gelu: bool = False,
+        activation: Activation = Activation.SILU,
         residual: float = 1.0,
         cap: float | None = None,
+        parallel: bool = False,
     ) -> None:
         self.layers = [layer.matrices for layer in layers]
         self.experts = [layer.experts for layer in layers]
-        prepare(decode_step.step_with_experts if any(self.experts) else decode_step.step, matrix_product.multiply)
+        self._kernel = decode_step.STEP_WITH_EXPERTS if any(self.experts) else decode_step.STEP
+        if not any(self.experts) and Layer.UP not in self.layers[0]:
+            self._kernel = decode_step.STEP_IN_PARALLEL if parallel else decode_step.STEP_WITHOUT_GATES
+        prepare(self._kernel.run, matrix_product.multiply)
         tables = [one.table for one in self.experts if one is not None]
         self._largest = max(tables, key=lambda table: memory_size(table, 1, len(norm)), default=None)
         self._norm = norm.detach().float().clone()
@@ -87,7 +93,7 @@ class DecodeLayers:
         self._sizes = {
             DecodeJob.LAYERS: len(layers), DecodeJob.WIDTH: width, DecodeJob.HEADS: heads, DecodeJob.KV_HEADS: kv_heads,
             DecodeJob.HEAD_DIM: head_dim, DecodeJob.MLP_WIDTH: inner, DecodeJob.TABLE: self._table.ctypes.data, DecodeJob.NORM: self._norm.data_ptr(),
-            DecodeJob.RANK: max(int(matrix.table[Matrix.RANK]) for matrices in self.layers for matrix in matrices.values()), DecodeJob.GELU: gelu,
+            DecodeJob.RANK: max(int(matrix.table[Matrix.RANK]) for matrices in self.layers for matrix in matrices.values()), DecodeJob.GELU: activation == Activation.GELU,
             **{name: number.ctypes.data for name, number in self._numbers.items()},
         }  # fmt: skip
         if cap is None:
@@ -137,7 +143,7 @@ class DecodeLayers:
             for name, width in self._widths.items()
         }
         step(
-            self._sizes | {name: buffer.data_ptr() for name, buffer in buffers.items()} | {
+            self._kernel, self._sizes | {name: buffer.data_ptr() for name, buffer in buffers.items()} | {
                 DecodeJob.PAIRS: 0 if pairs is None else pairs.data_ptr(),
                 DecodeJob.ROWS: rows, DecodeJob.X: hidden.data_ptr(), DecodeJob.POSITIONS: at.data_ptr(), DecodeJob.COS: cos.data_ptr(), DecodeJob.SIN: sin.data_ptr(),
                 DecodeJob.ROTARY: rotary, DecodeJob.ROTATION_SIZE: cos.stride(0) * cos.element_size(), DecodeJob.KV: kv.data_ptr(), DecodeJob.CONTEXT: int(at.max()) + 1,

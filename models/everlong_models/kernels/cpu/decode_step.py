@@ -16,7 +16,7 @@ Shapes: B rows, D width, H query heads and G key heads of dimension d, F the MLP
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray
@@ -35,6 +35,7 @@ from everlong_models.kernels.cpu.job import (
 )
 from everlong_models.kernels.cpu.matrix_product import low_rank_input, part_size, product, quantise_input
 from everlong_models.kernels.cpu.primitives import (
+    activate_columns,
     address,
     compiled,
     compiled_as,
@@ -50,6 +51,14 @@ from everlong_models.kernels.cpu.primitives import (
 )
 from everlong_models.kernels.cpu.simd import GROUP, LANES, soft_cap, store_float16
 
+
+class Kernel(NamedTuple):
+    """A kernel of a decode step, and its number of phases of a layer."""
+
+    run: Callable[[Any], None]
+    phases: int
+
+
 _POSITIONS_IN_CACHE = 64
 """Positions whose keys (or values) stay in the L1 cache while all heads of a group read them."""
 _ATTEND, _ADD_ATTENTION, _ADD_MLP = len(Layer), len(Layer) + 1, len(Layer) + 2
@@ -58,9 +67,9 @@ _EXPERTS = _ADD_MLP + 1
 """The first phase of a mixture of experts. A layer has these phases, or `GATE` and `DOWN`."""
 _BEFORE_MLP, _MLP = (int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION), (int(Layer.GATE), int(Layer.DOWN))
 _PHASES = (*_BEFORE_MLP, *_MLP, _ADD_MLP)
+_PARALLEL_PHASES = (int(Layer.QKV), int(Layer.GATE), _ATTEND, int(Layer.O), int(Layer.DOWN))
+"""Of layers whose attention and MLP have the same input: both read it before one of them adds to it."""
 _PHASES_WITH_EXPERTS = (*_BEFORE_MLP, *_MLP, *range(_EXPERTS, _EXPERTS + experts.PHASES), _ADD_MLP)
-PHASES, EXPERT_PHASES = len(_PHASES), len(_PHASES_WITH_EXPERTS) - len(_MLP)
-"""The number of phases of a layer without experts, and with them."""
 
 
 @compiled
@@ -86,29 +95,6 @@ def _weighted(x, factor, weight, out):
     """out ← `x` (d,) times a factor and a weight (d,)."""
     for i in range(len(x)):
         out[i] = x[i] * factor * weight[i]
-
-
-def _of_heads(name, one, two, three):
-    """Make a function that calls the `simd` intrinsic for a number of heads."""
-
-    @compiled_as(name)
-    def of_heads(heads, *to):
-        if heads == 3:
-            three(*to)
-        elif heads == 2:
-            two(*to)
-        else:
-            one(*to)
-
-    return of_heads
-
-
-_scores_1, _scores_4, _mix_2, _mix_more = (
-    _of_heads("scores_1", *scores_1),
-    _of_heads("scores_4", *scores_4),
-    _of_heads("mix_2", *mix_2),
-    _of_heads("mix_more", *mix_more),
-)
 
 
 @compiled
@@ -190,8 +176,8 @@ def _attend(job, own, layers, layer, part):
         while n < many:
             some = min(3, many - n)
             query, to = address(queries) + 4 * n * d, address(scores) + 4 * (n * wide + first)
-            _scores_4(some, query, d, keys + first * stride, stride, fours, blocks, to, wide)
-            _scores_1(some, query, d, keys + (first + 4 * fours) * stride, stride, ones, blocks, to + 16 * fours, wide)
+            scores_4(some, query, d, keys + first * stride, stride, fours, blocks, to, wide)
+            scores_1(some, query, d, keys + (first + 4 * fours) * stride, stride, ones, blocks, to + 16 * fours, wide)
             n += some
     for n in range(many):
         scores[n, at] = dot(queries[n], key)
@@ -210,10 +196,10 @@ def _attend(job, own, layers, layer, part):
                 weights, place = address(scores) + 4 * (n * wide + first), values + first * stride + 2 * done
                 to = address(mixed) + 4 * (n * d + done)
                 if done + most <= d:
-                    _mix_more(some, weights, wide, place, stride, count, to, d)
+                    mix_more(some, weights, wide, place, stride, count, to, d)
                     done += most
                 else:
-                    _mix_2(some, weights, wide, place, stride, count, to, d)
+                    mix_2(some, weights, wide, place, stride, count, to, d)
                     done += 2 * LANES
             n += some
 
@@ -268,36 +254,50 @@ def _outputs(layers, layer, phase):
 
 
 @compiled
-def _compute_part(job, own, layers, layer, phase, start, end):
-    """Compute outputs `start` … `end` of a phase's matrices, and apply them: the MLP's gate, or the residual sum."""
-    x, quantised, sums, reduced = _phase_input(job, own, phase)
-    B, F, N = x.shape[0], job[DecodeJob.MLP_WIDTH], _outputs(layers, layer, phase)
-    out = floats(
-        job[DecodeJob.Y] if phase == Layer.QKV else job[DecodeJob.GATE] if phase == Layer.GATE else job[DecodeJob.OUT],
-        B,
-        N,
-    )
-    up = floats(job[DecodeJob.UP], B, F)
-    for n in range(2 if phase in (Layer.QKV, Layer.GATE) else 1):
-        values = n > 0 and phase == Layer.QKV  # `V` has no outputs if `QKV` has all
-        matrix, first = layers[layer, Layer.V if values else phase + n], layers[layer, phase, Matrix.N] if values else 0
-        to, low_rank = up if n > 0 and not values else out, floats(reduced[n], B, matrix[Matrix.RANK])
-        rows = max(start - first, 0), min(end - first, matrix[Matrix.N])
-        product(matrix, B, quantised, sums, low_rank, address(to) + 4 * first, to.shape[1], *rows)
-    if phase == Layer.GATE:
-        gate_columns(job[DecodeJob.GELU], out, up, start, end)
-    elif phase != Layer.QKV and not _norm_after(layers, layer, phase):
-        h, factor = floats(job[DecodeJob.X], B, N), floats(job[DecodeJob.RESIDUAL], 1, 1)[0, 0]
-        for m in range(B):
-            for i in range(start, end):
-                h[m, i] += out[m, i] * factor
-
-
-@compiled
 def _norm_after(layers, layer, phase):
     """Return the address of the weight of the norm of what `O` or `DOWN` computes; 0 without one."""
     attention = phase == Layer.O or phase == _ADD_ATTENTION  # noqa: PLR1714 - numba compiles no tuple of both types
     return layers[layer, Layer.DETAILS, Detail.AFTER_ATTENTION if attention else Detail.AFTER_MLP]
+
+
+def _computing(name, activate):
+    """Make the function that computes outputs `start` … `end` of a phase's matrices, and applies them: the activation, or the residual sum."""
+
+    @compiled_as(name)
+    def compute_part(job, own, layers, layer, phase, start, end):
+        x, quantised, sums, reduced = _phase_input(job, own, phase)
+        B, F, N = x.shape[0], job[DecodeJob.MLP_WIDTH], _outputs(layers, layer, phase)
+        out = floats(
+            job[DecodeJob.Y]
+            if phase == Layer.QKV
+            else job[DecodeJob.GATE]
+            if phase == Layer.GATE
+            else job[DecodeJob.OUT],
+            B,
+            N,
+        )
+        up = floats(job[DecodeJob.UP], B, F)
+        for n in range(2 if phase in (Layer.QKV, Layer.GATE) else 1):
+            values = n > 0 and phase == Layer.QKV  # `V` has no outputs if `QKV` has all
+            matrix, first = (
+                layers[layer, Layer.V if values else phase + n],
+                layers[layer, phase, Matrix.N] if values else 0,
+            )
+            to, low_rank = up if n > 0 and not values else out, floats(reduced[n], B, matrix[Matrix.RANK])
+            rows = max(start - first, 0), min(end - first, matrix[Matrix.N])
+            product(matrix, B, quantised, sums, low_rank, address(to) + 4 * first, to.shape[1], *rows)
+        if phase == Layer.GATE:
+            activate(job[DecodeJob.GELU], out, up, start, end)
+        elif phase != Layer.QKV and not _norm_after(layers, layer, phase):
+            h, factor = floats(job[DecodeJob.X], B, N), floats(job[DecodeJob.RESIDUAL], 1, 1)[0, 0]
+            for m in range(B):
+                for i in range(start, end):
+                    h[m, i] += out[m, i] * factor
+
+    return compute_part
+
+
+_compute_gated, _compute_ungated = _computing("gated", gate_columns), _computing("ungated", activate_columns)
 
 
 @compiled
@@ -336,13 +336,12 @@ def _last_norm(job, next_part):
         normed(h, weight, floats(job[DecodeJob.EPS], 1, 1)[0, 0], h)
 
 
-def _step(name: str, *, with_experts: bool) -> Callable[[Any], None]:
+def _step(name: str, phases: tuple[int, ...], compute_part: Any, *, with_experts: bool = False) -> Kernel:
     """Make the kernel that computes all layers and the last norm, for one position per row. Every thread runs it.
 
-    Each thread takes parts of a phase until none is left. A thread that starts late finds earlier phases done. There are two kernels, since
-    experts take six seconds to compile.
+    Each thread takes parts of a phase until none is left. A thread that starts late finds earlier phases done. There are several kernels, since
+    each form of an MLP takes seconds to compile.
     """
-    phases = _PHASES_WITH_EXPERTS if with_experts else _PHASES
 
     def step(data):
         job = carray(data, FIELDS)
@@ -374,14 +373,18 @@ def _step(name: str, *, with_experts: bool) -> Callable[[Any], None]:
                             _prepare_input(job, own, layers, layer, phase)
                             prepared = True
                         end = min(_outputs(layers, layer, phase), (part + 1) * size)
-                        _compute_part(job, own, layers, layer, phase, part * size, end)
+                        compute_part(job, own, layers, layer, phase, part * size, end)
                     fetch_add(done)
                 wait(done, parts)
                 next_part, done = next_part + 2 * LINE, done + 2 * LINE
         _last_norm(job, next_part)
 
     step.__name__ = name
-    return step
+    return Kernel(step, len(phases) - (len(_MLP) if with_experts else 0))
 
 
-step, step_with_experts = _step("step", with_experts=False), _step("step_with_experts", with_experts=True)
+STEP = _step("step", _PHASES, _compute_gated)
+STEP_WITH_EXPERTS = _step("step_with_experts", _PHASES_WITH_EXPERTS, _compute_gated, with_experts=True)
+STEP_WITHOUT_GATES = _step("step_without_gates", _PHASES, _compute_ungated)
+STEP_IN_PARALLEL = _step("step_in_parallel", _PARALLEL_PHASES, _compute_ungated)
+"""The last one: of layers whose attention and MLP have the same input, without gates."""

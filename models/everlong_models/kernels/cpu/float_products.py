@@ -6,6 +6,7 @@ from typing import Any
 
 from numba.extending import intrinsic
 
+from everlong_models.kernels.cpu.primitives import compiled_as
 from everlong_models.kernels.cpu.simd import LANES, PANEL, VECTOR, procedure
 
 
@@ -124,8 +125,27 @@ def _mix(heads: int, wide: int) -> Any:
 
 
 tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
-# For one, two and three heads. `scores`: one or four keys at once. `mix`: two vectors of a value, or as many as the registers hold.
-scores_1, scores_4 = ([_scores(heads, many) for heads in (1, 2, 3)] for many in (1, 4))
+
+
+def _of_heads(name: str, intrinsics: Any) -> Any:
+    """Make a function that calls one of three intrinsics: for one, two and three heads."""
+    one, two, three = intrinsics
+
+    @compiled_as(name)
+    def of_heads(heads, *to):
+        if heads == 3:
+            three(*to)
+        elif heads == 2:
+            two(*to)
+        else:
+            one(*to)
+
+    return of_heads
+
+
+# `scores`: one or four keys at once. `mix`: two vectors of a value, or as many as the registers hold.
+scores_1, scores_4 = (_of_heads(f"scores_{many}", [_scores(heads, many) for heads in (1, 2, 3)]) for many in (1, 4))
 mix_2, mix_more = (
-    [_mix(*shape) for shape in shapes] for shapes in (((1, 2), (2, 2), (3, 2)), ((1, 8), (2, 4), (3, 4)))
+    _of_heads(name, [_mix(*shape) for shape in shapes])
+    for name, shapes in (("mix_2", ((1, 2), (2, 2), (3, 2))), ("mix_more", ((1, 8), (2, 4), (3, 4))))
 )

@@ -54,6 +54,7 @@ class Experts(IntEnum):
 class Layer(IntEnum):
     """The rows of a layer in a table. Each is a `Matrix`, but `DETAILS`, which has the fields of `Detail`.
 
+    `GATE`: an MLP without a gate has the matrix before its activation here, and no `UP`.
     `V`: the values' matrix if its codes are of another kind than those of queries and keys; otherwise zeros, and `QKV` has all three.
     """
 
@@ -104,7 +105,7 @@ class DecodeJob(IntEnum):
     SCALE = 32  # float32 (1,): scale of the attention
     ROTARY = 33  # r
     ROTATION_SIZE = 34  # bytes of one table of `COS`
-    GELU = 35  # 1: the MLP's gate is GELU (tanh); 0: SiLU
+    GELU = 35  # 1: the MLP's gate, or the MLP without a gate, is GELU (tanh); 0: SiLU, or without a gate exact GELU
     RESIDUAL = 36  # float32 (1,): factor of what attention and MLP add to the residual stream
     CAP = 37  # float32 (1,): scores s become cap · tanh(s / cap); 0: they stay as they are
     PAIRS = 38  # memory that the threads share for mixtures of experts (`experts.memory_size`)

@@ -11,15 +11,26 @@ Shapes: B rows, n queries, T keys, G groups of R query heads that share keys of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numba import carray
 
 from everlong_models.kernels.cpu.float_products import tile_1, tile_2, tile_4, tile_6
 from everlong_models.kernels.cpu.job import FIELDS, LINE
-from everlong_models.kernels.cpu.primitives import address, compiled, dot, fetch_add, floats, softmax_weights, wait
-from everlong_models.kernels.cpu.simd import LANES, PANEL, gelu, silu, soft_cap
+from everlong_models.kernels.cpu.primitives import (
+    address,
+    compiled,
+    compiled_as,
+    dot,
+    fetch_add,
+    floats,
+    softmax_weights,
+    wait,
+)
+from everlong_models.kernels.cpu.simd import LANES, PANEL, exact_gelu, gelu, silu, soft_cap
 
 ROWS = 96
 """Rows in a part. With the weights of a part they fit a core's L2 cache."""
@@ -37,6 +48,7 @@ class Epilogue(IntEnum):
     TIMES = 2
     PLUS = 3
     GELU = 4  # tanh form
+    EXACT_GELU = 5  # only of `exact_gelu_linear`
 
 
 class PrefillJob(IntEnum):
@@ -111,49 +123,69 @@ def _activate(epilogue, to, blocks):
 
 
 @compiled
-def _apply_epilogue(job, y, first, last, start, end):
-    """Apply bias and epilogue to the rows first … last and the columns start … end."""
-    B, N, epilogue = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.EPILOGUE]
-    if job[PrefillJob.BIAS]:
-        bias = floats(job[PrefillJob.BIAS], 1, N)[0]
-        for m in range(first, last):
-            for n in range(start, end):
-                y[m, n] += bias[n]
-    if epilogue in (Epilogue.SILU, Epilogue.GELU):
-        for m in range(first, last):
-            _activate(epilogue, job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
-    elif epilogue == Epilogue.TIMES:
-        other = floats(job[PrefillJob.OTHER], B, N)
-        for m in range(first, last):
-            for n in range(start, end):
-                y[m, n] *= other[m, n]
-    elif epilogue == Epilogue.PLUS:
-        other = floats(job[PrefillJob.OTHER], B, N)
-        for m in range(first, last):
-            for n in range(start, end):
-                y[m, n] += other[m, n]
+def _activate_exactly(_epilogue, to, blocks):
+    """Apply GELU to `blocks` vectors at the address `to`."""
+    exact_gelu(to, blocks)
 
 
-def linear(data):
-    """y ← epilogue(x Wᵀ + b). Every thread runs this function."""
-    job = carray(data, FIELDS)
-    fetch_add(job[PrefillJob.COUNTERS])
-    B, K, N, x, w = job[PrefillJob.ROWS], job[PrefillJob.K], job[PrefillJob.N], job[PrefillJob.X], job[PrefillJob.W]
-    y = floats(job[PrefillJob.Y], B, N)
-    blocks = (B + ROWS - 1) // ROWS
-    size = (B + blocks - 1) // blocks  # equal sizes, but for the last part; multiples of a six-row tile
-    size += -size % 6
-    while True:
-        part = fetch_add(job[PrefillJob.COUNTERS] + LINE)
-        first, start = part % blocks * size, part // blocks * COLUMNS  # consecutive parts share their weights
-        if start >= N:
-            break
-        last, end = min(B, first + size), min(N, start + COLUMNS)
-        if first < last:
-            for n in range(start, end, PANEL):
-                to = job[PrefillJob.Y] + 4 * (first * N + n)
-                _multiply(x + 4 * first * K, w + 4 * n * K, to, last - first, K, K, PANEL, N)
-            _apply_epilogue(job, y, first, last, start, end)
+def _applying(name, activate):
+    """Make the function that applies bias and epilogue to the rows first … last and the columns start … end."""
+
+    @compiled_as(name)
+    def apply_epilogue(job, y, first, last, start, end):
+        B, N, epilogue = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.EPILOGUE]
+        if job[PrefillJob.BIAS]:
+            bias = floats(job[PrefillJob.BIAS], 1, N)[0]
+            for m in range(first, last):
+                for n in range(start, end):
+                    y[m, n] += bias[n]
+        if epilogue in (Epilogue.SILU, Epilogue.GELU, Epilogue.EXACT_GELU):
+            for m in range(first, last):
+                activate(epilogue, job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
+        elif epilogue == Epilogue.TIMES:
+            other = floats(job[PrefillJob.OTHER], B, N)
+            for m in range(first, last):
+                for n in range(start, end):
+                    y[m, n] *= other[m, n]
+        elif epilogue == Epilogue.PLUS:
+            other = floats(job[PrefillJob.OTHER], B, N)
+            for m in range(first, last):
+                for n in range(start, end):
+                    y[m, n] += other[m, n]
+
+    return apply_epilogue
+
+
+def _linear(name: str, apply_epilogue: Any) -> Callable[[Any], None]:
+    """Make the kernel y ← epilogue(x Wᵀ + b). Every thread runs it."""
+
+    def linear(data):
+        job = carray(data, FIELDS)
+        fetch_add(job[PrefillJob.COUNTERS])
+        B, K, N, x, w = job[PrefillJob.ROWS], job[PrefillJob.K], job[PrefillJob.N], job[PrefillJob.X], job[PrefillJob.W]
+        y = floats(job[PrefillJob.Y], B, N)
+        blocks = (B + ROWS - 1) // ROWS
+        size = (B + blocks - 1) // blocks  # equal sizes, but for the last part; multiples of a six-row tile
+        size += -size % 6
+        while True:
+            part = fetch_add(job[PrefillJob.COUNTERS] + LINE)
+            first, start = part % blocks * size, part // blocks * COLUMNS  # consecutive parts share their weights
+            if start >= N:
+                break
+            last, end = min(B, first + size), min(N, start + COLUMNS)
+            if first < last:
+                for n in range(start, end, PANEL):
+                    to = job[PrefillJob.Y] + 4 * (first * N + n)
+                    _multiply(x + 4 * first * K, w + 4 * n * K, to, last - first, K, K, PANEL, N)
+                apply_epilogue(job, y, first, last, start, end)
+
+    linear.__name__ = name
+    return linear
+
+
+linear = _linear("linear", _applying("linear", _activate))
+exact_gelu_linear = _linear("exact_gelu_linear", _applying("exact_gelu_linear", _activate_exactly))
+"""A kernel of its own, so that models without this activation do not compile it."""
 
 
 def norm(data):

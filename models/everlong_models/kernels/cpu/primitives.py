@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from everlong_models.kernels.cpu.simd import BYTE, FLOAT, INT64, LANES, exp_shifted, gelu, pointer, silu
+from everlong_models.kernels.cpu.simd import BYTE, FLOAT, INT64, LANES, exact_gelu, exp_shifted, gelu, pointer, silu
 
 compiled = njit(error_model="numpy")
 """Division by zero gives ∞ or NaN, as in PyTorch. An exception would leave a part undone, and all threads would wait for it."""
@@ -153,3 +153,14 @@ def gate_columns(is_gelu, gate, up, start, end):
             silu(to, (end - start) // LANES)
         for i in range(start, end):
             gate[m, i] *= up[m, i]
+
+
+@compiled
+def activate_columns(is_tanh, x, _up, start, end):
+    """x ← activation(x) (B, F), like `gate_columns`, without a gate."""
+    for m in range(x.shape[0]):
+        to = address(x) + 4 * (m * x.shape[1] + start)
+        if is_tanh:
+            gelu(to, (end - start) // LANES)
+        else:
+            exact_gelu(to, (end - start) // LANES)

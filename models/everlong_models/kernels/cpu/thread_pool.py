@@ -148,7 +148,7 @@ def shared_memory(table: np.ndarray, rows: int, width: int) -> Tensor:
     return torch.empty(experts.memory_size(table, rows, width), dtype=torch.float32, device="cpu")
 
 
-def step(fields: Mapping[DecodeJob, int]) -> None:
+def step(kernel: decode_step.Kernel, fields: Mapping[DecodeJob, int]) -> None:
     """Compute all layers and the last norm for one position per row. `fields`: all of `DecodeJob` but the fields that this function adds."""
     rows, head_dim = fields[DecodeJob.ROWS], fields[DecodeJob.HEAD_DIM]
     wide = max(fields[DecodeJob.WIDTH], fields[DecodeJob.MLP_WIDTH], fields[DecodeJob.HEADS] * head_dim)
@@ -162,15 +162,7 @@ def step(fields: Mapping[DecodeJob, int]) -> None:
     heads = (many + 1) * head_dim + many * (fields[DecodeJob.CONTEXT] + LANES)
     more = {DecodeJob.WIDEST: wide, DecodeJob.HEADS_PER_PART: many}
     yield_point()
-    kernel, phases = decode_step.step, decode_step.PHASES
-    if fields[DecodeJob.PAIRS]:
-        kernel, phases = decode_step.step_with_experts, decode_step.EXPERT_PHASES
-    _run(
-        kernel,
-        phases * fields[DecodeJob.LAYERS] + 1,
-        int(max(products, heads)),
-        {**fields, **more},
-    )
+    _run(kernel.run, kernel.phases * fields[DecodeJob.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
 
 
 def quantise(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
@@ -239,7 +231,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, o
         PrefillJob.N: shape[-1], PrefillJob.EPILOGUE: epilogue, PrefillJob.BIAS: 0 if bias is None else bias.data_ptr(),
         PrefillJob.OTHER: 0 if other is None else other.data_ptr(),
     }  # fmt: skip
-    _run(prefill.linear, 1, 0, fields)
+    kernel = prefill.exact_gelu_linear if epilogue == Epilogue.EXACT_GELU else prefill.linear
+    _run(kernel, 1, 0, fields)
     return y
 
 

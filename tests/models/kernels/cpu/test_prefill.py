@@ -30,6 +30,7 @@ def test_products(threads, rows, K, N):
         (Epilogue.NONE, None, y),
         (Epilogue.SILU, None, F.silu(y)),
         (Epilogue.GELU, None, F.gelu(y, approximate="tanh")),
+        (Epilogue.EXACT_GELU, None, F.gelu(y)),
         (Epilogue.TIMES, other, y * other),
         (Epilogue.PLUS, other, y + other),
     ):
@@ -37,6 +38,8 @@ def test_products(threads, rows, K, N):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     found = thread_pool.linear(x, packed, bias, Epilogue.SILU, None)
     torch.testing.assert_close(found.double(), F.silu(y + bias), rtol=1e-5, atol=1e-5)
+    found = thread_pool.linear(x, packed, bias, Epilogue.EXACT_GELU, None)
+    torch.testing.assert_close(found.double(), F.gelu(y + bias), rtol=1e-5, atol=1e-5)
 
 
 def test_silu_everywhere():
@@ -48,11 +51,15 @@ def test_silu_everywhere():
     assert thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(wrong), None, Epilogue.SILU, None).isnan().all()
 
 
-def test_gelu_everywhere():
+@pytest.mark.parametrize("kind", [Epilogue.GELU, Epilogue.EXACT_GELU])
+def test_gelu_everywhere(kind):
     x = torch.cat([torch.linspace(-20, 20, 4000), torch.tensor([-1e30, -200.0, 0.0, 1e-30, 200.0, 1e30])])
     x = F.pad(x, (0, -len(x) % PANEL))
-    found = thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(x[:, None]), None, Epilogue.GELU, None)[0]
-    torch.testing.assert_close(found.double(), F.gelu(x.double(), approximate="tanh"), rtol=1e-5, atol=1e-6)
+    found = thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(x[:, None]), None, kind, None)[0]
+    form = "tanh" if kind == Epilogue.GELU else "none"
+    torch.testing.assert_close(found.double(), F.gelu(x.double(), approximate=form), rtol=1e-5, atol=1e-6)
+    wrong = torch.full((PANEL, 1), torch.nan)
+    assert thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(wrong), None, kind, None).isnan().all()
 
 
 def test_a_row_does_not_depend_on_the_others(threads):

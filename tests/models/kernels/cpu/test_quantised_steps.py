@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.kernels.cpu import thread_pool
@@ -108,7 +109,7 @@ def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, 
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 2, 7, 32])
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt2", "gpt_neox", "falcon"])
 def test_a_decoded_row_does_not_depend_on_its_neighbours(rows, family):
     backbone = build(family=family)
     backbone.optimize(quantize=True)
@@ -136,7 +137,9 @@ def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads, f
 
 @torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 16])
-@pytest.mark.parametrize("family", sorted(tiny_families.SWITCHES.keys() - {"llama", "qwen3"}))
+@pytest.mark.parametrize(
+    "family", [*sorted(tiny_families.SWITCHES.keys() - {"llama", "qwen3"}), *tiny_families.VARIANTS]
+)
 def test_a_step_of_every_family_is_that_of_the_float_matrices(family, threads):
     """With their windows, norms, factors and rotations; two heads a group."""
     compare_steps(family, 32, 4, 128, threads)
@@ -148,6 +151,8 @@ def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: i
         for module in backbone.model.modules():
             if isinstance(module, nn.Linear):
                 module.weight.copy_(q4_weights(*module.weight.shape, 0.25))
+            if isinstance(module, Conv1D):
+                module.weight.copy_(q4_weights(*module.weight.t().shape, 0.25).t())
         for parameter in backbone.model.parameters():
             if parameter.dim() == 3:  # experts, each with other weights
                 parameter.copy_(
@@ -155,6 +160,7 @@ def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: i
                 )
         assert backbone.optimize(quantize=backbone is quantized) is None
     assert quantized._optimised.decoding is not None
+    assert {matrix.bits for layer in quantized._optimised.decoding.layers for matrix in layer.values()} == {4}
     x, kv, _ = decoded(quantized, 5, 400)
     kv /= 4
     at, other, before = torch.tensor([0, 1, 6, 399, 203]), kv.clone().float(), torch.get_num_threads()
@@ -169,7 +175,7 @@ def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: i
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt2", "gpt_neox", "falcon"])
 def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch, family):
     """One thread, several, more than cores, and without OpenMP."""
     backbone = build(family=family)
