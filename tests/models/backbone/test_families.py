@@ -15,6 +15,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.description import FAMILIES, GatedMLP, describe
 from everlong_models.backbone.gguf import families as gguf_families
 from everlong_models.errors import BackboneError, ConfigError
+from everlong_models.kernels.cpu.quantised_matrix import GROUP, can_quantise
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.compact import Compact, CompactConfig
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
@@ -55,6 +56,27 @@ def test_logits_are_those_of_transformers_at_every_position(kind):
     found = backbone.logits(backbone.hidden(backbone.embed(tokens)))
     assert float((found - expected).norm() / expected.norm()) < 1e-5
     assert float((found - expected).norm(dim=-1).max() / expected.norm(dim=-1).mean()) < 1e-4
+
+
+@pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
+@pytest.mark.parametrize("kind", [*tiny_families.SWITCHES, *tiny_families.VARIANTS])
+@torch.no_grad()
+def test_logits_of_quantised_decode_steps_are_near_those_of_transformers(kind):
+    """Within 2 % with weights of eight bits. (With weights that four bits hold exactly: tests/models/kernels/cpu/test_quantised_steps.py.)"""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "original_max_position_embeddings": 1024}
+    model = tiny_families.model(kind, **sizes).eval()
+    tokens = torch.randint(97, (2, 40), generator=torch.Generator().manual_seed(1))
+    expected, backbone = model(tokens).logits, Backbone(model)
+    assert backbone.optimize(quantize=True) is None
+    assert backbone._optimised is not None
+    assert backbone._optimised.decoding is not None
+    x, kv = backbone.embed(tokens), backbone.new_kv(2, 40)
+    backbone.hidden(x[:, :20], kv=kv)
+    for n in range(20, 40):
+        found = backbone.logits(backbone.hidden(x[:, n : n + 1], kv=kv, at=torch.tensor([n, n]))[:, -1])
+        error = float((found - expected[:, n]).norm() / expected[:, n].norm())
+        assert 1e-5 < error < 0.02
 
 
 def row(kind: str) -> tuple[str, str, str, str, str]:

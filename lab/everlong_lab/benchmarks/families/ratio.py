@@ -1,4 +1,5 @@
-"""`everlong bench families`: decode and prefill of every family with the fast path, as a ratio to Llama at equal sizes.
+"""`everlong bench families`: decode and prefill of every family with the fast path, as a ratio to Llama at equal sizes: as many heads, key
+heads and weights.
 
 Both models run in turns in one process, also at every decode step, and the fastest of each counts. So what else the machine does meanwhile slows down both.
 """
@@ -21,7 +22,7 @@ MOST = 1.1
 """A family takes at most this many times as long as Llama."""
 _STEPS = 48
 _SIZES = {
-    "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 8192, "pad_token_id": 0,
+    "vocab_size": 1000, "num_attention_heads": 8, "max_position_embeddings": 8192, "pad_token_id": 0,
 }  # fmt: skip
 _GRANITE = {
     "attention_multiplier": 0.125,
@@ -35,16 +36,22 @@ _SWITCHES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Where the defaults of transformers' config do not have the family's switches, or windows larger than what is measured."""
 
+_UNGATED = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "falcon": "ffn_hidden_size"}
+"""The field of the MLP's width, in families without a gate."""
+
 
 def run(
     *, families: Sequence[str], width: int, layers: int, tokens: int, turns: int, progress: Callable[[str], None]
 ) -> Report:
     """Measure these families: prefill of so many `tokens`, then decode steps, around random models of this size."""
     rows: list[dict[str, Any]] = []
-    llama = _build("llama", width, layers)
+    llamas: dict[int, Backbone] = {}
     for kind in families:
         progress(f"measuring {kind}")
-        rows.append({"family": kind, **_ratios(llama, _build(kind, width, layers), tokens, turns)})
+        other = _build(kind, width, layers)
+        if other.kv_heads not in llamas:
+            llamas[other.kv_heads] = _build("llama", width, layers, other.kv_heads)
+        rows.append({"family": kind, **_ratios(llamas[other.kv_heads], other, tokens, turns)})
     targets = [
         Target(f"{row['family']}: {phase} ÷ llama's", row[f"{phase}_ratio"], MOST, at_most=True)
         for row in rows
@@ -54,9 +61,15 @@ def run(
     return Report("families", rows, targets, [note])
 
 
-def _build(kind: str, width: int, layers: int) -> Backbone:
+def _build(kind: str, width: int, layers: int, kv_heads: int = 2) -> Backbone:
     torch.manual_seed(0)
     sizes = _SIZES | {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
+    sizes["num_key_value_heads"] = kv_heads
+    if (
+        kind in _UNGATED
+    ):  # two matrices with as many weights as Llama's three; the family decides the number of key heads
+        sizes |= {_UNGATED[kind]: 9 * width // 2, "bos_token_id": 0, "eos_token_id": 0}
+        del sizes["num_key_value_heads"]
     if kind == "qwen3_moe":  # as much is multiplied for each token as in Llama's MLP
         sizes |= {
             "num_experts": 32,
@@ -64,7 +77,7 @@ def _build(kind: str, width: int, layers: int) -> Backbone:
             "moe_intermediate_size": 3 * width // 4,
             "norm_topk_prob": True,
         }
-    if kind != "phi3":  # its config has none
+    if kind != "phi3" and kind not in _UNGATED:  # their configs have none
         sizes["head_dim"] = width // 8
     config = AutoConfig.for_model(kind, **sizes | _SWITCHES.get(kind, {}))
     backbone = Backbone(AutoModelForCausalLM.from_config(config).eval())

@@ -63,28 +63,39 @@ def test_a_backbone_decodes_with_it_and_reads_without():
     torch.testing.assert_close(other.float(), kv, rtol=2e-3, atol=1e-3)
 
 
+LAYERS = {
+    "llama": (
+        "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj", "model.layers.1.self_attn.o_proj",
+        "model.layers.2.mlp.gate_proj", "model.layers.2.mlp.down_proj",
+    ),
+    "gpt2": ("transformer.h.0.attn.c_attn", "transformer.h.1.attn.c_proj", "transformer.h.1.mlp.c_fc", "transformer.h.2.mlp.c_proj"),
+    "gpt_neox": (
+        "gpt_neox.layers.0.attention.query_key_value", "gpt_neox.layers.1.attention.dense", "gpt_neox.layers.1.mlp.dense_h_to_4h",
+        "gpt_neox.layers.2.mlp.dense_4h_to_h",
+    ),
+    "falcon": (
+        "transformer.h.0.self_attention.query_key_value", "transformer.h.1.self_attention.dense", "transformer.h.1.mlp.dense_h_to_4h",
+        "transformer.h.2.mlp.dense_4h_to_h",
+    ),
+}  # fmt: skip
+
+
 @torch.no_grad()
-def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
+@pytest.mark.parametrize("family", LAYERS)
+def test_a_backbone_with_adapters_keeps_its_four_bits(family, tmp_path):
     def adapted() -> Backbone:
-        backbone = build()
+        backbone = build(family=family)
         backbone.requires_grad_(False)
+        use_four_bits(backbone)
         layers = dict(backbone.model.named_modules())
-        for layer in layers.values():
-            if isinstance(layer, nn.Linear):
-                layer.weight.copy_(q4_weights(*layer.weight.shape))
         torch.manual_seed(2)
         lora = {}
-        for name in (
-            "0.self_attn.q_proj",
-            "1.self_attn.v_proj",
-            "1.self_attn.o_proj",
-            "2.mlp.gate_proj",
-            "2.mlp.down_proj",
-        ):
-            out, into = layers[f"model.layers.{name}"].weight.shape
+        for name in LAYERS[family]:
+            weight = layers[name].weight
+            out, into = weight.t().shape if family == "gpt2" else weight.shape
             lora |= {
-                f"lora.model.layers.{name}.A": torch.randn(4, into) / 8,
-                f"lora.model.layers.{name}.B": torch.randn(out, 4) / 8,
+                f"lora.{name}.A": torch.randn(4, into) / 8,
+                f"lora.{name}.B": torch.randn(out, 4) / 8,
             }
         memory = RMT(RMTConfig(segment_length=8, memory_tokens=2), backbone)
         save_weights(tmp_path, Manifest(memory={}), memory, lora)
@@ -95,9 +106,19 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
     exact.optimize()
     quantized.optimize(quantize=True)
     assert {matrix.bits for layer in quantized._optimised.decoding.layers for matrix in layer.values()} == {4}
-    kv, x, at = torch.randn(2, 3, 2, 2, 40, 16).half(), torch.randn(2, 1, 64), torch.tensor([20, 11])
+    x, at = torch.randn(2, 1, 64), torch.tensor([20, 11])
+    kv = quantized.new_kv(2, 40).normal_()
     expected, found = exact.hidden(x, kv=kv.float(), at=at), quantized.hidden(x, kv=kv, at=at)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # the rounding to 16 bits
+
+
+def use_four_bits(backbone: Backbone, size: float = 1.0) -> None:
+    """Replace all matrices by such that four bits hold."""
+    for module in backbone.model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.copy_(q4_weights(*module.weight.shape, size))
+        if isinstance(module, Conv1D):
+            module.weight.copy_(q4_weights(*module.weight.t().shape, size).t())
 
 
 def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -148,11 +169,7 @@ def test_a_step_of_every_family_is_that_of_the_float_matrices(family, threads):
 def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: int) -> None:
     exact, quantized = (build(width, head_dim, heads, family) for _ in range(2))
     for backbone in (exact, quantized):
-        for module in backbone.model.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.copy_(q4_weights(*module.weight.shape, 0.25))
-            if isinstance(module, Conv1D):
-                module.weight.copy_(q4_weights(*module.weight.t().shape, 0.25).t())
+        use_four_bits(backbone, 0.25)
         for parameter in backbone.model.parameters():
             if parameter.dim() == 3:  # experts, each with other weights
                 parameter.copy_(
