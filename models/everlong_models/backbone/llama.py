@@ -180,14 +180,15 @@ class Llama:
         """See `Backbone.hidden`."""
         B, T, _ = x.shape
         H, G, d = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        if self.shape.embedding != 1:
+            x = x * self.shape.embedding
         if self.decoding is not None and kv is not None and at is not None and T == 1 and observer is None:
-            tables = self._decode_tables(x, kv.shape[4])
-            return self._shifted(self.decoding(self.shape.input(x, at[:, None]), kv, at, *tables))
+            return self.decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
         if kv is not None and at is not None and kv.device.type == "cpu":
             # Attend to filled positions only. On a GPU that would wait for `at`, which costs more.
             kv = kv[..., : int(at.max()) + T, :]
         cursor = KVCursor(T, x.device, kv, at)
-        x = self.shape.input(x, cursor.positions)
+        x = self.shape.placed(x, cursor.positions)
         rotations = [_rotation(*tables) for tables in self.shape.rotations(x, cursor.positions)]
         masks = None if cursor.at_start or (T > SHORT and _same_position(at)) else _Masks(cursor, x.dtype)
         # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
@@ -210,10 +211,7 @@ class Llama:
             else:
                 mixed = masked(queries, keys, values, masks[described.window], self.shape.cap)
             h = layer.after(mixed, h)
-        return self._shifted(_last_norm(h, self.norm, self.shape.eps))
-
-    def _shifted(self, hidden: Tensor) -> Tensor:
-        """Return the final hidden states with the bias of the last norm, if it has one."""
+        hidden = _last_norm(h, self.norm, self.shape.eps)
         return hidden if self.shape.norm_bias is None else hidden + self.shape.norm_bias
 
     def _decode_tables(self, x: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
@@ -267,7 +265,8 @@ def decode_layers(
     ]
     return DecodeLayers(
         layers, norm, scale=shape.scale, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, eps=shape.eps,
-        activation=shape.activation, residual=shape.residual, cap=shape.cap, parallel=shape.parallel,
+        activation=shape.activation, residual=shape.residual, cap=shape.cap, norm_bias=shape.norm_bias, parallel=shape.parallel,
+        learned=None if shape.positions is None else shape.positions.weight,
     )  # fmt: skip
 
 

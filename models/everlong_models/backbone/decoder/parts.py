@@ -191,7 +191,7 @@ class Description:
     head: float = 1.0
     head_cap: float | None = None
     parallel: bool = False
-    positions: nn.Module | None = None
+    positions: nn.Embedding | None = None
     centred: bool = False
     norm_bias: Tensor | None = None
 
@@ -205,10 +205,8 @@ class Description:
             and all(layer.norms.tensors().keys() == {"before", "between"} for layer in self.layers)
         )
 
-    def input(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return the first layer's input (B, T, D) for embeddings `x` (B, T, D) at `positions` (1 or B, T)."""
-        if self.embedding != 1:
-            x = x * self.embedding
+    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return `x` (B, T, D) with its learned positions, at `positions` (1 or B, T), and centred, where the decoder is so."""
         if self.positions is not None:
             x = x + self.positions(positions)
         return x - x.mean(-1, keepdim=True) if self.centred else x

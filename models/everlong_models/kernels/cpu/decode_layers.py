@@ -42,8 +42,11 @@ class DecodeLayers:
     """The decoder layers with quantised weights.
 
     `norm` (D,): the weight of the last norm; `scale`: the attention's. `head_dim`: a multiple of `PANEL`. `activation`: of the MLP's
-    gate; or of all MLPs without a gate, whose first matrix is `GATE`. `residual`: factor of what attention and MLP add. `cap`: attention scores
-    s become cap · tanh(s / cap). `parallel`: attention and MLP of a layer, without a gate, have the same input.
+    gate, or of an MLP without a gate. `residual`: factor of what attention and MLP add. `cap`: attention scores s become cap · tanh(s / cap).
+
+    `norm_bias` (D,): bias of the last norm. Then all norms are layer norms: the biases of the others must be part of the matrices' biases, and
+    `O` and `DOWN` must compute rows with mean 0. And no MLP has a gate: its first matrix is `GATE`. `parallel`: attention and MLP of a layer have
+    the same input. `learned` (positions, D): learned positions, which are added to the embeddings.
     """
 
     def __init__(
@@ -59,17 +62,22 @@ class DecodeLayers:
         activation: Activation = Activation.SILU,
         residual: float = 1.0,
         cap: float | None = None,
+        norm_bias: Tensor | None = None,
         parallel: bool = False,
+        learned: Tensor | None = None,
     ) -> None:
         self.layers = [layer.matrices for layer in layers]
         self.experts = [layer.experts for layer in layers]
         self._kernel = decode_step.STEP_WITH_EXPERTS if any(self.experts) else decode_step.STEP
-        if not any(self.experts) and Layer.UP not in self.layers[0]:
-            self._kernel = decode_step.STEP_IN_PARALLEL if parallel else decode_step.STEP_WITHOUT_GATES
+        if norm_bias is not None:
+            self._kernel = decode_step.STEP_IN_PARALLEL if parallel else decode_step.STEP_WITH_LAYER_NORMS
         prepare(self._kernel.run, matrix_product.multiply)
         tables = [one.table for one in self.experts if one is not None]
         self._largest = max(tables, key=lambda table: memory_size(table, 1, len(norm)), default=None)
         self._norm = norm.detach().float().clone()
+        self._norm_bias, self._learned = (
+            None if each is None else each.detach().float().contiguous() for each in (norm_bias, learned)
+        )
         self._norms = [
             {name: weight.detach().float().clone() for name, weight in layer.norms.tensors().items()}
             for layer in layers
@@ -98,6 +106,8 @@ class DecodeLayers:
         }  # fmt: skip
         if cap is None:
             self._sizes[DecodeJob.CAP] = 0
+        for place, tensor in ((DecodeJob.NORM_BIAS, self._norm_bias), (DecodeJob.LEARNED, self._learned)):
+            self._sizes[place] = 0 if tensor is None else tensor.data_ptr()
         self._widths = {
             DecodeJob.Y: (heads + 2 * kv_heads) * head_dim, DecodeJob.MIXED: heads * head_dim, DecodeJob.GATE: inner,
             DecodeJob.UP: inner, DecodeJob.OUT: width,
@@ -107,8 +117,8 @@ class DecodeLayers:
         """Return the final hidden states (B, 1, D), after the last norm, for the embeddings `x` (B, 1, D).
 
         Stores the new keys and values in `kv` (B, layers, 2, G, C, d), each row's at its own position `at` (B,). `cos` and `sin`
-        (tables, at least C, r) cover all positions; the first half of the sines is negated. Raises `IndexError` for a position outside `kv`,
-        `ValueError` for a wrong shape or type.
+        (tables, at least C, r) cover all positions; the first half of the sines is negated. Raises `IndexError` for a position outside `kv` or the
+        learned positions, `ValueError` for a wrong shape or type.
         """
         rows, capacity, rotary = len(x), kv.shape[4], min(cos.shape[-1], int(self._sizes[DecodeJob.HEAD_DIM]))
         expected = (
@@ -132,8 +142,9 @@ class DecodeLayers:
                 )
         if kv.stride(5) != 1:
             raise ValueError(f"kv: the last axis must be contiguous (stride 1), got stride {kv.stride(5)}")
-        if not 0 <= int(at.min()) <= int(at.max()) < capacity:
-            raise IndexError(f"positions must be from 0 to {capacity - 1}, got {at.tolist()}")
+        end = capacity if self._learned is None else min(capacity, len(self._learned))
+        if not 0 <= int(at.min()) <= int(at.max()) < end:
+            raise IndexError(f"positions must be from 0 to {end - 1}, got {at.tolist()}")
         hidden = x.clone(memory_format=torch.contiguous_format)
         at, cos, sin = at.contiguous(), cos.contiguous(), sin.contiguous()
         # One for all layers: no layer begins before the one before it is done.

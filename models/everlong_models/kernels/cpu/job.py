@@ -109,6 +109,8 @@ class DecodeJob(IntEnum):
     RESIDUAL = 36  # float32 (1,): factor of what attention and MLP add to the residual stream
     CAP = 37  # float32 (1,): scores s become cap · tanh(s / cap); 0: they stay as they are
     PAIRS = 38  # memory that the threads share for mixtures of experts (`experts.memory_size`)
+    NORM_BIAS = 39  # float32 (D,): bias of the last norm, a layer norm
+    LEARNED = 40  # float32 (positions, D): learned positions, which are added to the embeddings; 0: none
 
 
 FIELDS, LAYER_ROWS, MATRIX_FIELDS, EXPERT_FIELDS = len(DecodeJob), len(Layer), len(Matrix), len(Experts)

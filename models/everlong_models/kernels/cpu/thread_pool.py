@@ -35,6 +35,7 @@ from everlong_models.kernels.cpu import (
     simd,
 )
 from everlong_models.kernels.cpu import quantise as quantise_kernel
+from everlong_models.kernels.cpu.decode import attention, ends
 from everlong_models.kernels.cpu.dequantise import DequantiseJob
 from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
 from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
@@ -51,7 +52,7 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 
 _SOURCES = (
-    decode_step, dequantise, experts, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
+    attention, decode_step, dequantise, ends, experts, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
 )  # fmt: skip
 """All modules with compiled code."""
 
@@ -162,7 +163,7 @@ def step(kernel: decode_step.Kernel, fields: Mapping[DecodeJob, int]) -> None:
     heads = (many + 1) * head_dim + many * (fields[DecodeJob.CONTEXT] + LANES)
     more = {DecodeJob.WIDEST: wide, DecodeJob.HEADS_PER_PART: many}
     yield_point()
-    _run(kernel.run, kernel.phases * fields[DecodeJob.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
+    _run(kernel.run, kernel.phases * fields[DecodeJob.LAYERS] + 2, int(max(products, heads)), {**fields, **more})
 
 
 def quantise(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:

@@ -232,6 +232,15 @@ def test_a_position_outside_the_cache(at):
 
 
 @torch.no_grad()
+def test_a_position_that_was_not_learned():
+    backbone = build(family="gpt2")
+    backbone.optimize(quantize=True)
+    x, kv, _ = decoded(backbone, 1, 600)
+    with pytest.raises(IndexError, match=r"from 0 to 511, got .*512"):
+        backbone.hidden(x, kv=kv, at=torch.tensor([512]))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "change"),
     [
