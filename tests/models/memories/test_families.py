@@ -46,6 +46,7 @@ FEW = ("llama", "gemma3_text", "phi3", "smollm3")
         pytest.param(memory, family, marks=() if memory == "window" or family in FEW else pytest.mark.long)
         for memory in MEMORIES
         for family in tiny_families.SWITCHES
+        if (memory, family) != ("compact", "falcon")  # transformers does not show its queries
     ],
 )
 def test_chunks_and_steps_change_nothing(family, memory):
