@@ -79,8 +79,8 @@ class Layer:
         May overwrite `h`.
         """
         before, h = h, self._add(self.o, mixed, h, self.norms.after_attention)
-        entering = before if self.parallel else h
-        x = entering if self.norms.between is None else _normed(entering, self.eps)
+        of_mlp = before if self.parallel else h
+        x = of_mlp if self.norms.between is None else _normed(of_mlp, self.eps)
         if isinstance(self.mlp, Experts):
             return _plus(self.mlp(x), h, self.norms.after_mlp, self.eps)
         inner = self.mlp.inner(x.to(self.mlp.down.dtype), self.activation)
@@ -290,17 +290,19 @@ def _fold_experts(
 def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
     """Return whether the GPU's fused layers support this model here."""
     first = shape.layers[0]
-    return (
-        isinstance(first.mlp, GatedMLP)
-        and all(layer.norms.tensors().keys() == first.norms.tensors().keys() for layer in shape.layers)
-        and all(isinstance(layer.mlp, GatedMLP) for layer in shape.layers)
-        and layer_kernels.available(
-            model.get_output_embeddings().weight, first.norms, _head_norm(first, shape), shape.activation,
-            heads=shape.heads + 2 * shape.kv_heads, turning=shape.heads + shape.kv_heads, head_dim=shape.head_dim,
-            rotary={0 if each is None else 2 * len(each) for each in shape.rotations.frequencies()},
-            width=model.config.hidden_size, inner=model.config.intermediate_size,
-            biases=(has_bias(first.q, first.k), has_bias(first.mlp.gate)),
-        )
+    if isinstance(first.mlp, Mixture) or any(
+        type(layer.mlp) is not type(first.mlp) or layer.norms.tensors().keys() != first.norms.tensors().keys()
+        for layer in shape.layers
+    ):
+        return False
+    shifted, gated = first.norm_biases is not None, isinstance(first.mlp, GatedMLP)
+    matrix = first.mlp.gate if isinstance(first.mlp, GatedMLP) else first.mlp.up
+    return layer_kernels.available(
+        model.get_output_embeddings().weight, first.norms, _head_norm(first, shape), shape.activation,
+        heads=shape.heads + 2 * shape.kv_heads, turning=shape.heads + shape.kv_heads, head_dim=shape.head_dim,
+        rotary={0 if each is None else 2 * len(each) for each in shape.rotations.frequencies()},
+        width=model.config.hidden_size, inner=first.mlp.down.split[0].shape[1],
+        biases=(shifted or has_bias(first.q, first.k), shifted or has_bias(matrix)), gated=gated,
     )  # fmt: skip
 
 
@@ -317,10 +319,12 @@ def _fold_layer(
     scale = shape.scale if head_norm is None else 1.0  # the norm would undo a scale of the queries before it
     qkv, o = entering((layer.q, layer.k, layer.v), norms.before, before, first=scale), leaving(layer.o, shape)
     folded_layer: Layer | layer_kernels.FusedLayer
-    if fuse and isinstance(mlp, GatedMLP):
+    if fuse and not isinstance(mlp, Mixture):
+        gate = (mlp.gate,) if isinstance(mlp, GatedMLP) else ()
         folded_layer = layer_kernels.FusedLayer(
-            qkv=qkv, o=o, both=entering((mlp.gate, mlp.up), norms.between), down=leaving(mlp.down, shape),
-            eps=shape.eps, norms=norms, head_norm=head_norm, activation=shape.activation,
+            qkv=qkv, o=o, both=entering((*gate, mlp.up), norms.between, between), down=leaving(mlp.down, shape),
+            eps=shape.eps, norms=norms, head_norm=head_norm, activation=shape.activation, gated=bool(gate),
+            parallel=shape.parallel,
         )  # fmt: skip
     else:
 
@@ -332,8 +336,11 @@ def _fold_layer(
             inner = _fold_experts(mlp, norms.between, shape.residual, shape.activation, bfloat16=bfloat16)
         else:
             up, down = linear(entering((mlp.up,), norms.between, between)), linear(leaving(mlp.down, shape))
-            gate = linear(entering((mlp.gate,), norms.between)) if isinstance(mlp, GatedMLP) else None
-            inner = UngatedMLP(up, down) if gate is None else MLP(gate, up, down)
+            inner = (
+                MLP(linear(entering((mlp.gate,), norms.between)), up, down)
+                if isinstance(mlp, GatedMLP)
+                else UngatedMLP(up, down)
+            )
         folded_layer = Layer(
             qkv=linear(qkv), o=linear(o), mlp=inner, eps=shape.eps, norms=norms, head_norm=head_norm,
             activation=shape.activation, parallel=shape.parallel,

@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.description import FAMILIES, GatedMLP, describe
+from everlong_models.backbone.decoder.parts import Mixture
+from everlong_models.backbone.description import FAMILIES, describe
 from everlong_models.backbone.gguf import families as gguf_families
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, can_quantise
@@ -84,7 +85,7 @@ def row(kind: str) -> tuple[str, str, str, str, str]:
     model = make(kind)
     fast = kind in FAMILIES
     shape = describe(model) if fast else None
-    fused = shape is not None and all(isinstance(layer.mlp, GatedMLP) for layer in shape.layers)
+    fused = shape is not None and not any(isinstance(layer.mlp, Mixture) for layer in shape.layers)
     taken = []
     for name, build in MEMORIES.items():
         try:

@@ -66,20 +66,23 @@ def available(
     width: int,
     inner: int,
     biases: tuple[bool, bool],
+    gated: bool = True,
 ) -> bool:
     """Return whether these kernels support a model of such weights and sizes (see `compiles`).
 
     `norms`, `head_norm`: of a layer. `heads`: heads of queries, keys and values together; of the first `turning`, so many numbers have rotary
     positions: one of `rotary` in each layer. `biases`: whether the matrices of queries, keys and values have biases, and those of gate and up.
+    `gated`: whether MLPs have a gate.
     """
 
     def run() -> None:
         h = weight.new_zeros(1, 1, width)
-        several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
+        several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, (1 + gated) * inner)
         for count in rotary:
             turns, bias = weight.new_zeros(1, 1, 1, count), several.flatten() if biases[0] else None
             norm_rotate(several, turning, None if norms.before is None else h, bias, turns, turns, 1.0, head_norm)
-        norm_gate(both, None if norms.between is None else h, both.flatten() if biases[1] else None, 1.0, activation)
+        between, bias = None if norms.between is None else h, both.flatten() if biases[1] else None
+        norm_gate(both, between, bias, 1.0, activation, gated=gated)
         if norms.after_mlp is not None:
             norm_add(h, h.clone(), norms.after_mlp, 1.0)
 
@@ -164,24 +167,26 @@ if triton is not None:
     def _norm_gate(
         both, h, bias, out, eps,
         width: tl.constexpr, inner: tl.constexpr, has_norm: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr,
-        width_block: tl.constexpr, block: tl.constexpr,
+        exact: tl.constexpr, gated: tl.constexpr, width_block: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
         token = tl.program_id(0).to(tl.int64)
         r = 1.0
         if has_norm:
             r = _factor(h + token * width, width, eps, width_block)
-        row = both + token * (2 * inner)
+        row = both + token * ((1 + gated) * inner)
         for start in range(0, inner, block):
             at = start + tl.arange(0, block)
             inside = at < inner
-            gate, up = (
-                _numbers(row, bias, at, inside, r, has_bias),
-                _numbers(row, bias, at + inner, inside, r, has_bias),
-            )
-            steep = gate
-            if gelu:  # its form with tanh is x / (1 + exp(-2 z))
-                steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-            product = gate / (1.0 + tl.exp(-steep)) * up
+            gate = _numbers(row, bias, at, inside, r, has_bias)
+            if exact:
+                product = gate * (0.5 + 0.5 * tl.erf(gate * 0.7071067811865476))
+            else:
+                steep = gate
+                if gelu:  # its form with tanh is x / (1 + exp(-2 z))
+                    steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+                product = gate / (1.0 + tl.exp(-steep))
+            if gated:
+                product *= _numbers(row, bias, at + inner, inside, r, has_bias)
             tl.store(out + token * inner + at, product.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit
@@ -239,18 +244,22 @@ def norm_rotate(
     return heads
 
 
-def norm_gate(both: Tensor, h: Tensor | None, bias: Tensor | None, eps: float, activation: Activation) -> Tensor:
-    """Return act(g) · u (B, T, F), with the norm of `h` (B, T, D), or None, applied to both.
+def norm_gate(
+    both: Tensor, h: Tensor | None, bias: Tensor | None, eps: float, activation: Activation, *, gated: bool = True
+) -> Tensor:
+    """Return act(g) · u (B, T, F), with the norm of `h` (B, T, D), or None, applied to both. If not `gated`, return act(u).
 
-    `both` (B, T, 2 F): g, then u, the product of `h`, not normed, with their weights. `bias` (2 F,) or None. All are contiguous.
+    `both` (B, T, 2 F): g, then u, the product of `h`, not normed, with their weights; (B, T, F) if not `gated`. `bias` (2 F,) or (F,), or None. All
+    are contiguous.
     """
-    B, T, inner = *both.shape[:2], both.shape[2] // 2
+    B, T, inner = *both.shape[:2], both.shape[2] // (1 + gated)
     assert all(tensor.is_contiguous() for tensor in (both, *(() if h is None else (h,))))
     out, width = both.new_empty(B, T, inner), 1 if h is None else h.shape[-1]
     with torch.cuda.device_of(both):
         _norm_gate[(B * T,)](
             both, both if h is None else h, both if bias is None else bias, out, eps,
-            width, inner, h is not None, bias is not None, activation == Activation.GELU, _block(width), _block(inner),
+            width, inner, h is not None, bias is not None, activation == Activation.GELU,
+            activation == Activation.EXACT_GELU, gated, _block(width), _block(inner),
         )  # fmt: skip
     return out
 
@@ -274,7 +283,7 @@ Matrix = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A layer like `llama.Layer`, for a GPU. `both`: gate, then up.
+    """A layer like `llama.Layer`, for a GPU. `both`: gate, then up; or only up, if not `gated`.
 
     The weights include the attention's scale and those of the norms before them; `norms` says which norms there are.
     """
@@ -287,6 +296,8 @@ class FusedLayer:
     norms: Norms
     head_norm: HeadNorm | None
     activation: Activation
+    gated: bool = True
+    parallel: bool = False
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """See `Layer.heads`."""
@@ -296,9 +307,12 @@ class FusedLayer:
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
         """See `Layer.after`. Overwrites `h`: without a norm after them, the matmuls add to it directly."""
-        self._add(h, mixed, self.o, self.norms.after_attention)
+        if not self.parallel:
+            self._add(h, mixed, self.o, self.norms.after_attention)
         (weight, bias), between = self.both, None if self.norms.between is None else h
-        inner = norm_gate(F.linear(h, weight), between, bias, self.eps, self.activation)
+        inner = norm_gate(F.linear(h, weight), between, bias, self.eps, self.activation, gated=self.gated)
+        if self.parallel:
+            self._add(h, mixed, self.o, self.norms.after_attention)
         self._add(h, inner, self.down, self.norms.after_mlp)
         return h
 

@@ -19,7 +19,8 @@ from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.linear import Activation
 from everlong_models.kernels.norms import Norms
 from everlong_models.memories.rmt import RMT, RMTConfig
-from tests.models.backbone.test_llama import build, embeddings
+from tests.models import tiny_families
+from tests.models.backbone.test_llama import build, embeddings, shared
 from tests.models.fake_gpu import DEVICE, REAL
 from tests.models.tiny import llama
 
@@ -32,9 +33,9 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 WHERE = "cuda" if REAL else "cpu"
 NAMES = (
     "llama", "biases", "no-groups", "head-dim", "qwen2", "granite", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2",
-    "mistral", "olmo3",
+    "mistral", "olmo3", *tiny_families.GPT, *tiny_families.VARIANTS,
 )  # fmt: skip
-"""Every family, and what else the kernels tell apart: biases, and heads of another dimension or number."""
+"""Every family, and what else the kernels tell apart: biases, activations, and heads of another dimension or number."""
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
         expected = [naive.hidden(x[row], kv=caches[0][row], at=places[row], keep=keep) for row in rows]
         found = fast.hidden(x, kv=caches[1], at=places, keep=keep)
         torch.testing.assert_close(found, torch.cat(expected), **CLOSE)
-        torch.testing.assert_close(caches[1], caches[0], **CLOSE)
+        torch.testing.assert_close(caches[1], shared(*caches), **CLOSE)
 
 
 @torch.no_grad()
@@ -131,7 +132,7 @@ def test_a_memory_reads_with_it(fuses: None) -> None:
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """For an H100, in bfloat16: what is interpreted may be more than the compiler takes. Elsewhere, as it is interpreted here."""
-    assert compiled_by(COMPILE, tmp_path) == 3 * ["_norm_rotate", "_norm_gate", "_norm_add"]
+    assert compiled_by(COMPILE, tmp_path) == 4 * ["_norm_rotate", "_norm_gate", "_norm_add"]
 
 
 def compiled_by(script: str, cache: Path) -> list[str]:
@@ -150,12 +151,13 @@ from triton.compiler import ASTSource
 from everlong_models.kernels.gpu import layer_kernels
 
 SIZES = {"width": 576, "count": 15, "turning": 12, "queries": 9, "dim": 64, "half": 32, "inner": 1536, "has_norm": True, "has_bias": True,
-         "has_head_norm": False, "whole": False, "gelu": False, "width_block": 1024, "count_block": 16, "half_block": 32, "rest_block": 1,
+         "has_head_norm": False, "whole": False, "gelu": False, "exact": False, "gated": True, "width_block": 1024, "count_block": 16, "half_block": 32, "rest_block": 1,
          "block": 2048}
 PARTLY = {"half": 24, "rest_block": 16, "has_head_norm": True, "gelu": True}
 NOTHING = {"half": 0, "half_block": 1, "rest_block": 64, "has_norm": False, "has_bias": False, "has_head_norm": True, "whole": True}
+UNGATED = {"exact": True, "gated": False}
 NUMBERS = {"eps": "fp32", "positions": "i32", "cos_row": "i32"}
-for sizes in (SIZES, SIZES | PARTLY, SIZES | NOTHING):
+for sizes in (SIZES, SIZES | PARTLY, SIZES | NOTHING, SIZES | UNGATED):
   for kernel in (layer_kernels._norm_rotate, layer_kernels._norm_gate, layer_kernels._norm_add):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in sizes else NUMBERS.get(name, "*bf16") for name in names}
@@ -202,7 +204,7 @@ def test_kernels_are_compiled_for_the_models_sizes_at_load(monkeypatch: pytest.M
     """On a GPU, compilation happens at load, so that no request waits for it."""
     asked: list[tuple[Any, ...]] = []
 
-    def shapes(*given: Any) -> None:
+    def shapes(*given: Any, **_: Any) -> None:
         asked.append(tuple(tuple(each.shape) if isinstance(each, torch.Tensor) else each for each in given))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
