@@ -41,7 +41,7 @@ def mixture(request):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU])
 def test_with_float_weights(mixture, activation):
     router, weights = mixture
     experts = Experts(router, [MLP(*map(Linear, each)) for each in weights], activation)
@@ -55,7 +55,7 @@ def test_with_float_weights(mixture, activation):
 @pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 class TestQuantised:
     @pytest.mark.parametrize("rows", [1, 2, 31, 300])
-    @pytest.mark.parametrize("activation", Activation)
+    @pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU])
     def test_rows_are_those_of_the_formula_and_independent(self, mixture, rows, activation):
         router, weights = mixture
         experts = QuantisedExperts.quantise(router, weights)
