@@ -178,22 +178,22 @@ class Settings(BaseSettings):
         description="Maximum number of documents whose segments are prefilled in one batch; unset: 1 on a CPU, where larger batches are no faster, else 64.",
     )
     cuda_graphs: bool = Field(
-        True,
-        description="On a GPU, run prefill and decode with CUDA graphs; operations that cannot be captured are logged and run without.",
-    )
+        True, description="On a GPU, run prefill and decode with CUDA graphs; operations that cannot be captured are logged and run without.",
+    )  # fmt: skip
+    draft_tokens: int | None = Field(
+        None, ge=0, le=15, description="Maximum number of an answer's next tokens that are guessed from prompt and answer, and verified in one decode step (prompt lookup); answers stay the same; 0: none; unset: 7.",
+    )  # fmt: skip
     tenant_requests_per_minute: int | None = Field(
         None, ge=1, description="Maximum number of requests per tenant and minute; unset: no limit."
     )
     tenant_streams: int | None = Field(
-        None,
-        ge=1,
+        None, ge=1,
         description="Maximum number of answers, searches, rankings and requests for embeddings or a session's memory at once per tenant; unset: no limit.",
-    )
+    )  # fmt: skip
     tenant_queued: int | None = Field(
-        None,
-        ge=1,
+        None, ge=1,
         description="Maximum number of documents per tenant and model that are queued or being read; unset: no limit.",
-    )
+    )  # fmt: skip
     tenant_bytes: int | None = Field(
         None,
         ge=1,
@@ -322,7 +322,7 @@ class Settings(BaseSettings):
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
-    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "draft_tokens", "embeddings"),
     "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (

@@ -232,6 +232,14 @@ class Backbone(nn.Module):
             out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
         return out if keep is None else out[:, -keep:]
 
+    def steps(self, x: Tensor, kv: Tensor, at: Tensor) -> Tensor:
+        """Return what T calls of `hidden` with one position each return, (B, T, D), for embeddings `x` (B, T, D) from the positions `at` (B,).
+
+        Reads the weights once. With quantised decoding the result, and what `kv` then holds, is the same bit for bit; otherwise up to
+        rounding, as in a batch of other rows.
+        """
+        return self.hidden(x, kv=kv, at=at) if self._optimised is None else self._optimised.steps(x, kv, at)
+
     def _masks(self, cursor: KVCursor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, T, C) for transformers' layers, or one for each kind if only some have a sliding window."""
 

@@ -39,7 +39,7 @@ class Capture(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _CapturedStep:
-    """A captured step: `replay` reads `tokens` (B,) and overwrites `logits` (B, V)."""
+    """A captured step: `replay` reads `tokens` and overwrites `logits`, of the step's shapes."""
 
     tokens: Tensor
     logits: Tensor
@@ -88,17 +88,17 @@ def _garbage_collection_off() -> Iterator[None]:
 
 
 class StepGraphs:
-    """A memory's `step`, run as CUDA graphs, for the rows of one `CacheSlots` with fixed places (`kept`)."""
+    """A memory's `step` or `steps`, run as CUDA graphs, for the rows of one `CacheSlots` with fixed places (`kept`)."""
 
     def __init__(self, step: Step, capture: Capture) -> None:
         self._step = step
         self._capture = capture
         self._places: Cache | None = None
-        self._graphs: dict[int, _CapturedStep | None] = {}
-        """By batch size, for the tensors of `_places`. None: a step of this size cannot be captured."""
+        self._graphs: dict[tuple[int, ...], _CapturedStep | None] = {}
+        """By the shape of the tokens, for the tensors of `_places`. None: a step of this size cannot be captured."""
 
     def __call__(self, slots: CacheSlots, tokens: Tensor) -> Tensor:
-        """Append one token per row, `tokens` (B,), and return the next logits (B, V). The next call overwrites them.
+        """Append `tokens`, (B,) for `step` or (B, n) for `steps`, and return what it returns. The next call overwrites that.
 
         If a step cannot be captured (for lack of memory, say), logs a warning once and runs it without a graph.
         """
@@ -107,17 +107,18 @@ class StepGraphs:
             self._graphs, self._places = {}, places
         size = min(_size(rows), places.rows)
         places.lengths[rows:size].zero_()
-        if size not in self._graphs:
-            self._graphs[size] = self._capture_step(places.slots(0, size))
-        graph = self._graphs[size]
+        shape = (size, *tokens.shape[1:])
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture_step(places.slots(0, size), shape)
+        graph = self._graphs[shape]
         if graph is None:
             return self._step(slots.rows, tokens.to(places.lengths.device))
         graph.tokens[:rows].copy_(tokens)
         graph.replay()
         return graph.logits[:rows]
 
-    def _capture_step(self, places: Cache) -> _CapturedStep | None:
-        tokens = torch.zeros_like(places.lengths)
+    def _capture_step(self, places: Cache, shape: tuple[int, ...]) -> _CapturedStep | None:
+        tokens = places.lengths.new_zeros(shape)
         try:
             # Kernels and libraries initialise at their first use, which cannot be captured. Run on a copy, to leave the rows unchanged.
             scratch = Cache({name: tensor.clone() for name, tensor in places.tensors.items()}, places.lengths.clone())

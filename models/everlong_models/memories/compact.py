@@ -246,13 +246,21 @@ class Compact(SegmentReader):
         )
         return cache, self.backbone.logits(hidden[:, -1])
 
+    @property
+    def can_rewind(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, after the kept entries and the tokens of its segment."""
-        at = cache["before"] + cache.lengths
-        hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
-        cache["held"].scatter_(1, cache.lengths[:, None], tokens[:, None])
-        cache.lengths += 1
-        return self.backbone.logits(hidden[:, -1])
+        return self.steps(cache, tokens[:, None])[:, 0]
+
+    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `SegmentReader`."""
+        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
+        cache["held"].scatter_(1, cache.next_positions(tokens.shape[1]), tokens)
+        cache.lengths += tokens.shape[1]
+        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Read each row's open segment: decoding keeps no queries, by which entries are chosen."""

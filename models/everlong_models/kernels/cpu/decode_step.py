@@ -10,7 +10,7 @@ each output, in a fixed order of summation, so results do not depend on other ro
 Arrays are passed as addresses, in tables of int64. All compiled code is in the modules of this folder that `thread_pool.compiled`
 lists: it hashes their source to recognise stored machine code of another version.
 
-Shapes: B rows, D width, H query heads and G key heads of dimension d, F the MLP's width.
+Shapes: B rows, T of which may be successive positions of one cache; D width, H query heads and G key heads of dimension d, F the MLP's width.
 """
 
 from __future__ import annotations
@@ -38,54 +38,32 @@ from everlong_models.kernels.cpu.primitives import (
     address,
     compiled,
     compiled_as,
-    compiled_sum,
     dot,
     fetch_add,
     floats,
     gate_columns,
     int_pointer,
+    norm_factor,
     normed,
+    rotated,
     softmax_weights,
     wait,
+    weighted,
 )
 from everlong_models.kernels.cpu.simd import GROUP, LANES, soft_cap, store_float16
 
 _POSITIONS_IN_CACHE = 64
 """Positions whose keys (or values) stay in the L1 cache while all heads of a group read them."""
-_ATTEND, _ADD_ATTENTION, _ADD_MLP = len(Layer), len(Layer) + 1, len(Layer) + 2
-"""Phases without a matrix. The last two add to the residual stream what attention and MLP computed, if it is normalised first."""
+_STORE, _ATTEND, _ADD_ATTENTION, _ADD_MLP = range(len(Layer), len(Layer) + 4)
+"""Phases without a matrix. The first stores the keys and values of rows that attend to each other's. The last two add to the residual stream
+what attention and MLP computed, if it is normalised first."""
 _EXPERTS = _ADD_MLP + 1
 """The first phase of a mixture of experts. A layer has these phases, or `GATE` and `DOWN`."""
-_BEFORE_MLP, _MLP = (int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION), (int(Layer.GATE), int(Layer.DOWN))
+_BEFORE_MLP, _MLP = (int(Layer.QKV), _STORE, _ATTEND, int(Layer.O), _ADD_ATTENTION), (int(Layer.GATE), int(Layer.DOWN))
 _PHASES = (*_BEFORE_MLP, *_MLP, _ADD_MLP)
 _PHASES_WITH_EXPERTS = (*_BEFORE_MLP, *_MLP, *range(_EXPERTS, _EXPERTS + experts.PHASES), _ADD_MLP)
 PHASES, EXPERT_PHASES = len(_PHASES), len(_PHASES_WITH_EXPERTS) - len(_MLP)
 """The number of phases of a layer without experts, and with them."""
-
-
-@compiled
-def _rotated(x, cos, sin, scale, out):
-    """out ← one head times `scale`, its first numbers rotated to their position. `out` may be `x`."""
-    half = len(cos) // 2
-    for i in range(2 * half, len(x)):
-        out[i] = x[i] * scale
-    for i in range(half):
-        a, b = x[i], x[i + half]
-        out[i] = (a * cos[i] + b * sin[i]) * scale
-        out[i + half] = (b * cos[i + half] + a * sin[i + half]) * scale
-
-
-@compiled_sum
-def _norm_factor(x, eps):
-    """Return what the RMS norm multiplies `x` by."""
-    return np.float32(1) / np.sqrt(dot(x, x) / np.float32(len(x)) + eps)
-
-
-@compiled_sum
-def _weighted(x, factor, weight, out):
-    """out ← `x` (d,) times a factor and a weight (d,)."""
-    for i in range(len(x)):
-        out[i] = x[i] * factor * weight[i]
 
 
 def _of_heads(name, one, two, three):
@@ -117,14 +95,14 @@ def _norm_heads(job, details, row, head, group, queries, key):
     H, G, d = job[DecodeJob.HEADS], job[DecodeJob.KV_HEADS], job[DecodeJob.HEAD_DIM]
     place, eps = job[DecodeJob.Y] + 4 * row * (H + 2 * G) * d, floats(job[DecodeJob.EPS], 1, 1)[0, 0]
     heads, whole = floats(place, H + G, d), details[Detail.WHOLE]
-    factor = _norm_factor(floats(place, 1, H * d)[0], eps) if whole else np.float32(0)
+    factor = norm_factor(floats(place, 1, H * d)[0], eps) if whole else np.float32(0)
     weights = floats(details[Detail.QUERIES], H if whole else 1, d)
     for n in range(len(queries)):
         x = heads[head + n]
-        _weighted(x, factor if whole else _norm_factor(x, eps), weights[(head + n) * whole], queries[n])
+        weighted(x, factor if whole else norm_factor(x, eps), weights[(head + n) * whole], queries[n])
     x, weights = heads[H + group], floats(details[Detail.KEYS], G if whole else 1, d)
-    factor = _norm_factor(floats(place + 4 * H * d, 1, G * d)[0], eps) if whole else _norm_factor(x, eps)
-    _weighted(x, factor, weights[group * whole], key)
+    factor = norm_factor(floats(place + 4 * H * d, 1, G * d)[0], eps) if whole else norm_factor(x, eps)
+    weighted(x, factor, weights[group * whole], key)
 
 
 @compiled
@@ -138,12 +116,38 @@ def _turn_heads(job, details, row, at, head, queries, key):
     if details[Detail.QUERIES]:
         _norm_heads(job, details, row, head, group, queries, key)
         for n in range(len(queries)):
-            _rotated(queries[n], cos, sin, scale, queries[n])
-        _rotated(key, cos, sin, np.float32(1), key)
+            rotated(queries[n], cos, sin, scale, queries[n])
+        rotated(key, cos, sin, np.float32(1), key)
     else:
         for n in range(len(queries)):
-            _rotated(heads[head + n], cos, sin, scale, queries[n])
-        _rotated(heads[H + group], cos, sin, np.float32(1), key)
+            rotated(heads[head + n], cos, sin, scale, queries[n])
+        rotated(heads[H + group], cos, sin, np.float32(1), key)
+
+
+@compiled
+def _places(job, row, layer, group):
+    """Return the addresses of the keys and of the values of a group in a layer, in the cache that a row continues."""
+    keys = (
+        job[DecodeJob.KV]
+        + row // job[DecodeJob.STEPS] * job[DecodeJob.KV_ROW]
+        + layer * job[DecodeJob.KV_LAYER]
+        + group * job[DecodeJob.KV_HEAD]
+    )
+    return keys, keys + job[DecodeJob.KV_KIND]
+
+
+@compiled
+def _store(job, own, layers, layer, part):
+    """Store the new key and value of a part: one group, of one row."""
+    H, G, d = job[DecodeJob.HEADS], job[DecodeJob.KV_HEADS], job[DecodeJob.HEAD_DIM]
+    row, group = divmod(part, G)
+    at = carray(int_pointer(job[DecodeJob.POSITIONS]), job[DecodeJob.ROWS])[row]
+    key, no_queries = floats(own, 1, d)[0], floats(own, 0, d)
+    _turn_heads(job, layers[layer, Layer.DETAILS], row, at, group * (H // G), no_queries, key)
+    value = floats(job[DecodeJob.Y] + 4 * (row * (H + 2 * G) + H + G + group) * d, 1, d)[0]
+    keys, values = _places(job, row, layer, group)
+    store_float16(address(key), keys + at * job[DecodeJob.KV_POSITION], d // LANES)
+    store_float16(address(value), values + at * job[DecodeJob.KV_POSITION], d // LANES)
 
 
 @compiled
@@ -156,7 +160,8 @@ def _weigh(job, scores, count):
 
 @compiled
 def _attend(job, own, layers, layer, part):
-    """Compute the attention of a part: heads of one group, of one row. The part with the group's first head stores the new key and value."""
+    """Compute the attention of a part: heads of one group, of one row. The part with the group's first head stores the new key and value,
+    unless the phase before did."""
     B, H, G, d, many = (
         job[DecodeJob.ROWS],
         job[DecodeJob.HEADS],
@@ -172,14 +177,8 @@ def _attend(job, own, layers, layer, part):
     scores = floats(own + 4 * (many + 1) * d, many, wide)
     _turn_heads(job, layers[layer, Layer.DETAILS], row, at, head, queries, key)
     value = floats(job[DecodeJob.Y] + 4 * (row * (H + 2 * G) + H + G + group) * d, 1, d)[0]
-    keys = (
-        job[DecodeJob.KV]
-        + row * job[DecodeJob.KV_ROW]
-        + layer * job[DecodeJob.KV_LAYER]
-        + group * job[DecodeJob.KV_HEAD]
-    )
-    values, stride = keys + job[DecodeJob.KV_KIND], job[DecodeJob.KV_POSITION]
-    if head % (H // G) == 0:
+    (keys, values), stride = _places(job, row, layer, group), job[DecodeJob.KV_POSITION]
+    if head % (H // G) == 0 and job[DecodeJob.STEPS] == 1:
         store_float16(address(key), keys + at * stride, blocks)
         store_float16(address(value), values + at * stride, blocks)
     begin = max(0, at + 1 - layers[layer, Layer.DETAILS, Detail.WINDOW])
@@ -314,6 +313,8 @@ def _add_normed(job, weight, row):
 @compiled
 def _parts(job, layers, layer, phase):
     """Return the number of parts of a phase, and the number of outputs of a part."""
+    if phase == _STORE:
+        return job[DecodeJob.ROWS] * job[DecodeJob.KV_HEADS] if job[DecodeJob.STEPS] > 1 else 0, 1
     if phase == _ATTEND:
         return job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.HEADS_PER_PART], 1
     if phase >= _ADD_ATTENTION:
@@ -344,7 +345,7 @@ def _step(name: str, *, with_experts: bool) -> Callable[[Any], None]:
     """
     phases = _PHASES_WITH_EXPERTS if with_experts else _PHASES
 
-    def step(data):
+    def step(data):  # noqa: PLR0912 - a kernel: one branch for each phase
         job = carray(data, FIELDS)
         me = fetch_add(job[DecodeJob.COUNTERS])
         own = job[DecodeJob.SCRATCH] + 4 * me * job[DecodeJob.SCRATCH_SIZE]
@@ -365,6 +366,8 @@ def _step(name: str, *, with_experts: bool) -> Callable[[Any], None]:
                         break
                     if with_experts and phase >= _EXPERTS:
                         experts.compute_layer(job, own, layers, layer, phase - _EXPERTS, part)
+                    elif phase == _STORE:
+                        _store(job, own, layers, layer, part)
                     elif phase == _ATTEND:
                         _attend(job, own, layers, layer, part)
                     elif phase >= _ADD_ATTENTION:

@@ -91,7 +91,7 @@ class DecodeJob(IntEnum):
     POSITIONS = 19  # int64 (B,)
     COS = 20  # float32 (tables, C, r), for all positions; the first r numbers of a head are rotated
     SIN = 21  # the same, the first half negated
-    KV = 22  # float16 (B, layers, 2, G, C, d)
+    KV = 22  # float16 (B / T, layers, 2, G, C, d)
     KV_ROW = 23
     KV_LAYER = 24
     KV_KIND = 25
@@ -108,6 +108,7 @@ class DecodeJob(IntEnum):
     RESIDUAL = 36  # float32 (1,): factor of what attention and MLP add to the residual stream
     CAP = 37  # float32 (1,): scores s become cap · tanh(s / cap); 0: they stay as they are
     PAIRS = 38  # memory that the threads share for mixtures of experts (`experts.memory_size`)
+    STEPS = 39  # T: number of rows, one after the other, that are successive positions of one row of `KV`
 
 
 FIELDS, LAYER_ROWS, MATRIX_FIELDS, EXPERT_FIELDS = len(DecodeJob), len(Layer), len(Matrix), len(Experts)

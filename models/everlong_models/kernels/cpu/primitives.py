@@ -153,3 +153,28 @@ def gate_columns(is_gelu, gate, up, start, end):
             silu(to, (end - start) // LANES)
         for i in range(start, end):
             gate[m, i] *= up[m, i]
+
+
+@compiled
+def rotated(x, cos, sin, scale, out):
+    """out ← one head times `scale`, its first numbers rotated to their position. `out` may be `x`."""
+    half = len(cos) // 2
+    for i in range(2 * half, len(x)):
+        out[i] = x[i] * scale
+    for i in range(half):
+        a, b = x[i], x[i + half]
+        out[i] = (a * cos[i] + b * sin[i]) * scale
+        out[i + half] = (b * cos[i + half] + a * sin[i + half]) * scale
+
+
+@compiled_sum
+def norm_factor(x, eps):
+    """Return what the RMS norm multiplies `x` by."""
+    return np.float32(1) / np.sqrt(dot(x, x) / np.float32(len(x)) + eps)
+
+
+@compiled_sum
+def weighted(x, factor, weight, out):
+    """out ← `x` (d,) times a factor and a weight (d,)."""
+    for i in range(len(x)):
+        out[i] = x[i] * factor * weight[i]

@@ -48,18 +48,19 @@ class Engine:
         max_stall: float,
         reading_rows: int | None = None,
         graphs: bool = True,
+        draft_tokens: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
         device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_queued`: answers that may wait beyond `max_streams`. `reading_share`, `max_stall` (seconds): see `Scheduler`.
-        `max_streams`, `reading_rows`, `graphs`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
+        `max_streams`, `reading_rows`, `graphs`, `draft_tokens`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
         the share of streams that were in use."""
         self.model = model
         self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
         self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, bridge=self._bridge, device_lock=device_lock,
+            graphs=graphs, draft_tokens=draft_tokens, on_step=on_step, bridge=self._bridge, device_lock=device_lock,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0

@@ -23,7 +23,7 @@ def answers(memory: RMT) -> list[AnswerRequest]:
 
 def test_recorded_steps_give_every_answer_its_own_scores() -> None:
     memory, device = RMT(RMTConfig(segment_length=24, memory_tokens=3), llama()).eval(), torch.device("cpu")
-    recorded = DecodeBatch(memory, device, StepGraphs(memory.step, record))
+    recorded = DecodeBatch(memory, device, StepGraphs(memory.steps, record))
     batches = [(DecodeBatch(memory, device), answers(memory)), (recorded, answers(memory))]
     with torch.no_grad():
         for batch, items in batches:

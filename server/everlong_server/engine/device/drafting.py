@@ -1,0 +1,52 @@
+"""`Drafting`: how many tokens of each answer are guessed and verified in a decode step. `prompt_lookup` makes the guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from everlong_models.generate.prompt_lookup import Chances, PromptLookup, best_width
+from everlong_server.engine.device.requests import AnswerRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """`most`: guesses of an answer in a step. `row_cost`: see `best_width`. `max_rows`: positions of all answers in a step with guesses."""
+
+    most: int
+    row_cost: float
+    max_rows: int
+    chances: Chances = field(default_factory=Chances)
+
+    @classmethod
+    def of(cls, most: int | None, *, on_cpu: bool) -> Drafting | None:
+        """Return what suits the device, with `most` guesses (None: by default); None if nothing is guessed."""
+        most = (_MOST_ON_CPU if on_cpu else _MOST_ON_GPU) if most is None else most
+        if not most:
+            return None
+        return cls(most, 0.3, 16) if on_cpu else cls(most, 0.05, 64)
+
+    def begin(self, answer: AnswerRequest) -> None:
+        """Prepare to guess the tokens of an answer whose prompt is in its open segment, or was read before."""
+        if answer.lookup is None:
+            context = max(answer.open[answer.hidden_open :], answer.prompt, key=len)
+            answer.lookup = PromptLookup(context, self.chances)
+
+    def width(self, answers: Sequence[AnswerRequest], room: int) -> int:
+        """Return how many positions the next step should have for each answer: its sampled token, and guesses.
+
+        `room`: positions that are left in the fullest segment.
+        """
+        most = min(self.most + 1, room, self.max_rows // len(answers))
+        if most < 2:
+            return 1
+        return best_width([_expected(answer, most - 1) for answer in answers], row_cost=self.row_cost, most=most)
+
+
+_MOST_ON_CPU, _MOST_ON_GPU = 7, 7
+
+
+def _expected(answer: AnswerRequest, most: int) -> list[float]:
+    """Return the tokens that a step gives by the number of guesses. The last token of an answer needs no step after it."""
+    useful = max(0, min(most, answer.params.max_tokens - answer.generated - 1))
+    return [1.0] if answer.lookup is None else answer.lookup.expected(useful)
