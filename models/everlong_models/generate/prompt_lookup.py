@@ -105,12 +105,14 @@ def best_width(expected: Sequence[Sequence[float]], *, row_cost: float, most: in
     """Return how many positions of each row the next decode step should have: a power of two, at most `most`.
 
     `expected`: for each row, the tokens that a step gives by the number of guesses (`PromptLookup.expected`). `row_cost`: the time of each
-    further position in a batch, as a share of the time of a step with one.
+    further position in a batch, as a share of the time of a step with one. The rows' tokens per second are weighed by their product, so
+    that rows without guesses are not held up for small gains of others.
     """
     rows = len(expected)
 
-    def rate(width: int) -> float:
-        return sum(tokens[min(width, len(tokens)) - 1] for tokens in expected) / (1 + row_cost * (rows * width - 1))
+    def gain(width: int) -> float:
+        cost = 1 + row_cost * (rows * width - 1)
+        return sum(math.log(tokens[min(width, len(tokens)) - 1]) for tokens in expected) - rows * math.log(cost)
 
-    widths = [1 << n for n in range(int(math.log2(max(1, most))) + 1)]
-    return max(widths, key=lambda width: (rate(width), -width))
+    widths = [1 << n for n in range(most.bit_length())]
+    return max(widths, key=lambda width: (gain(width), -width))

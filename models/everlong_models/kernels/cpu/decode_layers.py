@@ -128,7 +128,7 @@ class DecodeLayers:
                 )
         if kv.stride(5) != 1:
             raise ValueError(f"kv: the last axis must be contiguous (stride 1), got stride {kv.stride(5)}")
-        at = (at[:, None] + torch.arange(T)).flatten()
+        at = (at[:, None] + torch.arange(T, device="cpu")).flatten()
         if not 0 <= int(at.min()) <= int(at.max()) < capacity:
             raise IndexError(f"positions must be from 0 to {capacity - 1}, got {at.tolist()}")
         hidden = x.clone(memory_format=torch.contiguous_format)
