@@ -1,24 +1,32 @@
-"""`everlong bench drafts`: how much faster answers are with guesses of their next tokens, with two servers that are asked in turns.
+"""`everlong bench drafts`: how much faster answers are with guesses of their next tokens, without HTTP.
 
-One server guesses, the other does not; each question goes to one and then to the other. So what else the machine does meanwhile slows
-down both. Greedy answers of both must be the same.
+Questions about the packaged text get the passages and the prompt that they get in the server. Two engines with the same model answer each
+prompt in turns, greedily: one guesses, the other does not. So what else the machine does meanwhile slows down both; the processor time of
+a token depends on that least.
 """
 
 from __future__ import annotations
 
-import json
+import queue
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import httpx
-
 from everlong_lab.corpora.text import packaged
-from everlong_lab.harness.process import Process
+from everlong_lab.eval.questions import AskedQuestion, search
 from everlong_lab.harness.report import Report, Target
-from everlong_lab.harness.sse_timing import StreamTimer
+from everlong_models import Model, SamplingParams
+from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.engine.device.answer_text import TokenDelta
+from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, RequestFailed
+from everlong_server.engine.device.runner import Runner
+from everlong_server.process.loading import load
+from everlong_server.settings import load_settings
 
 QUESTIONS: dict[str, Sequence[str]] = {
     "facts": (
@@ -46,107 +54,120 @@ QUESTIONS: dict[str, Sequence[str]] = {
         "Explain how a bicycle works. Do not use the book.",
     ),
 }
-"""Questions about the packaged text, by what their answers take from it."""
+"""Questions about the packaged text, by what their answers take from it. Those of the last kind get no passages."""
+_NO_PASSAGES = "free text"
 
 
 @dataclass(slots=True)
 class Timings:
-    """The tokens after the first of each answer, and their seconds."""
+    """The tokens after the first of each answer, their seconds, processor seconds, verified guesses and right ones."""
 
     tokens: int = 0
     seconds: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    cpu_seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
 
-def run(*, model: str, draft_tokens: int, most: int, turns: int, progress: Callable[[str], None]) -> Report:
-    """Ask `model` all questions `turns` times, with at most `draft_tokens` guesses a step and without. `most`: tokens of an answer.
+def run(
+    *, model: str, device: str, draft_tokens: int | None, most: int, turns: int, progress: Callable[[str], None]
+) -> Report:
+    """Answer all questions `turns` times. `draft_tokens`: see `Drafting.of`; `most`: tokens of an answer.
 
-    Raises `RuntimeError` if the answers of the two servers differ, or a server fails."""
+    Raises `EverlongModelError`, and `RuntimeError` if the answers differ on a CPU, or the engine fails."""
+    settings = load_settings().model_copy(update={"model": model, "device": device})
+    served = load(settings, progress)
+    rows = []
     with ExitStack() as stack:
-        sessions = []
-        for drafts in (0, draft_tokens):
-            progress(f"a server with --draft-tokens {drafts} reads the text")
-            arguments = ("--model", model, "--draft-tokens", str(drafts), "--embeddings", "off")
-            server = stack.enter_context(Process.served(*arguments))
-            document = server.read(packaged())["id"]
-            sessions.append((server.http, document))
-        rows = []
-        for kind, questions in QUESTIONS.items():
+        without, guessing = (stack.enter_context(_engine(served, settings.cuda_graphs, n)) for n in (0, draft_tokens))
+        for kind, prompts in _prompts(served, progress).items():
             found = (Timings(), Timings())
-            before = _counts(sessions[1][0])
-            for number, question in enumerate(list(questions) * turns):
-                order = (0, 1) if number % 2 == 0 else (1, 0)  # neither is always the first
-                texts = {}
-                for which in order:
-                    http, document = sessions[which]
-                    texts[which] = ask(http, document, question, most, found[which])
-                if texts[0] != texts[1]:
-                    raise RuntimeError(f"{question}\nwithout guesses: {texts[0]}\nwith guesses: {texts[1]}")
-                progress(f"{kind}: {found[0].rate:.1f} tokens/s, with guesses {found[1].rate:.1f}")
-            drafted, accepted = (after - count for after, count in zip(_counts(sessions[1][0]), before, strict=True))
-            rows.append(_row(kind, len(questions) * turns, found, drafted, accepted))
+            for number, prompt in enumerate(prompts * turns):
+                pairs = list(zip((without, guessing), found, strict=True))
+                texts = [_answer(runner, served, prompt, most, timings) for runner, timings in pairs[:: (-1) ** number]]
+                if len(set(texts)) > 1 and without.on_cpu:
+                    raise RuntimeError(f"the answers differ:\n{texts[0]}\n{texts[1]}")
+            rows.append(_row(kind, len(prompts) * turns, *found))
+            progress(f"{kind}: {rows[-1]['ratio']:.2f} times as many tokens/s")
     return Report("drafts", rows, targets(rows), _NOTES)
 
 
 _NOTES = [
-    "tokens/s: of all tokens but the first of each answer, from the first piece of text to the end",
-    "each question goes to both servers, one after the other; greedy; their answers were the same",
+    "seconds and processor seconds: from the first token of each answer to its end, in one process, two engines in turns",
+    "ratio, processor ratio: without guesses ÷ with guesses; greedy, so both engines' answers are the same on a CPU",
 ]
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
-    """Return the targets: a gain where answers quote, and no loss where they do not."""
+    """Return the targets: a gain where answers come from passages, and no loss where they do not."""
     ratios = {row["answers"]: row["ratio"] for row in rows}
-    return [
-        Target("quotations: tokens/s with guesses ÷ without", ratios["quotations"], 1.1, at_most=False),
-        Target("free text: tokens/s with guesses ÷ without", ratios["free text"], 0.97, at_most=False),
+    gain = [
+        Target(f"{kind}: tokens/s with guesses ÷ without", ratios[kind], 1.1, at_most=False)
+        for kind in ratios
+        if kind != _NO_PASSAGES
     ]
+    return [*gain, Target("free text: tokens/s with guesses ÷ without", ratios[_NO_PASSAGES], 0.97, at_most=False)]
 
 
-def ask(http: httpx.Client, document: str, question: str, most: int, timings: Timings) -> str:
-    """Ask a question about a document in a session of its own, add the answer's time to `timings` and return its text."""
-    created = http.post("/v1/sessions", json={"documents": [document]})
-    created.raise_for_status()
-    session, timer, text = created.json()["id"], StreamTimer(), ""
-    body = {"content": question, "max_tokens": most, "temperature": 0, "stream": True}
-    with http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
-        if response.is_error:
-            raise RuntimeError(f"the question was refused with {response.status_code}: {response.read().decode()}")
-        for line in response.iter_lines():
-            timer.feed(line)
-            if line.startswith("data: ") and '"response.completed"' in line:
-                text = json.loads(line.removeprefix("data: "))["message"]["content"]
-    timer.over = timer.over or time.perf_counter()
-    http.delete(f"/v1/sessions/{session}")
-    if timer.tokens > 1 and timer.stamps:
-        timings.tokens += timer.tokens - 1
-        timings.seconds += timer.over - timer.stamps[0]
-    return text
+def _prompts(model: Model, progress: Callable[[str], None]) -> dict[str, list[list[int]]]:
+    """Return the prompts of the questions, by kind, with the passages that the search by words finds."""
+    encode, chat = model.tokenizer.encode, model.chat
+    found: dict[str, list[list[int]]] = {}
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        file = Path(folder) / "dracula.md"
+        file.write_text(packaged(), encoding="utf-8")
+        for kind, questions in QUESTIONS.items():
+            asked = [AskedQuestion(file.name, question, "", "fact") for question in questions]
+            recall = Recall(0 if kind == _NO_PASSAGES else 96, INSTRUCT.tokens)
+            results = search(
+                asked, {file.name: file}, None, lambda text: len(encode(text)), recall, lambda what, _: progress(what)
+            )
+            found[kind] = [
+                [*chat.head, *encode(INSTRUCT.render(each.evidence)), *encode(each.question.question), *chat.ask]
+                for each in results
+            ]
+    return found
 
 
-def _row(kind: str, count: int, found: tuple[Timings, Timings], drafted: int, accepted: int) -> dict[str, Any]:
-    without, with_guesses = found
+@contextmanager
+def _engine(model: Model, graphs: bool, draft_tokens: int | None) -> Iterator[Runner]:
+    runner = Runner(model, max_streams=None, reading_share=0.3, max_stall=0.1, graphs=graphs, draft_tokens=draft_tokens)
+    runner.start()
+    try:
+        yield runner
+    finally:
+        runner.stop()
+
+
+def _answer(runner: Runner, model: Model, prompt: list[int], most: int, timings: Timings) -> str:
+    """Answer a prompt, add what it took to `timings` and return the text."""
+    events: queue.SimpleQueue[TokenDelta | AnswerFinished | RequestFailed] = queue.SimpleQueue()
+    params = SamplingParams(temperature=0, max_tokens=most)
+    runner.submit(AnswerRequest(model.memory.initial_state(1), [], prompt, params, 0, events.put))
+    first: tuple[float, float] | None = None
+    while isinstance(event := events.get(), TokenDelta):
+        first = first or (time.perf_counter(), time.process_time())
+    ended = time.perf_counter(), time.process_time()
+    if isinstance(event, RequestFailed):
+        raise RuntimeError("the engine failed") from event.error
+    if first is not None:
+        timings.tokens += event.tokens - 1
+        timings.seconds += ended[0] - first[0]
+        timings.cpu_seconds += ended[1] - first[1]
+        timings.drafted += event.drafted
+        timings.accepted += event.accepted
+    return event.text
+
+
+def _row(kind: str, count: int, without: Timings, guessing: Timings) -> dict[str, Any]:
     return {
         "answers": kind,
         "questions": count,
         "tokens": without.tokens,
-        "tokens_per_second_without": without.rate,
-        "tokens_per_second_with": with_guesses.rate,
-        "ratio": with_guesses.rate / without.rate,
-        "drafted": drafted,
-        "accepted": accepted,
+        "ms_per_token": 1e3 * without.seconds / without.tokens,
+        "ms_per_token_guessing": 1e3 * guessing.seconds / guessing.tokens,
+        "ratio": (without.seconds / without.tokens) / (guessing.seconds / guessing.tokens),
+        "processor_ratio": (without.cpu_seconds / without.tokens) / (guessing.cpu_seconds / guessing.tokens),
+        "drafted": guessing.drafted,
+        "accepted": guessing.accepted,
     }
-
-
-def _counts(http: httpx.Client) -> tuple[int, int]:
-    """Return the server's counts of verified guesses and of right ones."""
-    counts = {}
-    for line in http.get("/metrics").text.splitlines():
-        name, _, value = line.partition(" ")
-        counts[name] = value
-    drafted, accepted = (float(counts[f"everlong_tokens_{name}_total"]) for name in ("drafted", "accepted"))
-    return int(drafted), int(accepted)

@@ -15,6 +15,7 @@ from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.drafting import Drafting
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, PrefillRequest, RequestFailed
 from everlong_server.engine.device.runner import Runner
+from tests.server.engine.device.conftest import eager
 
 QUANTISES = can_quantise(torch.zeros(16, GROUP))
 SCHEMA = {
@@ -36,11 +37,6 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "grammar": {"temperature": 0, "max_tokens": 60},
 }  # fmt: skip
 MEMORY_OPTIONS = {"window": {"sinks": 4, "window": 64}, "rmt": {"memory_tokens": 4}, "compact": {"entries": 24}}
-
-
-def eager(most: int | None, *, on_cpu: bool) -> Drafting | None:
-    """Guess whenever there is a guess, whatever it costs."""
-    return Drafting(most, 0.0, 256) if most else None
 
 
 @pytest.fixture(autouse=True)
