@@ -7,26 +7,28 @@ a token depends on that least.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from everlong_lab.corpora.text import packaged
-from everlong_lab.eval.questions import AskedQuestion, search
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model, SamplingParams
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.grounding import search_query, select_passages
 from everlong_server.engine.answering.prompt import INSTRUCT
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, RequestFailed
 from everlong_server.engine.device.runner import Runner
 from everlong_server.process.loading import load
 from everlong_server.settings import load_settings
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.texts.blobs import Blobs
 
 QUESTIONS: dict[str, Sequence[str]] = {
     "facts": (
@@ -80,7 +82,7 @@ def run(
     rows = []
     with ExitStack() as stack:
         without, guessing = (stack.enter_context(_engine(served, settings.cuda_graphs, n)) for n in (0, draft_tokens))
-        for kind, prompts in _prompts(served, progress).items():
+        for kind, prompts in asyncio.run(_prompts(served)).items():
             found = (Timings(), Timings())
             for number, prompt in enumerate(prompts * turns):
                 pairs = list(zip((without, guessing), found, strict=True))
@@ -109,23 +111,26 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
     return [*gain, Target("free text: tokens/s with guesses ÷ without", ratios[_NO_PASSAGES], 0.97, at_most=False)]
 
 
-def _prompts(model: Model, progress: Callable[[str], None]) -> dict[str, list[list[int]]]:
+async def _prompts(model: Model) -> dict[str, list[list[int]]]:
     """Return the prompts of the questions, by kind, with the passages that the search by words finds."""
     encode, chat = model.tokenizer.encode, model.chat
     found: dict[str, list[list[int]]] = {}
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        file = Path(folder) / "dracula.md"
-        file.write_text(packaged(), encoding="utf-8")
+        corpus = SearchCorpus(Blobs(f"file://{folder}"))
+        document = await corpus.put(packaged())
+        await corpus.passages.ensure(document)
         for kind, questions in QUESTIONS.items():
-            asked = [AskedQuestion(file.name, question, "", "fact") for question in questions]
-            recall = Recall(0 if kind == _NO_PASSAGES else 96, INSTRUCT.tokens)
-            results = search(
-                asked, {file.name: file}, None, lambda text: len(encode(text)), recall, lambda what, _: progress(what)
-            )
-            found[kind] = [
-                [*chat.head, *encode(INSTRUCT.render(each.evidence)), *encode(each.question.question), *chat.ask]
-                for each in results
-            ]
+            found[kind] = []
+            for question in questions:
+                passages: list[Passage] = []
+                query = None if kind == _NO_PASSAGES else search_query(question, None)
+                if query is not None:
+                    results = await corpus.passages.find([document.id], query, 96, by_sentences=True)
+                    passages, _ = select_passages(
+                        results.passages, "", INSTRUCT.tokens, lambda text: len(encode(text)), INSTRUCT
+                    )
+                evidence = INSTRUCT.render([passage.text for passage in passages])
+                found[kind].append([*chat.head, *encode(evidence), *encode(question), *chat.ask])
     return found
 
 
