@@ -17,6 +17,7 @@ from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.device.runner import Runner
 from tests.server.engine.device.conftest import eager
 
+OF = Drafting.of
 QUANTISES = can_quantise(torch.zeros(16, GROUP))
 SCHEMA = {
     "type": "object",
@@ -174,3 +175,29 @@ def test_which_memories_can_rewind() -> None:
     assert own.keys() == MEMORIES.keys()
     can = {name for name, value in own.items() if value is not SegmentReader.can_rewind}
     assert can == {"window", "compact", "rmt", "armt"}
+
+
+def test_the_positions_of_a_step_are_limited(tiny_model: Path, tmp_path: Path) -> None:
+    """By the guesses of an answer, the room in the fullest segment, all positions of the batch, and the end of the answers."""
+    answers = list(requests(load(tiny_model, tmp_path, "window")).values())[:3]
+    drafting = Drafting(7, 0.0, 16)
+    for answer in answers:
+        answer.params = SamplingParams(max_tokens=50)
+        drafting.begin(answer)
+        assert answer.lookup is not None
+        assert answer.lookup.matched == 3
+    assert drafting.width(answers[:1], room=24) == 8
+    assert Drafting(3, 0.0, 16).width(answers[:1], room=24) == 4
+    assert [drafting.width(answers[:1], room=room) for room in (1, 2, 3, 4)] == [1, 2, 2, 4]
+    assert drafting.width(answers[:2], room=24) == 8
+    assert drafting.width(answers, room=24) == 4
+    for generated, width in ((45, 8), (47, 4), (48, 2), (49, 1)):
+        answers[0].generated = generated
+        assert drafting.width(answers[:1], room=24) == width, "after the last token no step is needed"
+
+
+def test_guesses_can_be_turned_off() -> None:
+    assert OF(0, on_cpu=True) is OF(0, on_cpu=False) is None
+    for on_cpu in (True, False):
+        assert (drafting := OF(5, on_cpu=on_cpu)) is not None
+        assert drafting.most == 5
