@@ -2,7 +2,7 @@
 
 For a small model, a GPU executes kernels faster than Python launches them. The launches of a decode step depend only on the number of
 rows, and rows have fixed places (`CacheSlots`). So a step is captured once for each batch size, with the addresses that it uses, and
-later launched as a whole. Every memory's step can be captured, because it never waits for the device (tests/models/laws.py checks it).
+later launched as a whole. Every memory's step can be captured, because it never waits for the device (tests/models/memory_contract.py checks it).
 
 Batch sizes are rounded up to powers of two. The places after the last row are computed as well, at length 0, which is valid whatever
 they contain; rows are independent, and the extra results are ignored.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from everlong_models.generate.prompt_lookup import Chances, PromptLookup, best_width
 from everlong_server.engine.device.requests import AnswerRequest
 
-
 _MOST = 7
 """By default. Steps have 1, 2, 4 or 8 positions of an answer then."""
 _ROW_COST_ON_CPU, _ROW_COST_ON_GPU = 0.3, 0.05
