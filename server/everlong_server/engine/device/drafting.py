@@ -11,8 +11,8 @@ from everlong_server.engine.device.requests import AnswerRequest
 _MOST = 7
 """By default. Steps have 1, 2, 4 or 8 positions of an answer then."""
 _ROW_COST_ON_CPU, _ROW_COST_ON_GPU = 0.3, 0.05
-"""On a busy machine with two cores and AVX-512, with Qwen2.5 0.5B and 1.5B in four bits: 0.1 to 0.4 for two positions, 0.2 to 0.3 for four and
-eight (docs/research/performance.md). The other figure is not measured: a GPU is bound by reading the weights for dozens of positions."""
+"""On a busy machine with two cores and AVX-512, with Qwen2.5 0.5B and 1.5B in four bits: 0.1 to 0.3 for two positions, 0.1 to 0.23 for four,
+0.16 to 0.27 for eight (docs/research/performance.md). The other figure is not measured: a GPU is bound by reading the weights for dozens of positions."""
 
 
 @dataclass(frozen=True, slots=True)
