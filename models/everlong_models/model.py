@@ -24,6 +24,7 @@ from everlong_models.backbone.loading import (
     resolve_device,
     weight_bytes,
 )
+from everlong_models.backbone.number_formats.on_load import Method
 from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout, update_tensors
@@ -145,6 +146,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     quantize: bool = True,
+    gpu_quantize: Method | None = None,
     bfloat16: bool | None = None,
     progress: Progress = lambda message: None,
 ) -> Model:
@@ -156,13 +158,14 @@ def load_model(
     model folder has its own memory. If that is `window` or `compact`, `memory` may name the other one, and `options` may be given.
 
     `quantize`, `bfloat16`: see `Backbone.optimize`; they only affect a CPU. `bfloat16` None means: True for a memory that has nothing to
-    train, False for a trained one, which is computed in float32. `progress` receives messages for the user.
+    train, False for a trained one, which is computed in float32. `gpu_quantize`: see `load_backbone`; no effect without a backbone. `progress` receives messages for the user.
 
     Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     device = resolve_device(device)
     plan = _plan(name, models_dir, memory, options or {}, progress)
-    build = partial(_build_around_backbone, quantize=quantize) if plan.kind.around else _build_from_scratch
+    around = partial(_build_around_backbone, quantize=quantize, gpu_quantize=gpu_quantize)
+    build = around if plan.kind.around else _build_from_scratch
     module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)
     loaded = _load_memory_weights(plan, module, backbone)
     if plan.adapter is not None:
@@ -254,17 +257,18 @@ def _build_around_backbone(
     progress: Progress,
     *,
     quantize: bool,
+    gpu_quantize: Method | None,
 ) -> _Built:
     """Load the backbone, and build the memory around it. The memory's weights are not loaded yet."""
     if plan.backbone_name is None:
         raise BackboneError(f"{plan.folder / MANIFEST}: memory {plan.memory_name} needs a backbone: set `backbone`")
     if plan.kind.recurrent:
         recurrent, tokenizer = load_recurrent(
-            plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
-        )
+            plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, gpu_quantize=gpu_quantize, progress=progress,
+        )  # fmt: skip
         return plan.kind.build(plan.config, recurrent).eval(), recurrent, tokenizer
     backbone, tokenizer = load_backbone(
-        plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
+        plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, gpu_quantize=gpu_quantize, progress=progress,
         # Low-rank updates were trained with the weights of the file, which the one copy has.
         one_copy=quantize and plan.kind.one_copy,
     )  # fmt: skip
@@ -361,6 +365,7 @@ def model_bytes(
     memory: str | None = None,
     device: torch.device | str = "cpu",
     quantize: bool = True,
+    gpu_quantize: Method | None = None,
 ) -> int | None:
     """Estimate how many bytes of memory the model `name` takes; None if it must be pulled from the hub first.
 
@@ -380,5 +385,5 @@ def model_bytes(
         backbone, memory_name = resolved, str(manifest.memory.get("name"))
     kind = MEMORIES.get(memory_name)
     one_copy = quantize and kind is not None and kind.one_copy
-    weights = weight_bytes(backbone, models_dir=models_dir, device=device, one_copy=one_copy)
+    weights = weight_bytes(backbone, models_dir=models_dir, device=device, one_copy=one_copy, gpu_quantize=gpu_quantize)
     return None if weights is None else own + weights

@@ -101,19 +101,20 @@ class Settings(BaseSettings):
         True,
         description="On a CPU, generate with 4-bit weights if the model was stored in 4 bits, else with 8-bit weights; activations, keys and values have 16 bits.",
     )
+    gpu_quantize: Literal["int8", "fp8", "int4"] | None = Field(
+        None, description="On a GPU, hold the weights of linear layers in these numbers, by torchao (everlong[gpu-quantize]); unset: bfloat16, or as the checkpoint has them."
+    )  # fmt: skip
     bfloat16: bool | None = Field(
         None,
         description="On a CPU with AVX-512 or AMX bfloat16 instructions, run prefill in bfloat16; unset: only with a memory that has no weights, such as window or compact.",
     )
 
     secrets_dir: Path | None = Field(
-        None,
-        description="Folder of files that hold settings, each named after its variable, such as everlong_redis_url.",
-    )
+        None, description="Folder of files that hold settings, each named after its variable, such as everlong_redis_url."
+    )  # fmt: skip
     redis_url: str | None = Field(
-        None,
-        description="URL of Redis: redis://, rediss://, unix://, redis+sentinel://HOST:PORT,…/SERVICE or redis+cluster://HOST:PORT,…; unset: start an embedded Redis.",
-    )
+        None, description="URL of Redis: redis://, rediss://, unix://, redis+sentinel://HOST:PORT,…/SERVICE or redis+cluster://HOST:PORT,…; unset: start an embedded Redis."
+    )  # fmt: skip
     redis_copies: int | None = Field(
         None,
         ge=0,
@@ -125,9 +126,8 @@ class Settings(BaseSettings):
     )
 
     encryption_key_file: Path | None = Field(
-        None,
-        description="File of keys that encrypt messages and documents at rest, one `ID HEX` a line; the first key encrypts, every key decrypts; unset: no encryption.",
-    )
+        None, description="File of keys that encrypt messages and documents at rest, one `ID HEX` a line; the first key encrypts, every key decrypts; unset: no encryption."
+    )  # fmt: skip
     private_dir: Path | None = Field(
         None,
         description="Folder for decrypted working files (passage indexes, files being converted) while the server runs; unset: /dev/shm if it exists, else the system's temporary folder.",
@@ -322,7 +322,7 @@ class Settings(BaseSettings):
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
-    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Model": ("threads", "quantize", "gpu_quantize", "bfloat16", "cuda_graphs", "embeddings"),
     "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (

@@ -44,17 +44,20 @@ class Backbone(nn.Module):
     lacks what a memory needs: an input embedding, an output head, and causal attention with a cache in every layer.
 
     `quantised`: computes everything with these weights, from the start; those of `model` are then on `meta`. Low-rank updates that
-    are attached to `model` count from `optimize` on.
+    are attached to `model` count from `optimize` on. `digest`: SHA-256 of the files that the weights come from, if `model` may hold them in
+    another layout on each device.
     """
 
-    def __init__(self, model: PreTrainedModel, quantised: QuantisedWeights | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, quantised: QuantisedWeights | None = None, *, digest: str | None = None
+    ) -> None:
         super().__init__()
         config = model.config.get_text_config()
         if model.get_output_embeddings() is None or getattr(model, "base_model", model) is model:
             raise BackboneError(f"{type(model).__name__} is not a causal language model with a separate head")
         if getattr(config, "is_encoder_decoder", False):
             raise BackboneError(f"{type(model).__name__} is an encoder-decoder; a memory needs a decoder-only model")
-        self.model = model
+        self.model, self._digest = model, digest
         try:
             self.layers: int = config.num_hidden_layers
             self.heads: int = config.num_attention_heads
@@ -159,8 +162,8 @@ class Backbone(nn.Module):
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of the file that quantised weights come from; None for a model that holds its weights as tensors."""
-        return self._quantised.weights.digest if self._quantised else None
+        """SHA-256 of the files that quantised weights come from; None for a model that holds its weights as tensors."""
+        return self._quantised.weights.digest if self._quantised else self._digest
 
     def embedding_std(self) -> float:
         """Return the standard deviation of the embedding table: the natural scale of input vectors."""

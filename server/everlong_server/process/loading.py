@@ -38,6 +38,7 @@ def load(settings: Settings, progress: Progress) -> Model:
         options=settings.memory_options,
         device=device,
         quantize=settings.quantize,
+        gpu_quantize=settings.gpu_quantize,
         bfloat16=settings.bfloat16,
         progress=lambda message: progress(escape(message)),
     )
@@ -62,8 +63,9 @@ def model_source(settings: Settings, start: Callable[[Callable[[], Model]], Futu
 
     def measure(given: str) -> int | None:
         return model_bytes(
-            given, models_dir=models_dir, memory=memory(given), device=device, quantize=settings.quantize
-        )
+            given, models_dir=models_dir, memory=memory(given), device=device, quantize=settings.quantize,
+            gpu_quantize=settings.gpu_quantize,
+        )  # fmt: skip
 
     def load_other(given: str) -> Model:
         return load_model(
@@ -73,6 +75,7 @@ def model_source(settings: Settings, start: Callable[[Callable[[], Model]], Futu
             options=settings.memory_options if memory(given) else None,
             device=device,
             quantize=settings.quantize,
+            gpu_quantize=settings.gpu_quantize,
             bfloat16=settings.bfloat16,
             progress=log.info,
         )
@@ -93,6 +96,10 @@ def model_source(settings: Settings, start: Callable[[Callable[[], Model]], Futu
 
 
 def _device(settings: Settings) -> str:
-    if settings.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return settings.device
+    """Return the device to run models on. Raises `ConfigError` for a quantisation that is not for it."""
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    device = found if settings.device == "auto" else settings.device
+    if device == "cpu" and settings.gpu_quantize is not None:
+        limit = "needs a GPU (--device cuda); on a CPU, --quantize already generates with weights of 4 or 8 bits"
+        raise ConfigError("gpu_quantize", settings.gpu_quantize, limit)
+    return device
