@@ -65,31 +65,33 @@ def quantised_bytes(config: Any, method: Method, dtype: torch.dtype) -> int:
     Raises `BackboneError` for a decoder that is mostly not made of linear layers, such as a mixture of experts: it would hardly shrink.
     """
     model = _on_meta(config)
-    linear = _linear_weights(model)
+    linear = _linear_weights(model, method)
     ends = {id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
     inside = sum(weight.numel() for weight in model.parameters() if id(weight) not in ends)
     share = sum(weight.numel() for weight in linear.values()) / max(inside, 1)
     if share < _LEAST_SHARE:
         raise BackboneError(
-            f"gpu_quantize={method}: {type(model).__name__} has {share:.0%} of its weights in linear layers, the only ones that torchao "
-            "quantises here; serve a checkpoint that is quantised already"
+            f"gpu_quantize={method}: {type(model).__name__} has {share:.0%} of its weights in linear layers that torchao quantises so"
+            f"{f' (of a multiple of {GROUP} columns)' if method == 'int4' else ''}; serve a checkpoint that is quantised already"
         )
     return sum(
-        matrix_bytes(method, weight.shape[0], weight.shape[1], dtype)
+        matrix_bytes(method, weight.shape[0], weight.shape[1])
         if id(weight) in linear
         else weight.numel() * dtype.itemsize
         for weight in model.parameters()
     )
 
 
-def matrix_bytes(method: Method, rows: int, columns: int, dtype: torch.dtype) -> int:
+def _can_quantise(method: Method, columns: int) -> bool:
+    """Return whether torchao quantises a matrix with so many columns, rather than leave it as it is."""
+    return method != "int4" or columns % GROUP == 0
+
+
+def matrix_bytes(method: Method, rows: int, columns: int) -> int:
     """Return how many bytes the matrix (rows, columns) of a linear layer takes, with its scales."""
-    if method == "int8":
-        return rows * columns + rows * (dtype.itemsize + 1)  # a row has a scale, and a zero in 8 bits
-    if method == "fp8":
-        return rows * columns + rows * torch.float32.itemsize
-    if columns % GROUP:  # torchao leaves such a matrix as it is
-        return rows * columns * dtype.itemsize
+    scale = torch.float32.itemsize
+    if method != "int4":  # a row has a scale, and for int8 also a zero in 8 bits
+        return rows * (columns + scale + (method == "int8"))
     rows, columns = rows + -rows % _TILE_ROWS, columns + -columns % _TILE_COLUMNS
     return rows * columns // 2 + rows * columns // GROUP * 2 * torch.bfloat16.itemsize
 
@@ -98,19 +100,22 @@ def gguf_bytes(shapes: Mapping[str, Sequence[int]], method: Method | None, dtype
     """Return how many bytes the tensors of a GGUF file take, by their names there, once they are loaded as `dtype` or by `method`."""
     return sum(
         math.prod(shape) * dtype.itemsize
-        if method is None or len(shape) != 2 or name in ("token_embd.weight", "output.weight")
-        else matrix_bytes(method, shape[0], shape[1], dtype)
+        if method is None
+        or len(shape) != 2
+        or name in ("token_embd.weight", "output.weight")
+        or not _can_quantise(method, shape[1])
+        else matrix_bytes(method, shape[0], shape[1])
         for name, shape in shapes.items()
     )
 
 
-def _linear_weights(model: PreTrainedModel) -> dict[int, torch.Tensor]:
+def _linear_weights(model: PreTrainedModel, method: Method) -> dict[int, torch.Tensor]:
     """Return the weights that are quantised, by their ids."""
     head = model.get_output_embeddings()
     return {
         id(module.weight): module.weight
         for module in model.modules()
-        if isinstance(module, nn.Linear) and module is not head
+        if isinstance(module, nn.Linear) and module is not head and _can_quantise(method, module.in_features)
     }
 
 
