@@ -12,7 +12,7 @@ from torch import nn
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.memories.base import SegmentReader
 from everlong_models.model import MEMORIES, memory_config
-from tests.models.backbone.number_formats.test_on_load import save
+from tests.models.backbone.number_formats.test_on_load import distance, save
 from tests.models.fake_gpu import DEVICE, GPU, gpu
 from tests.models.memory_contract import tokens
 from tests.models.test_gpu import OPTIONS, S, script
@@ -56,9 +56,8 @@ def test_results_equal_those_of_a_cpu_and_a_step_does_not_wait(name: str, method
         there = script(memory, text.to(DEVICE))
         assert there.keys() == expected.keys()
         for key, tensor in there.items():
-            torch.testing.assert_close(
-                tensor.cpu(), expected[key], rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
-            )
+            # by its norm: `compact` rounds keys to 16 bits, where the last bit of a float may round to another number
+            assert torch.equal(tensor.cpu(), expected[key]) or distance(tensor.cpu(), expected[key]) < 1e-4, key
         with torch.inference_mode():
             cache, _ = memory.open(memory.initial_state(2), text[:, :3].to(DEVICE))
             following = text[:, 3].to(DEVICE)
