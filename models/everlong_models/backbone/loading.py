@@ -92,7 +92,7 @@ def _load_weights(
 ) -> tuple[PreTrainedModel, Tokenizer, str | None]:
     """Load `name` with transformers. Arguments and errors: see `load_backbone`.
 
-    Returns also the SHA-256 of the files of a checkpoint whose weights stay quantised; None for any other.
+    Returns also the SHA-256 of the files, if the fingerprint covers them rather than the tensors.
     """
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     if not (folder / "config.json").is_file():
@@ -102,6 +102,8 @@ def _load_weights(
     held = weight_format(folder, device, dtype, gpu_quantize)
     held.require_memory(folder, device)
     progress(f"loading {name} ({device}, {held.name}): {held.bytes / 1e9:.2f} GB of weights")
+    if held.rows_mix:
+        progress(f"{name}: with {held.name} in 8 bits, an answer changes slightly with the other answers of its batch")
     try:
         with without_progress_bars():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -128,7 +130,7 @@ def _load_weights(
     # Some models end an answer with a token of its own, which only the generation config names.
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
-    files = digest(folder) if held.quantised_before else None
+    files = digest(folder) if held.by_files else None
     return model if held.packed else model.to(device), tokenizer, files
 
 

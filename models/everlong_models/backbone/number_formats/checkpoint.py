@@ -61,6 +61,12 @@ def prepare(config: Any, device: torch.device) -> tuple[Any, bool]:
     return config, kept
 
 
+def rows_mix(config: Any) -> bool:
+    """Return whether a row's result depends on the other rows: LLM.int8() computes a column in floats if any row has a large number there."""
+    given = dict(config.quantization_config)
+    return bool(given.get("load_in_8bit")) and float(given.get("llm_int8_threshold", 6.0)) > 0
+
+
 def _unsupported(method: str, reason: str) -> BackboneError:
     install = f"; pip install {PACKAGES[method]}" if method in PACKAGES else ""
     return BackboneError(

@@ -30,7 +30,10 @@ class WeightFormat:
     """How the weights of a backbone are held.
 
     `name`: of the numbers. `detail`: what a refusal says about them. `loads`: arguments for transformers. `packed`: the weights are not
-    plain tensors of floats; transformers then puts them on the device itself. `quantised_before`: by the checkpoint's authors.
+    plain tensors of floats; transformers then puts them on the device itself. `by_files`: the fingerprint covers
+    the files. The model may hold their tensors in another layout on each device, or where PyTorch does not list them; and to list those of
+    bitsandbytes in 4 bits on a CPU spoils them.
+    `rows_mix`: what a row computes depends on the other rows of its batch.
     """
 
     name: str
@@ -38,7 +41,8 @@ class WeightFormat:
     detail: str
     loads: Mapping[str, Any] = field(default_factory=dict)
     packed: bool = False
-    quantised_before: bool = False
+    by_files: bool = False
+    rows_mix: bool = False
 
     def require_memory(self, folder: Path, device: torch.device) -> None:
         """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
@@ -86,7 +90,9 @@ def _of_checkpoint(folder: Path, config: Any, method: str, device: torch.device,
         for kind, shape in _tensors(file)
     )
     loads = {"config": config, "device_map": {"": str(device)}}
-    return WeightFormat(method, size, f"{method}, as in the checkpoint", loads, packed=True, quantised_before=True)
+    mix, detail = checkpoint.rows_mix(config), f"{method}, as in the checkpoint"
+    by_files = not config.quantization_config.get("load_in_8bit")  # the fingerprints of 0.1.0 cover these tensors
+    return WeightFormat(method, size, detail, loads, packed=True, by_files=by_files, rows_mix=mix)
 
 
 def files(folder: Path) -> list[Path]:

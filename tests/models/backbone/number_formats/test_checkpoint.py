@@ -82,6 +82,17 @@ def test_logits_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
     assert "matrices of type" in (found.optimize() or "")
 
 
+@torch.no_grad()
+def test_whether_a_row_depends_on_the_others_is_told(folder: Path, tmp_path: Path) -> None:
+    """LLM.int8() computes the columns that are large in any row with floats, in all rows."""
+    said: list[str] = []
+    found, _ = load_backbone(str(folder), models_dir=tmp_path, progress=said.append)
+    layer, x = found.model.model.layers[0].mlp.up_proj, torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    mixed = distance(layer(torch.cat([x[:1], 1000 * x[1:]]))[:1], layer(x[:1])) > 1e-6
+    assert mixed == any("changes slightly with the other answers of its batch" in line for line in said)
+    assert mixed == bool(dict(found.model.config.quantization_config.to_dict()).get("load_in_8bit"))
+
+
 def test_a_state_continues_after_a_restart(folder: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"models_dir": tmp_path, "memory": "window", "options": WINDOW}
     first, second = (load_model(str(folder), **how) for _ in range(2))
