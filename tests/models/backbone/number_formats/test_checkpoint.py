@@ -20,7 +20,7 @@ from everlong_models.backbone.number_formats.on_load import torchao_config
 from everlong_models.errors import BackboneError
 from everlong_models.memories.state import decode_state, encode_state
 from everlong_models.model import load_model
-from tests.models.backbone.number_formats.test_on_load import SIZES, WINDOW, distance, held_bytes, logits, save, tokens
+from tests.models.backbone.number_formats.tiny import SIZES, WINDOW, distance, held_bytes, logits, save, tokens
 from tests.models.test_lora import adapt
 from tests.tinymodel import make_tokenizer
 

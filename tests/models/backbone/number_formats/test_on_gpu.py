@@ -12,7 +12,7 @@ from torch import nn
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.memories.base import SegmentReader
 from everlong_models.model import MEMORIES, memory_config
-from tests.models.backbone.number_formats.test_on_load import distance, save
+from tests.models.backbone.number_formats.tiny import distance, save
 from tests.models.fake_gpu import DEVICE, GPU, gpu
 from tests.models.memory_contract import tokens
 from tests.models.test_gpu import OPTIONS, S, script

@@ -14,10 +14,8 @@ import psutil
 import pytest
 import torch
 from peft import PeftModel
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
-from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.loading import load_backbone, load_recurrent, weight_bytes
 from everlong_models.backbone.number_formats import on_load
@@ -25,22 +23,14 @@ from everlong_models.errors import BackboneError
 from everlong_models.memories.state import decode_state, encode_state
 from everlong_models.model import Model, load_model, model_bytes
 from tests.models import tiny_gguf, tiny_recurrent
+from tests.models.backbone.number_formats.tiny import KINDS, WINDOW, distance, held_bytes, logits, save, tokens
 from tests.models.model_folders import backbone as small_backbone
 from tests.models.test_lora import adapt
-from tests.tinymodel import make_tokenizer
 
 pytest.importorskip("torchao")
 
-SIZES = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 300, "max_position_embeddings": 512,
-}  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {}, "qwen2": {}, "gemma3_text": {"head_dim": 64, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
-}  # fmt: skip
 ERRORS = {"int8": 0.03, "fp8": 0.09, "int4": 0.35}
 """Highest distance from the logits of float weights, as a share of their norm. Measured: 0.015 to 0.020, 0.051 to 0.069 and 0.21 to 0.27."""
-WINDOW = {"segment_length": 16, "window": 40, "sinks": 2}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -59,37 +49,6 @@ def int4_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
     config, of_gpus = PrototypeInt4WeightOnlyConfig(group_size=on_load.GROUP), on_load._config
     monkeypatch.setattr(on_load, "_config", lambda method: config if method == "int4" else of_gpus(method))
-
-
-def save(folder: Path, kind: str, **more: Any) -> Path:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(SIZES | KINDS.get(kind, {}) | more))
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    make_tokenizer(300).save_pretrained(folder)
-    return folder
-
-
-def tokens(rows: int = 2, count: int = 40) -> Tensor:
-    return torch.randint(3, 290, (rows, count), generator=torch.Generator().manual_seed(1))
-
-
-def logits(backbone: Backbone, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        return backbone.logits(backbone.hidden(backbone.embed(ids)))
-
-
-def held_bytes(model: PreTrainedModel) -> int:
-    """The bytes of all tensors that the weights consist of."""
-    return sum(
-        sum(getattr(weight, part).nbytes for part in weight.__tensor_flatten__()[0])
-        if hasattr(weight, "__tensor_flatten__")
-        else weight.nbytes
-        for weight in model.parameters()
-    )
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 @pytest.mark.parametrize("method", ERRORS)
