@@ -46,12 +46,15 @@ def _config(method: Method) -> Any:
     from torchao import quantization as ao  # noqa: PLC0415 - optional, and slow to import
     from torchao.quantization.quantize_.workflows import Int4PackingFormat  # noqa: PLC0415
 
+    # Without settings for a compiler, which are those of the whole process.
     if method == "int8":
-        return ao.Int8WeightOnlyConfig()
+        return ao.Int8WeightOnlyConfig(set_inductor_config=False)
     if method == "fp8":
-        return ao.Float8WeightOnlyConfig()
+        return ao.Float8WeightOnlyConfig(set_inductor_config=False)
     # The other layouts need another package of kernels; those of this one are PyTorch's own.
-    return ao.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format=Int4PackingFormat.TILE_PACKED_TO_4D)
+    return ao.Int4WeightOnlyConfig(
+        group_size=GROUP, int4_packing_format=Int4PackingFormat.TILE_PACKED_TO_4D, set_inductor_config=False
+    )
 
 
 def float_numbers(config: Any) -> int:

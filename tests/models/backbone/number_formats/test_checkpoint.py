@@ -80,6 +80,7 @@ def test_logits_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
     assert held_bytes(found.model) <= told < 1.3 * held_bytes(found.model)
     assert f"{told / 1e9:.2f} GB of weights" in said[0]
     assert "matrices of type" in (found.optimize() or "")
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 @torch.no_grad()

@@ -92,6 +92,14 @@ def test_int4_has_the_layout_of_pytorchs_own_kernels() -> None:
     assert (config.group_size, config.int4_packing_format.value) == (on_load.GROUP, "tile_packed_to_4d")
 
 
+def test_other_models_keep_their_precision(llama: Path, tmp_path: Path) -> None:
+    """torchao's settings for a compiler would be those of the whole process."""
+    assert not any(on_load._config(method).set_inductor_config for method in ERRORS)
+    for method in ("int8", "fp8"):
+        load_backbone(str(llama), models_dir=tmp_path, gpu_quantize=method)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 @pytest.mark.parametrize("method", ERRORS)
 @pytest.mark.usefixtures("int4_of_cpus")
 def test_a_row_does_not_depend_on_the_others(llama: Path, method: Any, tmp_path: Path) -> None:
