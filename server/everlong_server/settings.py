@@ -102,7 +102,7 @@ class Settings(BaseSettings):
         description="On a CPU, generate with 4-bit weights if the model was stored in 4 bits, else with 8-bit weights; activations, keys and values have 16 bits.",
     )
     gpu_quantize: Literal["int8", "fp8", "int4"] | None = Field(
-        None, description="On a GPU, hold the weights of linear layers in these numbers, by torchao (everlong[gpu-quantize]); unset: bfloat16, or as the checkpoint has them."
+        None, description="On a GPU, hold the weights of linear layers in these numbers, by torchao (the extra gpu-quantize); unset: bfloat16, or as the checkpoint has them."
     )  # fmt: skip
     bfloat16: bool | None = Field(
         None,
