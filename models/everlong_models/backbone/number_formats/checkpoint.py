@@ -63,8 +63,9 @@ def prepare(config: Any, device: torch.device) -> tuple[Any, bool]:
 
 def rows_mix(config: Any) -> bool:
     """Return whether a row's result depends on the other rows: LLM.int8() computes a column in floats if any row has a large number there."""
-    given = dict(config.quantization_config)
-    return bool(given.get("load_in_8bit")) and float(given.get("llm_int8_threshold", 6.0)) > 0
+    given = getattr(config, "quantization_config", None) or {}
+    fields = given if isinstance(given, dict) else given.to_dict()  # of a loaded model, it is an object
+    return bool(fields.get("load_in_8bit")) and float(fields.get("llm_int8_threshold", 6.0)) > 0
 
 
 def _unsupported(method: str, reason: str) -> BackboneError:

@@ -94,6 +94,26 @@ def test_whether_a_row_depends_on_the_others_is_told(folder: Path, tmp_path: Pat
     assert mixed == bool(dict(found.model.config.quantization_config.to_dict()).get("load_in_8bit"))
 
 
+@torch.no_grad()
+def test_a_model_with_outliers_in_8_bits_is_not_taken_for_another(tmp_path: Path) -> None:
+    """Real models have activations so large that LLM.int8() computes their columns with floats, which the first tokens' rows feel."""
+    quantisation = bitsandbytes(load_in_8bit=True)
+    floats = AutoModelForCausalLM.from_pretrained(save(tmp_path / "floats", "llama"))
+    for layer in floats.model.layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.weight[:64] *= 4
+    floats.save_pretrained(tmp_path / "floats")
+    folder = tmp_path / "quantised"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "floats", quantization_config=quantisation, **CPU).save_pretrained(
+        folder
+    )
+    make_tokenizer(300).save_pretrained(folder)
+    found, _ = load_backbone(str(folder), models_dir=tmp_path)
+    assert distance(logits(found, tokens()), original(folder)(tokens()).logits) < 1e-5
+    x = found.embed(tokens())
+    assert distance(found.hidden(x)[:1], found.hidden(x[:1])) > 1e-3, "rows depend on each other"
+
+
 def test_a_state_continues_after_a_restart(folder: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"models_dir": tmp_path, "memory": "window", "options": WINDOW}
     first, second = (load_model(str(folder), **how) for _ in range(2))
