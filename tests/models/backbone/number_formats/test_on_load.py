@@ -74,7 +74,7 @@ def test_a_trained_model_loses_little(method: Any, perplexity: float, same: floa
         backbone, tokenizer = load_backbone(DEFAULT_BACKBONE, models_dir=CACHE, gpu_quantize=given)
         ids = torch.tensor([tokenizer.encode(STORY.read_text()[3000:9000])[:1024]])
         scores.append(logits(backbone, ids)[0].log_softmax(-1))
-    exact, found = (float(-each[:-1].gather(1, ids[0, 1:, None]).mean().exp()) for each in scores)
+    exact, found = (float((-each[:-1].gather(1, ids[0, 1:, None]).mean()).exp()) for each in scores)
     assert (round(exact, 2), round(found, 2)) == pytest.approx((29.37, perplexity), abs=0.02)
     chosen, expected = (each.argmax(-1) for each in reversed(scores))
     assert float((chosen == expected).float().mean()) == pytest.approx(same, abs=0.005)
