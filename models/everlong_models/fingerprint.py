@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from everlong_models.kernels.low_rank import split_update
 from everlong_models.memories.base import SegmentReader
+from everlong_models.parallel import whole
 
 
 def state_layout(module: SegmentReader) -> str:
@@ -49,7 +50,7 @@ def hash_model(tensors: dict[str, Tensor], parts: Iterable[str]) -> str:
     for name in sorted(tensors):
         tensor = tensors.pop(name)
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = whole(tensor.detach()).cpu().contiguous().reshape(-1)
         if flat.numel():
             total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -41,6 +41,7 @@ from everlong_models.memories.relative.transformer_xl import TransformerXL, Tran
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.window import Window, WindowConfig
 from everlong_models.naming import display_name, find_model, folder_name, model_name, resolve_backbone, split_adapter
+from everlong_models.parallel import Ranks
 from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.text.tool_format import ToolFormat
@@ -50,6 +51,7 @@ from everlong_models.weights import (
     Manifest,
     TemplateName,
     attach_updates,
+    load_updates,
     load_weights,
     own_parameters,
     read_manifest,
@@ -146,6 +148,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     quantize: bool = True,
     bfloat16: bool | None = None,
+    ranks: Ranks | None = None,
     progress: Progress = lambda message: None,
 ) -> Model:
     """Load the model `name`.
@@ -156,21 +159,22 @@ def load_model(
     model folder has its own memory. If that is `window` or `compact`, `memory` may name the other one, and `options` may be given.
 
     `quantize`, `bfloat16`: see `Backbone.optimize`; they only affect a CPU. `bfloat16` None means: True for a memory that has nothing to
-    train, False for a trained one, which is computed in float32. `progress` receives messages for the user.
+    train, False for a trained one, which is computed in float32. `ranks`: the processes that share the model; each of them must make this
+    call. `progress` receives messages for the user.
 
     Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     device = resolve_device(device)
     plan = _plan(name, models_dir, memory, options or {}, progress)
-    build = partial(_build_around_backbone, quantize=quantize) if plan.kind.around else _build_from_scratch
+    _require_parallel(plan, ranks)
+    build = partial(_build_around_backbone, quantize=quantize, ranks=ranks) if plan.kind.around else _build_from_scratch
     module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)
     loaded = _load_memory_weights(plan, module, backbone)
     if plan.adapter is not None:
         attach_updates(read_adapter(plan.adapter, progress), backbone, plan.adapter / ADAPTER_WEIGHTS)
         tokenizer = _tokenizer_of(plan.adapter, tokenizer, module.vocab_size)
     module.requires_grad_(False)
-    if bfloat16 is None:
-        bfloat16 = plan.kind.training_free
+    bfloat16 = plan.kind.training_free if bfloat16 is None else bfloat16
     fingerprint = _fingerprint_and_optimise(
         plan, module, backbone, tokenizer, device, progress, quantize=quantize, bfloat16=bfloat16
     )
@@ -235,6 +239,17 @@ def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, An
     return _Plan(folder, manifest, memory_name, kind, config, backbone_name, adapter)
 
 
+def _require_parallel(plan: _Plan, ranks: Ranks | None) -> None:
+    """Raise `ConfigError` if `ranks` cannot share a model with this memory, which calls the backbone in parts, or with low-rank updates."""
+    if ranks is None:
+        return
+    if not plan.kind.whole:
+        possible = ", ".join(sorted(name for name, kind in MEMORIES.items() if kind.whole))
+        raise ConfigError("memory", plan.memory_name, f"with tensor_parallel_size, must be one of {possible}")
+    if plan.adapter is not None or (plan.manifest is not None and load_updates(plan.folder)):
+        raise ConfigError("tensor_parallel_size", ranks.size, "must be 1 for a model with low-rank updates")
+
+
 def _default_memory(name: str, models_dir: Path, progress: Progress) -> str:
     """Return the memory around the plain backbone `name`. Tells `progress` if it is not the usual one."""
     if not has_own_memory(name, models_dir=models_dir, progress=progress):
@@ -254,6 +269,7 @@ def _build_around_backbone(
     progress: Progress,
     *,
     quantize: bool,
+    ranks: Ranks | None,
 ) -> _Built:
     """Load the backbone, and build the memory around it. The memory's weights are not loaded yet."""
     if plan.backbone_name is None:
@@ -266,7 +282,7 @@ def _build_around_backbone(
     backbone, tokenizer = load_backbone(
         plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
         # Low-rank updates were trained with the weights of the file, which the one copy has.
-        one_copy=quantize and plan.kind.one_copy,
+        one_copy=quantize and plan.kind.one_copy and ranks is None, ranks=ranks,
     )  # fmt: skip
     return plan.kind.build(plan.config, backbone).eval(), backbone, tokenizer
 
@@ -336,7 +352,7 @@ def _fingerprint_and_optimise(
         if device.type != "cpu":  # a CPU maps weights from their file; a GPU may have no memory for two copies
             fingerprint.result()
         if backbone is not None:
-            if plan.kind.whole:
+            if plan.kind.whole and not backbone.shared:
                 progress("optimising the weights (the first time on a machine, kernels are compiled: some seconds)")
                 backbone.optimize(quantize=quantize, bfloat16=bfloat16)
             merge(backbone)

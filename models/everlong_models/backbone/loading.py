@@ -24,6 +24,7 @@ from everlong_models.catalogue.machine import free_memory, require_memory, weigh
 from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.kernels.cpu.quantised_matrix import has_kernels
+from everlong_models.parallel import Ranks, own_bytes
 from everlong_models.quiet import without_progress_bars
 from everlong_models.text.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ def load_backbone(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     one_copy: bool = False,
+    ranks: Ranks | None = None,
     progress: Progress = lambda message: None,
 ) -> tuple[Backbone, Tokenizer]:
     """Load the backbone `name` in inference mode, and its tokenizer.
@@ -46,7 +48,7 @@ def load_backbone(
     `.gguf` file. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16 elsewhere.
     `one_copy`: on a CPU, keep the weights of a GGUF file only as the file has them, if the kernels support that
     (`quantised_weights.unsupported_reason`): such a backbone is optimised already, and cannot be trained. The backbone of the
-    packaged models is small, and keeps its float weights and its fingerprint.
+    packaged models is small, and keeps its float weights and its fingerprint. `ranks`: load only the part of this process.
     Raises `BackboneError`, which names the file or folder, and `ConfigError` for a device that does not exist.
     """
     device = resolve_device(device)
@@ -57,8 +59,8 @@ def load_backbone(
         quantised = None if path is None else _load_quantised(name, path, models_dir, progress)
         if quantised is not None:
             return quantised
-    model, tokenizer = _load_weights(name, models_dir, device, dtype, progress)
-    return Backbone(model).eval(), tokenizer
+    model, tokenizer = _load_weights(name, models_dir, device, dtype, progress, ranks)
+    return Backbone(model, ranks=ranks).eval(), tokenizer
 
 
 def load_recurrent(
@@ -77,7 +79,12 @@ def load_recurrent(
 
 
 def _load_weights(
-    name: str, models_dir: Path, device: torch.device, dtype: torch.dtype | None, progress: Progress
+    name: str,
+    models_dir: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    progress: Progress,
+    ranks: Ranks | None = None,
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Load `name` with transformers. Arguments and errors: see `load_backbone`."""
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
@@ -85,7 +92,12 @@ def _load_weights(
         raise BackboneError(f"{folder} holds a LoRA adapter: serve it as BACKBONE+{name}")
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
-    _require_memory(folder, device, dtype)
+    arguments = text_part(folder)
+    if ranks is not None:
+        arguments |= ranks.join(
+            arguments.get("config") or AutoConfig.from_pretrained(folder, local_files_only=True), device
+        )
+    _require_memory(folder, device, dtype, parts=1 if ranks is None or device.type == "cpu" else ranks.size)
     progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
     try:
         with without_progress_bars():
@@ -96,7 +108,7 @@ def _load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **text_part(folder),
+                **arguments,
             )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -113,7 +125,10 @@ def _load_weights(
     # Some models end an answer with a token of its own, which only the generation config names.
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
-    return model.to(device), tokenizer
+    model.to(device)
+    if ranks is not None:
+        progress(f"tensor parallelism: {own_bytes(model) / 1e9:.3g} GB of weights in each of {ranks.size} processes")
+    return model, tokenizer
 
 
 def _is_part_of(model: PreTrainedModel, name: str) -> bool:
@@ -153,9 +168,9 @@ def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress)
     return Backbone(model, weights).eval(), load_tokenizer(folder)
 
 
-def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
-    numbers = sum(map(_numbers_in, _weights(folder)))
+def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype, parts: int = 1) -> None:
+    """Raise `BackboneError` if one of `parts` of the weights alone exceeds the free memory; the kernel would kill the process otherwise."""
+    numbers = sum(map(_numbers_in, _weights(folder))) // parts
     needed = numbers * dtype.itemsize
     free = free_memory(device)
     if needed > free:
@@ -313,6 +328,13 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
 def architecture(backbone: Backbone | Recurrent) -> str:
     """Return the backbone's architecture as canonical JSON, without the fields that do not change what it computes."""
     config = backbone.model.config.to_diff_dict()
-    for key in ("_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype"):
+    for key in (
+        "_name_or_path",
+        "_model_name_or_path",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "distributed_config",
+    ):
         config.pop(key, None)
     return json.dumps(config, sort_keys=True, default=str)
