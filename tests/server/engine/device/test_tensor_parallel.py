@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
-from tests.process import Server, everlong, wait_for
+from everlong_models.errors import ConfigError
+from everlong_models.parallel import Ranks
+from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_model, make_tokenizer
 
 GREEDY = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
-SMALL = {"segment_length": 32, "sinks": 4, "window": 40}
-"""A window that answers outgrow, so that keys and values are evicted."""
-FLOAT = {"quantize": False, "bfloat16": False}
-"""What one process computes in float32, as two processes do."""
+OPTIONS = {
+    "window": {"segment_length": 32, "sinks": 4, "window": 40},
+    "compact": {"segment_length": 32, "entries": 40, "pinned": 4},
+}
+"""Memories that answers outgrow, so that keys and values are dropped."""
 
 
 def folder_of(kind: str, target: Path, **changes: Any) -> Path:
@@ -26,10 +30,8 @@ def folder_of(kind: str, target: Path, **changes: Any) -> Path:
     tokenizer = make_tokenizer()
     sizes = {
         "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     }  # fmt: skip
-    import torch
-
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(sizes | changes)))
     with torch.no_grad():
@@ -47,28 +49,136 @@ def workers(server: Server) -> list[psutil.Process]:
     return [child for child in children if "everlong_server.engine.device.tensor_parallel" in child.cmdline()]
 
 
-def conversation(server: Server, text: str) -> tuple[dict[str, Any], list[str]]:
-    """Read a text, answer two questions at greedy temperature, and return the session and the answers."""
-    session = server.session(server.read(text)["id"])["id"]
-    answers = [server.say(session, question, **GREEDY)["content"] for question in ("One?", "Two, and a few more words?")]
-    return server.get_session(session), answers
+QUESTIONS = ("One?", "Two, and a few more words?")
 
 
-def test_two_processes_answer_as_one(new_server: Callable[..., Server], tmp_path: Path) -> None:
-    model, text = folder_of("llama", tmp_path / "llama"), STORY.read_text()[:1000]
-    alone = new_server(model, memory_options=SMALL, **FLOAT).start()
-    expected, answers = conversation(alone, text)
+def conversation(server: Server, document: str) -> tuple[str, list[str]]:
+    """Start a session about the document, ask the questions, and return the session's id and the answers."""
+    session = server.session(document)["id"]
+    return session, [server.say(session, question, **GREEDY)["content"] for question in QUESTIONS]
+
+
+def answers_at_once(server: Server, document: str) -> list[str]:
+    """Ask five questions in sessions of their own while the server reads another document. Answers of different lengths come and go."""
+    other = server.upload(STORY.read_text()[1000:9000])["id"]
+    sessions = [server.session(document)["id"] for _ in range(5)]
+
+    def ask(number: int) -> str:
+        return server.say(sessions[number], f"Question {number}?", **GREEDY | {"max_tokens": 10 + 25 * number})[
+            "content"
+        ]
+
+    with ThreadPoolExecutor() as executor:
+        answers = list(executor.map(ask, range(5)))
+    server.wait_read(other)
+    return answers
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "olmo2", "granite", "smollm3"))],
+)  # fmt: skip
+def test_tokens_are_those_of_transformers_and_a_dead_worker_ends_the_server(
+    kind: str, new_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    folder, prompt = folder_of(kind, tmp_path / kind), STORY.read_text()[:200]
+    server = new_server(folder, tensor_parallel_size=2).start()
+    body = {
+        "model": kind,
+        "prompt": prompt,
+        "max_tokens": 24,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "echo": True,
+    }
+    choice = server.http.post("/v1/completions", json=body).json()["choices"][0]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokens = torch.tensor([tokenizer.encode(prompt)])
+    with torch.no_grad():
+        whole = model.generate(tokens, do_sample=False, max_new_tokens=24, min_new_tokens=24, eos_token_id=None)
+        scores = model(whole).logits[0, :-1].log_softmax(-1).gather(1, whole[0, 1:, None])[:, 0]
+    assert choice["text"] == tokenizer.decode(whole[0])
+    assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(scores.tolist(), abs=1e-3)
+
+    (worker,) = workers(server)
+    worker.kill()
+    assert server.process is not None
+    assert server.process.wait(40) == 1
+    server.process = None
+    assert "worker process 1 of the tensor parallelism was killed by SIGKILL" in server.log.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("memory", ["window", "compact", "rmt"])
+def test_two_processes_answer_as_one_and_take_over_its_sessions(
+    memory: str, new_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    if memory == "rmt":
+        model, settings = make_model(tmp_path, segment_length=32), {}
+    else:
+        model, settings = folder_of("llama", tmp_path / "llama"), {"memory": memory, "memory_options": OPTIONS[memory]}
+    text = STORY.read_text()[:1000]
+    alone = new_server(model, **settings, quantize=False, bfloat16=False).start()
+    document = alone.read(text)["id"]
+    (first, answers), (second, again) = conversation(alone, document), conversation(alone, document)
+    assert again == answers
+    assert len(set(answers)) == 2
+    last = alone.say(first, "Three?", **GREEDY)["content"]
+    crowd = answers_at_once(alone, document)
     assert alone.terminate() == 0
-    # The same data: the fingerprint is the same, so a session continues in a server of the other kind.
-    both = new_server(model, data=alone.data, memory_options=SMALL, tensor_parallel_size=2).start()
-    assert len(workers(both)) == 1
-    assert both.get_session(expected["id"]) == expected
-    session, found = conversation(both, text)
+
+    both = new_server(model, data=alone.data, **settings, tensor_parallel_size=2).start()
+    assert both.say(second, "Three?", **GREEDY)["content"] == last, "a session of one process, continued in two"
+    document = both.read(text)["id"]
+    assert answers_at_once(both, document) == crowd
+    session, found = conversation(both, document)
     assert found == answers
-    assert session["state_digest"] == expected["state_digest"], "the window holds the same tokens"
-    again = [both.say(id, "Three?", **GREEDY)["content"] for id in (expected["id"], session["id"])]
-    assert again[0] == again[1]
+    assert both.http.get(f"/v1/sessions/{session}/memory").json()["tokens"] > 0
+    before, (worker,) = both.get_session(session), workers(both)
+    both.kill9()
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 30, "for the worker to end")
+    both.start()
+    assert both.get_session(session) == before
+    assert both.say(session, "Three?", **GREEDY)["content"] == last
     (worker,) = workers(both)
     assert both.terminate() == 0
     assert not worker.is_running()
-    assert "ended" not in both.log.read_text()
+    assert "the server exits" not in both.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: must divide the model's 4 attention heads and 2 key/value heads"),
+        ({"memory": "armt"}, "memory='armt': with tensor_parallel_size, must be one of compact, rmt, window"),
+        ({"models": ["other"]}, "models=['other']: must be empty with tensor_parallel_size"),
+        ({"device": "cuda:1"}, "device='cuda:1': with tensor_parallel_size, must be cuda"),
+    ],
+)  # fmt: skip
+@pytest.mark.long
+def test_what_cannot_be_spread_is_refused(
+    changes: dict[str, Any], expected: str, new_server: Any, tmp_path: Path
+) -> None:
+    server = new_server(folder_of("llama", tmp_path / "llama"), **({"tensor_parallel_size": 2} | changes))
+    server.launch()
+    assert server.process.wait(60) == 1
+    server.process = None
+    assert expected in server.log.read_text()
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    ranks = Ranks(0, 2, tmp_path / "meeting")
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2: must be at most 1, the number of GPUs"):
+        ranks.device("cuda")
+    with pytest.raises(ConfigError, match=r"device='cpu': .* must be cuda on a machine with GPUs"):
+        ranks.device("cpu")
+
+
+def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="tensor_parallel_size=2: transformers has no plan to split models of type gpt2"
+    ):
+        Ranks(0, 2, tmp_path / "meeting").join(GPT2Config(), torch.device("cpu"))
