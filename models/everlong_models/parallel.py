@@ -30,6 +30,20 @@ _KEY_MATRICES = ("k_proj", "qkv_proj", "query_key_value")
 """Names of the matrices that compute keys, in transformers' plans."""
 
 
+def device_of(rank: int, size: int, kind: str) -> str:
+    """Return the device of the process `rank` of `size`. `kind`: `cpu` or `cuda`. Raises `ConfigError` if the machine has too few."""
+    available = torch.cuda.device_count()
+    if kind == "cpu" and not available:
+        return "cpu"  # for tests: all processes share it
+    if kind != "cuda":
+        raise ConfigError("device", kind, "with tensor_parallel_size, must be cuda on a machine with GPUs")
+    if size > available:
+        raise ConfigError(
+            "tensor_parallel_size", size, f"must be at most {available}, the number of GPUs of this machine"
+        )
+    return f"cuda:{rank}"
+
+
 class Ranks:
     """The processes that share a model. `rank`: the number of this one; the first, 0, leads. `size`: how many there are."""
 
@@ -37,17 +51,6 @@ class Ranks:
         """`meeting`: a file that does not exist yet, in a folder that all processes can write to."""
         self.rank, self.size = rank, size
         self._store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
-
-    def device(self, kind: str) -> str:
-        """Return the device of this process. `kind`: `cpu` or `cuda`. Raises `ConfigError` if the machine has too few."""
-        field, available = "tensor_parallel_size", torch.cuda.device_count()
-        if kind == "cpu" and not available:
-            return "cpu"  # one machine for all processes: for tests
-        if kind != "cuda":
-            raise ConfigError("device", kind, "with tensor_parallel_size, must be cuda on a machine with GPUs")
-        if self.size > available:
-            raise ConfigError(field, self.size, f"must be at most {available}, the number of GPUs of this machine")
-        return f"cuda:{self.rank}"
 
     def wait_for_first(self) -> None:
         """Wait until the first process has found the model, which only one of them may download or convert."""
@@ -103,7 +106,10 @@ class Ranks:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return a weight of which each process may have a part. All processes must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.cuda.device_of(tensor.to_local()):  # each thread has a current GPU of its own
+        return tensor.full_tensor()
 
 
 def own_bytes(model: nn.Module) -> int:

@@ -30,7 +30,7 @@ from torch import Tensor
 from everlong_models import EverlongModelError, MemoryState, Model, load_model
 from everlong_models.kernels.yield_point import at_yield_points
 from everlong_models.memories.base import SegmentReader
-from everlong_models.parallel import Ranks
+from everlong_models.parallel import Ranks, device_of
 from everlong_server.engine.device.decode_rows import DecodeRows
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,10 @@ _CALLS = {
     _ROWS: {"open", "start_next_segment", "remove", "step", "clear"},
 }
 """The methods of the model's memory and of the `DecodeRows` that all processes must call."""
-_EXIT_SECONDS = 20.0
+_EXIT_SECONDS = 10.0
 """How long the server has to exit after a worker's end: its device thread may wait for that worker for ever."""
 _FIRST_REPORTS_SECONDS = 10.0
+"""How long a worker that cannot load the model waits for the server, which usually has the same error and reports it."""
 
 
 class ProcessesDiffer(torch.AcceleratorError):
@@ -59,11 +60,11 @@ class Workers:
 
         `kind`: of device, `cpu` or `cuda`. Raises `ConfigError` for more processes than GPUs.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="everlong-ranks-"))
-        self._stopping = False
+        self.device = device_of(0, size, kind)
         self.failure: str | None = None
+        self._stopping = False
+        self._folder = Path(tempfile.mkdtemp(prefix="everlong-ranks-"))
         self.ranks = Ranks(0, size, self._folder / "meeting")
-        self.device = self.ranks.device(kind)
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
             # A session of its own: Ctrl-C reaches the server alone, which may still have answers to finish.
@@ -84,9 +85,10 @@ class Workers:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         self.failure = f"worker process {rank} of the tensor parallelism {how}"
         log.error("%s: the server exits and must be restarted", self.failure)
-        exit = Timer(_EXIT_SECONDS, os._exit, [1])
-        exit.daemon = True
-        exit.start()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        deadline = Timer(_EXIT_SECONDS, os._exit, [1])
+        deadline.daemon = True
+        deadline.start()
 
     @staticmethod
     def _send(process: subprocess.Popen[bytes], message: object) -> None:
@@ -116,11 +118,10 @@ class Workers:
             raise ProcessesDiffer(f"tensor parallelism: {self.failure or error}") from error
 
     def stop(self) -> None:
-        """End the workers. No call may be running."""
+        """End the workers, which keep nothing that must be saved."""
         self._stopping = True
         for process in self._processes:
-            cast("BinaryIO", process.stdin).close()
-        for process in self._processes:
+            process.kill()
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -179,7 +180,7 @@ def _work() -> None:
     ranks = Ranks(rank, size, folder / "meeting")
     ranks.wait_for_first()
     try:
-        model = load_model(**load, device=ranks.device(kind), ranks=ranks)
+        model = load_model(**load, device=device_of(rank, size, kind), ranks=ranks)
     except EverlongModelError:  # the server has the same error and ends, unless it is one of this process alone
         time.sleep(_FIRST_REPORTS_SECONDS)
         raise
@@ -207,7 +208,10 @@ def _receive(messages: SimpleQueue[Any], folder: Path) -> None:
 if __name__ == "__main__":
     try:
         _work()
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if isinstance(error, EverlongModelError):
+            sys.stderr.write(f"error: {error}\n")
+        else:
+            traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # not by a normal exit: the thread above holds the pipe

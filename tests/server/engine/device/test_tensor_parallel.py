@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from everlong_models.errors import ConfigError
-from everlong_models.parallel import Ranks
+from everlong_models.parallel import Ranks, device_of
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_model, make_tokenizer
 
@@ -168,13 +168,12 @@ def test_what_cannot_be_spread_is_refused(
     assert "Traceback" not in server.log.read_text()
 
 
-def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    ranks = Ranks(0, 2, tmp_path / "meeting")
     with pytest.raises(ConfigError, match="tensor_parallel_size=2: must be at most 1, the number of GPUs"):
-        ranks.device("cuda")
+        device_of(0, 2, "cuda")
     with pytest.raises(ConfigError, match=r"device='cpu': .* must be cuda on a machine with GPUs"):
-        ranks.device("cpu")
+        device_of(0, 2, "cpu")
 
 
 def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
