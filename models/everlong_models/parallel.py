@@ -7,8 +7,6 @@ and memory states, is whole in every process. So all processes must make the sam
 
 from __future__ import annotations
 
-import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,8 @@ class Ranks:
     """The processes that share a model. `rank`: the number of this one; the first, 0, leads. `size`: how many there are."""
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
-        """`meeting`: a file that does not exist yet, in a folder that all processes can write to."""
+        """`meeting`: a file that does not exist yet, in a folder that all processes can write to. On GPUs, the environment variable
+        LOCAL_RANK must be `rank` in each process: transformers takes the GPU of this number, by default 0."""
         self.rank, self.size = rank, size
         self._store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
 
@@ -65,9 +64,6 @@ class Ranks:
         self._require_divisible(config)
         if not self.rank:
             self._store.set(_FOUND, "")
-        os.environ["LOCAL_RANK"] = str(self.rank)  # transformers takes this GPU
-        if sys.platform == "linux":  # other machines cannot connect
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         on_gpu = device.type == "cuda"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=_TIMEOUT,

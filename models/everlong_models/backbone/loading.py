@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -92,11 +93,7 @@ def _load_weights(
         raise BackboneError(f"{folder} holds a LoRA adapter: serve it as BACKBONE+{name}")
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
-    arguments = text_part(folder)
-    if ranks is not None:
-        arguments |= ranks.join(
-            arguments.get("config") or AutoConfig.from_pretrained(folder, local_files_only=True), device
-        )
+    shared = {} if ranks is None else _join(ranks, folder, device)
     _require_memory(folder, device, dtype, parts=1 if ranks is None or device.type == "cpu" else ranks.size)
     progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
     try:
@@ -108,7 +105,8 @@ def _load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **arguments,
+                **text_part(folder),
+                **shared,
             )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -129,6 +127,15 @@ def _load_weights(
     if ranks is not None:
         progress(f"tensor parallelism: {own_bytes(model) / 1e9:.3g} GB of weights in each of {ranks.size} processes")
     return model, tokenizer
+
+
+def _join(ranks: Ranks, folder: Path, device: torch.device) -> dict[str, Any]:
+    """Connect the processes that share the model in `folder`, and return what `from_pretrained` needs to load one part of it."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # see `_load_weights`
+        raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
+    return ranks.join(config, device)
 
 
 def _is_part_of(model: PreTrainedModel, name: str) -> bool:

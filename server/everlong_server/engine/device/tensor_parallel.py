@@ -69,7 +69,7 @@ class Workers:
         for rank in range(1, size):
             # A session of its own: Ctrl-C reaches the server alone, which may still have answers to finish.
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                ["env", f"LOCAL_RANK={rank}", sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )

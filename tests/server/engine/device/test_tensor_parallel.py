@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
-from everlong_models.errors import ConfigError
+from everlong_models import MemoryState
+from everlong_models.errors import ConfigError, TokenError
+from everlong_models.kernels.yield_point import at_yield_points, yield_point
 from everlong_models.parallel import Ranks, device_of
+from everlong_server.engine.device.tensor_parallel import Workers
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_model, make_tokenizer
 
@@ -153,6 +157,7 @@ def test_two_processes_answer_as_one_and_take_over_its_sessions(
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: must divide the model's 4 attention heads and 2 key/value heads"),
         ({"memory": "armt"}, "memory='armt': with tensor_parallel_size, must be one of compact, rmt, window"),
         ({"models": ["other"]}, "models=['other']: must be empty with tensor_parallel_size"),
+        ({"model": "smollm2-135m-reader"}, "tensor_parallel_size=2: must be 1 for a model with low-rank updates"),
         ({"device": "cuda:1"}, "device='cuda:1': with tensor_parallel_size, must be cuda"),
     ],
 )  # fmt: skip
@@ -160,12 +165,48 @@ def test_two_processes_answer_as_one_and_take_over_its_sessions(
 def test_what_cannot_be_spread_is_refused(
     changes: dict[str, Any], expected: str, new_server: Any, tmp_path: Path
 ) -> None:
-    server = new_server(folder_of("llama", tmp_path / "llama"), **({"tensor_parallel_size": 2} | changes))
+    settings = {"model": folder_of("llama", tmp_path / "llama"), "tensor_parallel_size": 2} | changes
+    server = new_server(**settings)
     server.launch()
     assert server.process.wait(60) == 1
     server.process = None
     assert expected in server.log.read_text()
     assert "Traceback" not in server.log.read_text()
+
+
+class Memory:
+    """Stands for a model's memory."""
+
+    segment_length = 7
+
+    def read(self, tokens: torch.Tensor, error: Exception | None = None) -> torch.Tensor:
+        yield_point()
+        if error is not None:
+            raise error
+        return tokens + 1
+
+
+def test_a_call_is_not_interrupted_and_errors_that_may_separate_the_processes_end_the_device_thread() -> None:
+    alone = Workers(1, "cpu", {})
+    memory = alone.mirrored("memory", Memory())
+    tokens = torch.ones(1)
+    with at_yield_points(lambda: pytest.fail("other work in the middle of a call")):
+        assert memory.read(tokens) == 2
+        assert memory.segment_length == 7
+        with pytest.raises(TokenError, match="of the arguments"):
+            memory.read(tokens, TokenError("of the arguments"))
+        with pytest.raises(torch.AcceleratorError, match="tensor parallelism: out of memory"):
+            memory.read(tokens, torch.OutOfMemoryError("out of memory"))
+    alone.failure = "worker process 1 ended"
+    with pytest.raises(torch.AcceleratorError, match="worker process 1 ended"):
+        memory.read(tokens)
+    alone.stop()
+
+
+def test_a_state_can_be_sent_to_another_process() -> None:
+    state = MemoryState({"memory": torch.arange(6.0).view(2, 3)[:1]})
+    sent = pickle.loads(pickle.dumps(state))
+    assert sent.require_like(state).digest() == state.digest()
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
