@@ -69,13 +69,13 @@ class Workers:
         for rank in range(1, size):
             # A session of its own: Ctrl-C reaches the server alone, which may still have answers to finish.
             process = subprocess.Popen(
-                ["env", f"LOCAL_RANK={rank}", sys.executable, "-m", __name__],
+                ["env", f"LOCAL_RANK={rank}", sys.executable, "-m", __name__, str(self._folder)],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
             self._processes.append(process)
             Thread(target=self._watch, args=(rank, process), name=f"everlong-rank-{rank}", daemon=True).start()
-            self._send(process, (rank, size, self._folder, kind, torch.get_num_threads(), load))
+            self._send(process, (rank, size, kind, torch.get_num_threads(), load))
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Wait for the process to end. If it should not have, let the server exit."""
@@ -108,9 +108,8 @@ class Workers:
             message = target, method.__name__, [_moved(each, "cpu") for each in arguments]
             for process in self._processes:
                 self._send(process, message)
-            with at_yield_points(
-                lambda: None
-            ):  # a decode step in the middle of a call would have to be one in all processes
+            # A decode step in the middle of a call would have to be there in all processes.
+            with at_yield_points(lambda: None):
                 return method(*arguments)
         except EverlongModelError:  # of the arguments: raised in all processes
             raise
@@ -173,9 +172,9 @@ def _work() -> None:
     """Make the calls of the server, until it ends. Ends this process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the server stops its workers when it has finished
         signal.signal(number, signal.SIG_IGN)
-    rank, size, folder, kind, threads, load = pickle.load(sys.stdin.buffer)  # noqa: S301 - the server wrote it
-    messages: SimpleQueue[tuple[str, str, list[Any]]] = SimpleQueue()
+    folder, messages = Path(sys.argv[1]), SimpleQueue[Any]()
     Thread(target=_receive, args=(messages, folder), daemon=True).start()
+    rank, size, kind, threads, load = messages.get()
     torch.set_num_threads(threads)
     ranks = Ranks(rank, size, folder / "meeting")
     ranks.wait_for_first()
