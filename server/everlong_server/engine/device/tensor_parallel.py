@@ -42,6 +42,8 @@ _CALLS = {
     _ROWS: {"open", "start_next_segment", "remove", "step", "clear"},
 }
 """The methods of the model's memory and of the `DecodeRows` that all processes must call."""
+_MEETING = "meeting"
+"""Name of the file by which the processes find each other."""
 _EXIT_SECONDS = 10.0
 """How long the server has to exit after a worker's end: its device thread may wait for that worker for ever."""
 _FIRST_REPORTS_SECONDS = 10.0
@@ -64,18 +66,18 @@ class Workers:
         self.failure: str | None = None
         self._stopping = False
         self._folder = Path(tempfile.mkdtemp(prefix="everlong-ranks-"))
-        self.ranks = Ranks(0, size, self._folder / "meeting")
+        self.ranks = Ranks(0, size, self._folder / _MEETING)
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
             # A session of its own: Ctrl-C reaches the server alone, which may still have answers to finish.
             process = subprocess.Popen(
-                ["env", f"LOCAL_RANK={rank}", sys.executable, "-m", __name__, str(self._folder)],
+                ["env", f"LOCAL_RANK={rank}", sys.executable, "-m", __name__, str(self._folder), str(rank), str(size)],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
             self._processes.append(process)
             Thread(target=self._watch, args=(rank, process), name=f"everlong-rank-{rank}", daemon=True).start()
-            self._send(process, (rank, size, kind, torch.get_num_threads(), load))
+            self._send(process, (kind, torch.get_num_threads(), load))
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Wait for the process to end. If it should not have, let the server exit."""
@@ -85,7 +87,7 @@ class Workers:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         self.failure = f"worker process {rank} of the tensor parallelism {how}"
         log.error("%s: the server exits and must be restarted", self.failure)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.stop()
         deadline = Timer(_EXIT_SECONDS, os._exit, [1])
         deadline.daemon = True
         deadline.start()
@@ -172,11 +174,15 @@ def _work() -> None:
     """Make the calls of the server, until it ends. Ends this process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the server stops its workers when it has finished
         signal.signal(number, signal.SIG_IGN)
-    folder, messages = Path(sys.argv[1]), SimpleQueue[Any]()
+    folder, rank, size = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    if not (folder / _MEETING).exists():  # the server has ended
+        return
+    # Before `_receive` can remove the file: this would wait for it, and keep Python's other threads waiting.
+    ranks = Ranks(rank, size, folder / _MEETING)
+    messages = SimpleQueue[Any]()
     Thread(target=_receive, args=(messages, folder), daemon=True).start()
-    rank, size, kind, threads, load = messages.get()
+    kind, threads, load = messages.get()
     torch.set_num_threads(threads)
-    ranks = Ranks(rank, size, folder / "meeting")
     ranks.wait_for_first()
     try:
         model = load_model(**load, device=device_of(rank, size, kind), ranks=ranks)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +53,11 @@ def workers(server: Server) -> list[psutil.Process]:
     assert server.process is not None
     children = psutil.Process(server.process.pid).children()
     return [child for child in children if "everlong_server.engine.device.tensor_parallel" in child.cmdline()]
+
+
+def ended(process: psutil.Process) -> bool:
+    """Return whether the process does not run any more."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 QUESTIONS = ("One?", "Two, and a few more words?")
@@ -141,7 +148,7 @@ def test_two_processes_answer_as_one_and_take_over_its_sessions(
     assert both.http.get(f"/v1/sessions/{session}/memory").json()["tokens"] > 0
     before, (worker,) = both.get_session(session), workers(both)
     both.kill9()
-    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 30, "for the worker to end")
+    wait_for(lambda: ended(worker), 30, "for the worker to end")
     both.start()
     assert both.get_session(session) == before
     assert both.say(session, "Three?", **GREEDY)["content"] == last
@@ -172,6 +179,28 @@ def test_what_cannot_be_spread_is_refused(
     server.process = None
     assert expected in server.log.read_text()
     assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.long
+def test_workers_end_with_a_server_that_is_killed_while_they_start(
+    new_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    model = folder_of("llama", tmp_path / "llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3)
+    server = new_server(model, tensor_parallel_size=3)
+    server.launch()
+    started = wait_for(lambda: workers(server) if len(workers(server)) == 2 else None, 60)
+    folder = Path(started[0].cmdline()[-3])
+    server.kill9()
+    wait_for(lambda: all(map(ended, started)), 60, "for the workers to end")
+    assert not folder.exists()
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.long
+def test_a_worker_that_starts_after_the_end_of_its_server_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", Workers.__module__, str(tmp_path), "1", "2"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Memory:
