@@ -83,9 +83,11 @@ def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
     kv, near = exact.new_kv(8, 100), found.new_kv(8, 100)
     close = 0.03 if bfloat16 else 0.005
     expected, hidden = exact.hidden(x, kv=kv), found.hidden(x, kv=near)
-    near_by = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1) < 2 * close
-    if family == "qwen3moe":  # where two experts are as good, rounding chooses
-        assert near_by.float().mean() > (0.9 if bfloat16 else 0.98)
+    near_by = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1) < (close if family == "qwen3moe" else 2 * close)
+    if (
+        family == "qwen3moe"
+    ):  # where two experts are as good, rounding chooses, and later positions attend to the result
+        assert near_by.float().mean() > (0.8 if bfloat16 else 0.98)
     else:
         assert near_by.all(), "at every position"
     assert distance(hidden[near_by], expected[near_by]) < close
