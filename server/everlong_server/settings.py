@@ -71,9 +71,8 @@ class Settings(BaseSettings):
         description="Folder for uploaded documents and the embedded Redis.",
     )
     models_dir: Path = Field(
-        default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models",
-        description="Folder for downloaded and converted models.",
-    )
+        default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models", description="Folder for downloaded and converted models."
+    )  # fmt: skip
     model: str | None = Field(
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, a backbone (Hugging Face folder, .gguf file or hub name), or BACKBONE+ADAPTER with a LoRA adapter; unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set to another one than window or compact.",
@@ -96,6 +95,7 @@ class Settings(BaseSettings):
     device: str = Field(
         "auto", description="Device to run the model on: cpu, cuda, cuda:1, …; auto takes a GPU if there is one."
     )
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="Number of GPUs of this machine over which one model is spread.")  # fmt: skip
     threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves the number to PyTorch.")
     quantize: bool = Field(
         True,
@@ -322,7 +322,7 @@ class Settings(BaseSettings):
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
-    "Model": ("threads", "quantize", "gpu_quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Model": ("tensor_parallel_size", "threads", "quantize", "gpu_quantize", "bfloat16", "cuda_graphs", "embeddings"),
     "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (

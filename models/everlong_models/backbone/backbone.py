@@ -27,6 +27,7 @@ from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.attention import additive_mask
 from everlong_models.kernels.yield_point import yield_point
+from everlong_models.parallel import Ranks, whole
 
 _PROBE = 4
 """Tokens with which a model is tried."""
@@ -48,11 +49,16 @@ class Backbone(nn.Module):
 
     `quantised`: computes everything with these weights, from the start; those of `model` are then on `meta`. Low-rank updates that
     are attached to `model` count from `optimize` on. `digest`: SHA-256 of the files that the weights come from, if `model` may hold them in
-    another layout on each device.
+    another layout on each device. `ranks`: the processes that hold `model` together. Then `kv` has the key/value heads of this process only.
     """
 
     def __init__(
-        self, model: PreTrainedModel, quantised: QuantisedWeights | None = None, *, digest: str | None = None
+        self,
+        model: PreTrainedModel,
+        quantised: QuantisedWeights | None = None,
+        *,
+        digest: str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         config = model.config.get_text_config()
@@ -73,6 +79,8 @@ class Backbone(nn.Module):
         except RuntimeError as error:  # what transformers raises for a field that differs between layers (Gemma 4)
             raise self._unfit("its layers have heads of different sizes") from error
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self._ranks = ranks
+        self._own_kv_heads = self.kv_heads if ranks is None else ranks.own_kv_heads(model, self.kv_heads)
         self._quantised = None if quantised is None else quantised_llama.build(model, quantised, bfloat16=False)
         self._optimised: Llama | None = None
         if self._quantised is None:
@@ -137,7 +145,7 @@ class Backbone(nn.Module):
             self._quantised = quantised_llama.build(self.model, self._quantised.weights, bfloat16=bfloat16)
             self._optimised = self._quantised.forward
         if self._optimised is None:
-            if reason := unsupported_reason(self.model):
+            if reason := "tensor parallelism" if self.shared else unsupported_reason(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
             self._use(Llama.of(self.model, quantize=quantize, bfloat16=bfloat16))
@@ -152,6 +160,11 @@ class Backbone(nn.Module):
     def optimized(self) -> bool:
         """Whether `optimize` has succeeded. Then no pass waits for the device; transformers' own read positions from it."""
         return self._optimised is not None
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes hold the model together. Then PyTorch's own operations compute it."""
+        return self._ranks is not None
 
     @property
     def device(self) -> torch.device:
@@ -172,18 +185,26 @@ class Backbone(nn.Module):
         """Return the standard deviation of the embedding table: the natural scale of input vectors."""
         if self._quantised:
             return self._quantised.embedding.std()
-        return float(self.model.get_input_embeddings().weight.detach().float().std())
+        return float(whole(self.model.get_input_embeddings().weight.detach()).float().std())
 
     def new_kv(self, rows: int, capacity: int) -> Tensor:
         """Return an empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim) of the dtype that `hidden` needs.
 
         The dtype has 16 bits if decoding is quantised.
         """
-        shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
+        shape = (rows, self.layers, 2, self._own_kv_heads, capacity, self.head_dim)
         like = torch.empty(
             0, dtype=self.dtype if self._optimised is None else self._optimised.cached, device=self.device
         )
         return zeros(shape, like)
+
+    def own_heads(self, tensor: Tensor) -> Tensor:
+        """Return the key/value heads that this process computes, of all those in `tensor` (B, L, kv heads, …)."""
+        return tensor if self._ranks is None else self._ranks.own_part(tensor, self._own_kv_heads, 2)
+
+    def all_heads(self, tensor: Tensor) -> Tensor:
+        """Return the key/value heads of all processes; `tensor` (B, L, own heads, …) has those of this one."""
+        return tensor if self._own_kv_heads == self.kv_heads or not self._ranks else self._ranks.all_parts(tensor, 2)
 
     @property
     def can_evict(self) -> bool:

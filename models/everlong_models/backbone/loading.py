@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +26,7 @@ from everlong_models.catalogue.machine import require_memory, weights_needed
 from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.kernels.cpu.quantised_matrix import has_kernels
+from everlong_models.parallel import Ranks, own_bytes
 from everlong_models.quiet import without_progress_bars
 from everlong_models.text.tokenizer import Tokenizer
 
@@ -40,6 +42,7 @@ def load_backbone(
     dtype: torch.dtype | None = None,
     one_copy: bool = False,
     gpu_quantize: Method | None = None,
+    ranks: Ranks | None = None,
     progress: Progress = lambda message: None,
 ) -> tuple[Backbone, Tokenizer]:
     """Load the backbone `name` in inference mode, and its tokenizer.
@@ -50,7 +53,7 @@ def load_backbone(
     (`quantised_weights.unsupported_reason`): such a backbone is optimised already, and cannot be trained. The backbone of the
     packaged models is small, and keeps its float weights and its fingerprint.
     `gpu_quantize`: quantise the linear layers by torchao while loading (see `number_formats.on_load`), which excludes `one_copy`. It has no
-    effect on a checkpoint that is quantised already.
+    effect on a checkpoint that is quantised already. `ranks`: load only the part of this process.
     Raises `BackboneError`, which names the file or folder, and `ConfigError` for a device that does not exist.
     """
     device = resolve_device(device)
@@ -62,8 +65,8 @@ def load_backbone(
         quantised = None if path is None else _load_quantised(name, path, models_dir, progress)
         if quantised is not None:
             return quantised
-    model, tokenizer, files = _load_weights(name, models_dir, device, dtype, progress, gpu_quantize)
-    return Backbone(model, digest=files).eval(), tokenizer
+    model, tokenizer, files = _load_weights(name, models_dir, device, dtype, progress, gpu_quantize, ranks)
+    return Backbone(model, digest=files, ranks=ranks).eval(), tokenizer
 
 
 def load_recurrent(
@@ -89,6 +92,7 @@ def _load_weights(
     dtype: torch.dtype | None,
     progress: Progress,
     gpu_quantize: Method | None,
+    ranks: Ranks | None = None,
 ) -> tuple[PreTrainedModel, Tokenizer, str | None]:
     """Load `name` with transformers. Arguments and errors: see `load_backbone`.
 
@@ -99,8 +103,11 @@ def _load_weights(
         raise BackboneError(f"{folder} holds a LoRA adapter: serve it as BACKBONE+{name}")
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    shared = {} if ranks is None else _join(ranks, folder, device)
     held = weight_format(folder, device, dtype, gpu_quantize)
-    held.require_memory(folder, device)
+    if ranks is not None and held.packed:
+        raise BackboneError(f"{folder}: weights of the kind {held.name} cannot be spread over {ranks.size} processes")
+    held.require_memory(folder, device, parts=1 if ranks is None or device.type == "cpu" else ranks.size)
     progress(f"loading {name} ({device}, {held.name}): {held.bytes / 1e9:.2f} GB of weights")
     if held.rows_mix:
         progress(f"{name}: with {held.name} in 8 bits, an answer changes slightly with the other answers of its batch")
@@ -113,7 +120,7 @@ def _load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **{**text_part(folder), **held.loads},
+                **{**text_part(folder), **held.loads, **shared},
             )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -131,7 +138,20 @@ def _load_weights(
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
     files = digest(folder) if held.by_files else None
-    return model if held.packed else model.to(device), tokenizer, files
+    if not held.packed:
+        model.to(device)
+    if ranks is not None:
+        progress(f"tensor parallelism: {own_bytes(model) / 1e9:.3g} GB of weights in each of {ranks.size} processes")
+    return model, tokenizer, files
+
+
+def _join(ranks: Ranks, folder: Path, device: torch.device) -> dict[str, Any]:
+    """Connect the processes that share the model in `folder`, and return what `from_pretrained` needs to load one part of it."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # see `_load_weights`
+        raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
+    return ranks.join(config, device)
 
 
 def _is_part_of(model: PreTrainedModel, name: str) -> bool:
@@ -309,6 +329,13 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
 def architecture(backbone: Backbone | Recurrent) -> str:
     """Return the backbone's architecture as canonical JSON, without the fields that do not change what it computes."""
     config = backbone.model.config.to_diff_dict()
-    for key in ("_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype"):
+    for key in (
+        "_name_or_path",
+        "_model_name_or_path",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "distributed_config",
+    ):
         config.pop(key, None)
     return json.dumps(config, sort_keys=True, default=str)

@@ -20,7 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What `load_model` and `model_bytes` were called with. Neither is run."""
     calls: list[dict[str, Any]] = []
     for name in ("load_model", "model_bytes"):
-        monkeypatch.setattr(loading, name, lambda _, **how: calls.append(how) or SimpleNamespace())
+        monkeypatch.setattr(loading, name, lambda *_, **how: calls.append(how) or SimpleNamespace())
     monkeypatch.setattr(loading, "load_embedder", lambda name: None)
     return calls
 

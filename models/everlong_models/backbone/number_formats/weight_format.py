@@ -44,12 +44,12 @@ class WeightFormat:
     by_files: bool = False
     rows_mix: bool = False
 
-    def require_memory(self, folder: Path, device: torch.device) -> None:
-        """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
-        free = free_memory(device)
-        if self.bytes > free:
+    def require_memory(self, folder: Path, device: torch.device, parts: int = 1) -> None:
+        """Raise `BackboneError` if one of `parts` of the weights alone exceeds the free memory; the kernel would kill the process otherwise."""
+        free, needed = free_memory(device), self.bytes // parts
+        if needed > free:
             raise BackboneError(
-                f"the weights in {folder} take {self.bytes / 1e9:.1f} GB ({self.detail}); {device} has {free / 1e9:.1f} GB free"
+                f"the weights in {folder} take {needed / 1e9:.1f} GB ({self.detail}); {device} has {free / 1e9:.1f} GB free"
             )
 
 

@@ -21,7 +21,8 @@ from everlong_models.backbone.loading import DEFAULT_BACKBONE, load_backbone, lo
 from everlong_models.backbone.number_formats import on_load
 from everlong_models.errors import BackboneError
 from everlong_models.memories.state import decode_state, encode_state
-from everlong_models.model import Model, load_model, model_bytes
+from everlong_models.model import Model, load_model
+from everlong_models.size import model_bytes
 from tests.models import tiny_gguf, tiny_recurrent
 from tests.models.backbone.number_formats.tiny import KINDS, WINDOW, distance, held_bytes, logits, save, tokens
 from tests.models.backbone.test_loading import CACHE, DEFAULT_FILE
@@ -263,3 +264,10 @@ class TestRefused:
         tiny_recurrent.save_recurrent(tmp_path / "mamba", "mamba")
         with pytest.raises(BackboneError, match=r"MambaForCausalLM.*Int8Tensor"):
             load_recurrent(str(tmp_path / "mamba"), models_dir=tmp_path, gpu_quantize="int8")
+
+
+def test_processes_cannot_share_packed_weights(llama: Path, tmp_path: Path) -> None:
+    """Only plain floats are split by transformers' plans."""
+    ranks = SimpleNamespace(size=2, join=lambda config, device: {})
+    with pytest.raises(BackboneError, match=r"int8 by torchao .* cannot be spread over 2 processes"):
+        load_backbone(str(llama), models_dir=tmp_path, gpu_quantize="int8", ranks=ranks)
