@@ -26,6 +26,7 @@ from everlong_server.engine.device.requests import (
     ScoreRequest,
 )
 from everlong_server.engine.device.runner import Runner
+from everlong_server.engine.device.tensor_parallel import ParallelModel
 from everlong_server.errors import Internal, Overloaded, Unavailable
 from everlong_server.pools import Pool
 
@@ -56,6 +57,7 @@ class Engine:
         `max_streams`, `reading_rows`, `graphs`, `draft_tokens`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
         the share of streams that were in use."""
         self.model = model
+        self._workers = model.workers if isinstance(model, ParallelModel) else None
         self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
         self._bridge = EventLoopBridge()
         self._runner = Runner(
@@ -105,13 +107,15 @@ class Engine:
         self._runner.start()
 
     async def stop(self) -> None:
-        """End the device thread after its current work."""
+        """End the device thread after its current work, and the model's worker processes."""
         await asyncio.to_thread(self._runner.stop)
+        if self._workers is not None:
+            await asyncio.to_thread(self._workers.stop)
 
     @property
     def alive(self) -> bool:
-        """Whether the device thread has not died."""
-        return self._runner.dead is None
+        """Whether the device thread and the model's worker processes have not died."""
+        return self._runner.dead is None and (self._workers is None or self._workers.failure is None)
 
     @property
     def on_cpu(self) -> bool:

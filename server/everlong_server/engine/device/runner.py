@@ -19,6 +19,7 @@ import torch
 from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, StepGraphs
 from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
+from everlong_server.engine.device.decode_rows import DecodeRows
 from everlong_server.engine.device.device_lock import DeviceLock
 from everlong_server.engine.device.drafting import Drafting
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
@@ -33,6 +34,7 @@ from everlong_server.engine.device.requests import (
     ScoreRequest,
 )
 from everlong_server.engine.device.scheduler import Scheduler, Work
+from everlong_server.engine.device.tensor_parallel import ParallelModel, on_all_processes
 from everlong_server.engine.device.token_sampler import TokenSampler
 
 log = logging.getLogger(__name__)
@@ -60,22 +62,20 @@ class Runner:
         GPU, record decode steps, prefill and sampling as CUDA graphs. `draft_tokens`: see `Drafting.of`. `on_step`: called after each
         decode step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it prepares a
         step. `device_lock`: held while the model computes; shared by the runners of other models."""
-        self._model, self._memory, self._on_step = model, model.memory, on_step
+        self._model, self._on_step = model, on_step
         self._bridge, self._device_lock = bridge or EventLoopBridge(), device_lock or DeviceLock()
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
-        recorded = graphs and self._device.type == "cuda"
-        self._prefill_batch = PrefillBatch(
-            model.memory, self._device, rows, ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
-        )
+        recorded = graphs and self._device.type == "cuda" and not isinstance(model, ParallelModel)
+        steps = StepGraphs(model.memory.steps, CUDAGraphs(self._device)) if recorded else None
+        self._memory, cached = on_all_processes(model, DecodeRows(model.memory, self._device, steps))
+        reads = ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
+        self._prefill_batch = PrefillBatch(self._memory, self._device, rows, reads)
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
         self._inbox = Inbox()
         self._requests: dict[int, Request] = {}
-        self._decode_batch = DecodeBatch(
-            model.memory, self._device, StepGraphs(model.memory.steps, CUDAGraphs(self._device)) if recorded else None,
-            Drafting.of(draft_tokens, on_cpu=self.on_cpu),
-        )  # fmt: skip
+        self._decode_batch = DecodeBatch(cached, Drafting.of(draft_tokens, on_cpu=self.on_cpu))
         self._sampler = TokenSampler(CUDAGraphs(self._device) if recorded else None)
         self._full_answers: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
         """Answers whose segment is full, taken out of the batch, and the action that commits it: to continue or to end them."""

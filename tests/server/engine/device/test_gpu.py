@@ -105,7 +105,7 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
         monkeypatch.setattr(running, "CUDAGraphs", Graphs)
         there, runner = served(load_model(name, device=DEVICE, **how), OnGPU, 3)
         recorded = (
-            runner._decode_batch._graphs._graphs,
+            runner._decode_batch._cached._graphs._graphs,
             runner._sampler._kernel._calls,
             runner._prefill_batch._graphs._read._calls,
         )
