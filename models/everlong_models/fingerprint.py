@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
-from everlong_models.kernels.low_rank import split_update
+from everlong_models.kernels.low_rank import Update, output_update, split_update
 from everlong_models.memories.base import SegmentReader
+from everlong_models.parallel import whole
 
 
 def state_layout(module: SegmentReader) -> str:
@@ -28,7 +30,15 @@ def loaded_tensors(module: nn.Module) -> dict[str, Tensor]:
     tensors = module.state_dict()
     for theirs, ours in names.items():
         tensors = {name.replace(theirs, ours): tensor for name, tensor in tensors.items()}
-    return tensors
+    return {part: held for name, tensor in tensors.items() for part, held in _parts(name, tensor).items()}
+
+
+def _parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return the tensors that a quantised one consists of, named after its class. Any other, also one that processes share, stays as it is."""
+    if isinstance(tensor, DTensor) or not hasattr(tensor, "__tensor_flatten__"):
+        return {name: tensor}
+    kind, (fields, _) = type(tensor).__name__, tensor.__tensor_flatten__()
+    return {f"{name}.{kind}.{field}": getattr(tensor, field) for field in fields}
 
 
 def update_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -36,9 +46,13 @@ def update_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"lora.{name}.{part}": tensor
         for name, module in model.named_modules()
-        if parametrize.is_parametrized(module, "weight")
-        for part, tensor in zip("ab", split_update(module)[1] or (), strict=True)
+        if (update := _update(module)) is not None
+        for part, tensor in zip("ab", update, strict=True)
     }
+
+
+def _update(module: nn.Module) -> Update | None:
+    return split_update(module)[1] if parametrize.is_parametrized(module, "weight") else output_update(module)
 
 
 def hash_model(tensors: dict[str, Tensor], parts: Iterable[str]) -> str:
@@ -49,7 +63,7 @@ def hash_model(tensors: dict[str, Tensor], parts: Iterable[str]) -> str:
     for name in sorted(tensors):
         tensor = tensors.pop(name)
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = whole(tensor.detach()).cpu().contiguous().reshape(-1)
         if flat.numel():
             total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -22,8 +22,8 @@ from everlong_models.backbone.loading import (
     load_recurrent,
     load_tokenizer,
     resolve_device,
-    weight_bytes,
 )
+from everlong_models.backbone.number_formats.on_load import Method
 from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout, update_tensors
@@ -41,6 +41,7 @@ from everlong_models.memories.relative.transformer_xl import TransformerXL, Tran
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.window import Window, WindowConfig
 from everlong_models.naming import display_name, find_model, folder_name, model_name, resolve_backbone, split_adapter
+from everlong_models.parallel import Ranks
 from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.text.tool_format import ToolFormat
@@ -50,6 +51,7 @@ from everlong_models.weights import (
     Manifest,
     TemplateName,
     attach_updates,
+    load_updates,
     load_weights,
     own_parameters,
     read_manifest,
@@ -145,7 +147,9 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     quantize: bool = True,
+    gpu_quantize: Method | None = None,
     bfloat16: bool | None = None,
+    ranks: Ranks | None = None,
     progress: Progress = lambda message: None,
 ) -> Model:
     """Load the model `name`.
@@ -156,21 +160,23 @@ def load_model(
     model folder has its own memory. If that is `window` or `compact`, `memory` may name the other one, and `options` may be given.
 
     `quantize`, `bfloat16`: see `Backbone.optimize`; they only affect a CPU. `bfloat16` None means: True for a memory that has nothing to
-    train, False for a trained one, which is computed in float32. `progress` receives messages for the user.
+    train, False for a trained one, which is computed in float32. `gpu_quantize`: see `load_backbone`; no effect without a backbone.
+    `ranks`: the processes that share the model; each of them must make this call. `progress` receives messages for the user.
 
     Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     device = resolve_device(device)
     plan = _plan(name, models_dir, memory, options or {}, progress)
-    build = partial(_build_around_backbone, quantize=quantize) if plan.kind.around else _build_from_scratch
+    _require_parallel(plan, ranks)
+    around = partial(_build_around_backbone, quantize=quantize, gpu_quantize=gpu_quantize, ranks=ranks)
+    build = around if plan.kind.around else _build_from_scratch
     module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)
     loaded = _load_memory_weights(plan, module, backbone)
     if plan.adapter is not None:
         attach_updates(read_adapter(plan.adapter, progress), backbone, plan.adapter / ADAPTER_WEIGHTS)
         tokenizer = _tokenizer_of(plan.adapter, tokenizer, module.vocab_size)
     module.requires_grad_(False)
-    if bfloat16 is None:
-        bfloat16 = plan.kind.training_free
+    bfloat16 = plan.kind.training_free if bfloat16 is None else bfloat16
     fingerprint = _fingerprint_and_optimise(
         plan, module, backbone, tokenizer, device, progress, quantize=quantize, bfloat16=bfloat16
     )
@@ -235,6 +241,17 @@ def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, An
     return _Plan(folder, manifest, memory_name, kind, config, backbone_name, adapter)
 
 
+def _require_parallel(plan: _Plan, ranks: Ranks | None) -> None:
+    """Raise `ConfigError` if `ranks` cannot share a model with this memory, which calls the backbone in parts, or with low-rank updates."""
+    if ranks is None:
+        return
+    if not plan.kind.whole:
+        possible = ", ".join(sorted(name for name, kind in MEMORIES.items() if kind.whole))
+        raise ConfigError("memory", plan.memory_name, f"with tensor_parallel_size, must be one of {possible}")
+    if plan.adapter is not None or (plan.manifest is not None and load_updates(plan.folder)):
+        raise ConfigError("tensor_parallel_size", ranks.size, "must be 1 for a model with low-rank updates")
+
+
 def _default_memory(name: str, models_dir: Path, progress: Progress) -> str:
     """Return the memory around the plain backbone `name`. Tells `progress` if it is not the usual one."""
     if not has_own_memory(name, models_dir=models_dir, progress=progress):
@@ -254,20 +271,19 @@ def _build_around_backbone(
     progress: Progress,
     *,
     quantize: bool,
+    gpu_quantize: Method | None,
+    ranks: Ranks | None,
 ) -> _Built:
     """Load the backbone, and build the memory around it. The memory's weights are not loaded yet."""
     if plan.backbone_name is None:
         raise BackboneError(f"{plan.folder / MANIFEST}: memory {plan.memory_name} needs a backbone: set `backbone`")
+    how: dict[str, Any] = {"models_dir": models_dir, "device": device, "dtype": dtype, "gpu_quantize": gpu_quantize}
     if plan.kind.recurrent:
-        recurrent, tokenizer = load_recurrent(
-            plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
-        )
+        recurrent, tokenizer = load_recurrent(plan.backbone_name, progress=progress, **how)
         return plan.kind.build(plan.config, recurrent).eval(), recurrent, tokenizer
-    backbone, tokenizer = load_backbone(
-        plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress,
-        # Low-rank updates were trained with the weights of the file, which the one copy has.
-        one_copy=quantize and plan.kind.one_copy,
-    )  # fmt: skip
+    # Low-rank updates were trained with the weights of the file, which the one copy has.
+    one_copy = quantize and plan.kind.one_copy and ranks is None
+    backbone, tokenizer = load_backbone(plan.backbone_name, one_copy=one_copy, ranks=ranks, progress=progress, **how)
     return plan.kind.build(plan.config, backbone).eval(), backbone, tokenizer
 
 
@@ -276,8 +292,9 @@ def _build_from_scratch(
 ) -> _Built:
     """Build a memory that brings all its weights. They are not loaded yet."""
     if plan.manifest is None or plan.manifest.backbone is not None:
-        limit = "cannot be built around a backbone: name a model folder with everlong.json"
-        raise ConfigError("memory", plan.memory_name, limit)
+        raise ConfigError(
+            "memory", plan.memory_name, "cannot be built around a backbone: name a model folder with everlong.json"
+        )
     progress(f"loading {folder_name(plan.folder)} ({device})")
     # Models from scratch are small: they use float32 on every device.
     module = plan.kind.build(plan.config).to(device, dtype or torch.float32).eval()
@@ -336,7 +353,7 @@ def _fingerprint_and_optimise(
         if device.type != "cpu":  # a CPU maps weights from their file; a GPU may have no memory for two copies
             fingerprint.result()
         if backbone is not None:
-            if plan.kind.whole:
+            if plan.kind.whole and not backbone.shared:
                 progress("optimising the weights (the first time on a machine, kernels are compiled: some seconds)")
                 backbone.optimize(quantize=quantize, bfloat16=bfloat16)
             merge(backbone)
@@ -352,33 +369,3 @@ def memory_config(name: str, options: dict[str, Any]) -> MemoryConfig:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "memory"
         raise ConfigError(field, first["input"], f"{first['msg']} (memory {name})") from error
-
-
-def model_bytes(
-    name: str,
-    *,
-    models_dir: Path,
-    memory: str | None = None,
-    device: torch.device | str = "cpu",
-    quantize: bool = True,
-) -> int | None:
-    """Estimate how many bytes of memory the model `name` takes; None if it must be pulled from the hub first.
-
-    The arguments are those of `load_model`. Raises `BackboneError` for a name that cannot be found, and `AdapterError` for a model
-    folder that cannot be read.
-    """
-    name, adapter = split_adapter(name, models_dir)
-    folder, own = find_model(name, models_dir), 0
-    if adapter is not None and (file := find_adapter(adapter, models_dir) / ADAPTER_WEIGHTS).is_file():
-        own = file.stat().st_size
-    backbone, memory_name = name, memory or DEFAULT_MEMORY
-    if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder)
-        own = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).is_file() else 0
-        if (resolved := resolve_backbone(folder, manifest.backbone)) is None:
-            return own
-        backbone, memory_name = resolved, str(manifest.memory.get("name"))
-    kind = MEMORIES.get(memory_name)
-    one_copy = quantize and kind is not None and kind.one_copy
-    weights = weight_bytes(backbone, models_dir=models_dir, device=device, one_copy=one_copy)
-    return None if weights is None else own + weights

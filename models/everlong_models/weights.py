@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.recurrent.model import Recurrent
 from everlong_models.errors import AdapterError
-from everlong_models.kernels.low_rank import attach
+from everlong_models.kernels.low_rank import attach, attach_to_output, has_float_weight
 
 MANIFEST = "everlong.json"
 WEIGHTS = "memory.safetensors"
@@ -175,10 +175,11 @@ def attach_updates(
     layers = dict(backbone.model.named_modules())
     for name in sorted({key.removeprefix("lora.")[:-2] for key in lora}):
         a, b = lora.get(f"lora.{name}.A"), lora.get(f"lora.{name}.B")
-        layer = layers.get(name)
+        layer: Any = layers.get(name)
         if a is None or b is None:
             raise AdapterError(f"{file}: the low-rank update of {name!r} needs both A and B, one is missing")
-        if not isinstance(layer, nn.Linear | Conv1D):
+        quantised = hasattr(layer, "in_features") and not has_float_weight(layer)
+        if not (isinstance(layer, nn.Linear | Conv1D) or quantised):
             raise AdapterError(f"{file}: low-rank update of {name!r}, which is not a linear layer of this backbone")
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
             raise AdapterError(
@@ -187,11 +188,21 @@ def attach_updates(
             )
         transposed = isinstance(layer, Conv1D)  # GPT-2 stores weights as (in, out)
         shape = (a.shape[1], b.shape[0]) if transposed else (b.shape[0], a.shape[1])
-        if shape != tuple(layer.weight.shape):
+        own = (layer.out_features, layer.in_features) if quantised else tuple(layer.weight.shape)
+        if shape != own:
             raise AdapterError(
-                f"{file}: the low-rank update of {name!r} must have the layer's shape {tuple(layer.weight.shape)}, got {shape}"
+                f"{file}: the low-rank update of {name!r} must have the layer's shape {own}, got {shape}"
             )
+        if quantised:
+            attach_to_output(layer, (wide(a), scale * wide(b)), *_computed_in(backbone))
+            continue
         attach(layer, (wide(a), scale * wide(b)), transposed=transposed)
+
+
+def _computed_in(backbone: Backbone | Recurrent) -> tuple[torch.dtype, torch.device]:
+    """Return dtype and device of the activations of a backbone with quantised weights: its embeddings have both."""
+    embedding = backbone.model.get_input_embeddings().weight
+    return embedding.dtype, embedding.device
 
 
 def wide(tensor: Tensor) -> Tensor:

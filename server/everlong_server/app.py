@@ -69,7 +69,7 @@ def create_app(
     app = FastAPI(
         title="everlong",
         summary="Long-context inference with a memory of fixed size",
-        version="0.1.0",
+        version="0.2.0.dev0",
         license_info={"name": "Apache-2.0"},
         docs_url=None,  # `page` serves it: FastAPI's pages load scripts from a CDN
         redoc_url=None,

@@ -71,9 +71,8 @@ class Settings(BaseSettings):
         description="Folder for uploaded documents and the embedded Redis.",
     )
     models_dir: Path = Field(
-        default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models",
-        description="Folder for downloaded and converted models.",
-    )
+        default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models", description="Folder for downloaded and converted models."
+    )  # fmt: skip
     model: str | None = Field(
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, a backbone (Hugging Face folder, .gguf file or hub name), or BACKBONE+ADAPTER with a LoRA adapter; unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set to another one than window or compact.",
@@ -96,24 +95,26 @@ class Settings(BaseSettings):
     device: str = Field(
         "auto", description="Device to run the model on: cpu, cuda, cuda:1, …; auto takes a GPU if there is one."
     )
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="Number of GPUs of this machine over which one model is spread.")  # fmt: skip
     threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves the number to PyTorch.")
     quantize: bool = Field(
         True,
         description="On a CPU, generate with 4-bit weights if the model was stored in 4 bits, else with 8-bit weights; activations, keys and values have 16 bits.",
     )
+    gpu_quantize: Literal["int8", "fp8", "int4"] | None = Field(
+        None, description="On a GPU, hold the weights of linear layers in these numbers, by torchao (the extra gpu-quantize); unset: bfloat16, or as the checkpoint has them."
+    )  # fmt: skip
     bfloat16: bool | None = Field(
         None,
         description="On a CPU with AVX-512 or AMX bfloat16 instructions, run prefill in bfloat16; unset: only with a memory that has no weights, such as window or compact.",
     )
 
     secrets_dir: Path | None = Field(
-        None,
-        description="Folder of files that hold settings, each named after its variable, such as everlong_redis_url.",
-    )
+        None, description="Folder of files that hold settings, each named after its variable, such as everlong_redis_url."
+    )  # fmt: skip
     redis_url: str | None = Field(
-        None,
-        description="URL of Redis: redis://, rediss://, unix://, redis+sentinel://HOST:PORT,…/SERVICE or redis+cluster://HOST:PORT,…; unset: start an embedded Redis.",
-    )
+        None, description="URL of Redis: redis://, rediss://, unix://, redis+sentinel://HOST:PORT,…/SERVICE or redis+cluster://HOST:PORT,…; unset: start an embedded Redis."
+    )  # fmt: skip
     redis_copies: int | None = Field(
         None,
         ge=0,
@@ -125,9 +126,8 @@ class Settings(BaseSettings):
     )
 
     encryption_key_file: Path | None = Field(
-        None,
-        description="File of keys that encrypt messages and documents at rest, one `ID HEX` a line; the first key encrypts, every key decrypts; unset: no encryption.",
-    )
+        None, description="File of keys that encrypt messages and documents at rest, one `ID HEX` a line; the first key encrypts, every key decrypts; unset: no encryption."
+    )  # fmt: skip
     private_dir: Path | None = Field(
         None,
         description="Folder for decrypted working files (passage indexes, files being converted) while the server runs; unset: /dev/shm if it exists, else the system's temporary folder.",
@@ -178,22 +178,22 @@ class Settings(BaseSettings):
         description="Maximum number of documents whose segments are prefilled in one batch; unset: 1 on a CPU, where larger batches are no faster, else 64.",
     )
     cuda_graphs: bool = Field(
-        True,
-        description="On a GPU, run prefill and decode with CUDA graphs; operations that cannot be captured are logged and run without.",
-    )
+        True, description="On a GPU, run prefill and decode with CUDA graphs; operations that cannot be captured are logged and run without.",
+    )  # fmt: skip
+    draft_tokens: int | None = Field(
+        None, ge=0, le=15, description="Maximum number of an answer's next tokens that are guessed from prompt and answer, and verified in one decode step (prompt lookup); answers stay the same; 0: none; unset: 7.",
+    )  # fmt: skip
     tenant_requests_per_minute: int | None = Field(
         None, ge=1, description="Maximum number of requests per tenant and minute; unset: no limit."
     )
     tenant_streams: int | None = Field(
-        None,
-        ge=1,
+        None, ge=1,
         description="Maximum number of answers, searches, rankings and requests for embeddings or a session's memory at once per tenant; unset: no limit.",
-    )
+    )  # fmt: skip
     tenant_queued: int | None = Field(
-        None,
-        ge=1,
+        None, ge=1,
         description="Maximum number of documents per tenant and model that are queued or being read; unset: no limit.",
-    )
+    )  # fmt: skip
     tenant_bytes: int | None = Field(
         None,
         ge=1,
@@ -322,7 +322,7 @@ class Settings(BaseSettings):
 GROUPS: dict[str, tuple[str, ...]] = {
     "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
     "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
-    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs", "embeddings"),
+    "Model": ("tensor_parallel_size", "threads", "quantize", "gpu_quantize", "bfloat16", "cuda_graphs", "draft_tokens", "embeddings"),
     "Several models": ("models", "models_memory", "model_idle_seconds"),
     "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
     "Limits": (

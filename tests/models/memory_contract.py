@@ -207,6 +207,47 @@ class MemoryContract:
             stepped = model.step(moved, torch.empty(2, dtype=torch.int64, device="meta"))
         assert (stepped.shape, stepped.device.type) == (logits.shape, "meta")
 
+    @pytest.mark.parametrize(("wrong", "count"), [(0, 3), (1, 2), (2, 4), (3, 3)])
+    def test_steps_that_are_taken_back_leave_nothing_behind(self, model: SegmentReader, wrong: int, count: int) -> None:
+        """Rows of different pasts and lengths verify `count` tokens, of which the last `wrong` are taken back: then all is as after
+        single steps with the others."""
+        if not model.can_rewind:
+            pytest.skip("its cache has a state that each token changes")
+        S, kept = model.segment_length, count - wrong
+        pasts = [model.read(tokens(model, 1, n * S, 1), model.initial_state()) for n in (0, 2)]
+        segment, starts = tokens(model, 2, S, 2), (1, S - 6)
+        slots, twins = CacheSlots(), CacheSlots()
+        for row, (past, start) in enumerate(zip(pasts, starts, strict=True)):
+            for each in (slots, twins):
+                each.add(model.open(past, segment[row : row + 1, :start])[0])
+
+        def columns(first: int, n: int) -> Tensor:
+            return torch.stack([segment[row, start + first : start + first + n] for row, start in enumerate(starts)])
+
+        guessed = columns(0, count)
+        guessed[:, kept:] = (guessed[:, kept:] + 1) % model.vocab_size
+        verified = model.steps(slots.rows, guessed)
+        assert verified.shape == (2, count, model.vocab_size)
+        slots.rows.lengths.sub_(wrong)
+        for at in range(kept):
+            single = model.step(twins.rows, columns(at, 1)[:, 0])
+            torch.testing.assert_close(verified[:, at], single, **self.close)
+        for at in range(kept, 5):
+            single = model.step(twins.rows, columns(at, 1)[:, 0])
+            torch.testing.assert_close(model.step(slots.rows, columns(at, 1)[:, 0]), single, **self.close)
+        assert torch.equal(slots.rows.lengths, twins.rows.lengths)
+        assert_same_state(model.close(slots.rows), model.close(twins.rows), close=self.close)
+
+    def test_several_steps_at_once_do_not_wait_for_the_device(self, model: SegmentReader) -> None:
+        """As one step: they are captured as a CUDA graph, too."""
+        state = model.initial_state(2)
+        cache, _ = model.open(state, tokens(model, 2, 2, 2))
+        model = self.moved(model, "meta")
+        moved = Cache({name: tensor.to("meta") for name, tensor in cache.tensors.items()}, cache.lengths.to("meta"))
+        with RequireDevice("meta"):
+            stepped = model.steps(moved, torch.empty(2, 3, dtype=torch.int64, device="meta"))
+        assert stepped.shape == (2, 3, model.vocab_size)
+
     def test_save_load_continue_equals_never_having_stopped(self, model: SegmentReader) -> None:
         S = model.segment_length
         text = tokens(model, 1, 4 * S)

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from everlong_models.errors import AdapterError, BackboneError
 from everlong_models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from everlong_models.model import Model, load_model, model_bytes
+from everlong_models.model import Model, load_model
 from everlong_models.naming import catalogue_entry, model_name, split_adapter
+from everlong_models.size import model_bytes
 from tests.models import tiny_families, tiny_gguf
 from tests.models.backbone import test_text_part
 from tests.models.model_folders import backbone, manifest

@@ -38,6 +38,7 @@ def test_memory_options_are_json() -> None:
     [
         ("EVERLONG_PROT", "1", "did you mean EVERLONG_PORT"),
         ("EVERLONG_PORT", "70000", "less than or equal to 65535"),
+        ("EVERLONG_DRAFT_TOKENS", "16", "less than or equal to 15"),
         ("EVERLONG_MAX_STREAMS", "0", "greater than or equal to 1"),
         ("EVERLONG_READING_SHARE", "1", "less than 1"),
         ("EVERLONG_LOG_LEVEL", "loud", "'debug'"),

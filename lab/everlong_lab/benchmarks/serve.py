@@ -255,7 +255,7 @@ def _engine(model: Model, settings: Settings) -> Iterator[Runner]:
     """Run the engine's runner alone, configured as in the server."""
     runner = Runner(
         model, max_streams=settings.max_streams, reading_share=settings.reading_share,
-        max_stall=settings.max_decode_stall_ms / 1e3, graphs=settings.cuda_graphs,
+        max_stall=settings.max_decode_stall_ms / 1e3, graphs=settings.cuda_graphs, draft_tokens=settings.draft_tokens,
     )  # fmt: skip
     runner.start()
     try:

@@ -62,6 +62,31 @@ def read(
 
 
 @bench.command()
+def drafts(
+    model: Annotated[str, Option(help="Use this model: a name that `everlong models list` shows.")],
+    draft_tokens: Annotated[
+        int | None, Option(help="Guess so many tokens in a step; default as the server.", min=1)
+    ] = None,
+    tokens: Annotated[int, Option(help="Generate at most so many tokens for an answer.", min=2)] = 96,
+    turns: Annotated[int, Option(help="Ask each question so often.", min=1)] = 1,
+    device: Device = "cpu",
+    output: Output = None,
+) -> None:
+    """Compare the speed of answers with guesses of their next tokens and without."""
+    from everlong_lab.benchmarks import drafts
+    from everlong_models.errors import BackboneError
+
+    _on(device)
+    with reported(BackboneError):
+        measured(
+            lambda: drafts.run(
+                model=model, device=device, draft_tokens=draft_tokens, most=tokens, turns=turns, progress=progress
+            ),
+            output,
+        )
+
+
+@bench.command()
 def restart(output: Output = None, quick: Quick = False) -> None:
     """Compare the time to an answer right after a restart with that before it."""
     from everlong_lab.benchmarks import restart

@@ -77,20 +77,22 @@ def _show_steps(run: Run, stop: Callable[[], bool], peak: float, console: Consol
 
 
 def _finish(run: Run, peak: float, console: Console) -> None:
-    """Save the model. Score it and plot the run if the recipe is done. `peak`: tokens/s at the matmul peak."""
+    """Save the model and plot the run. Score the model if the recipe is done. `peak`: tokens/s at the matmul peak."""
     position = run.position
     if position.seconds:
         rate = position.tokens / position.seconds
         console.print(f"{rate:,.0f} tokens/s of documents, {rate / peak:.1%} of the matmul peak")
     run.save_model()  # before scoring, which may fail
+    title = run.recipe.description or run.folder.name
     if not run.finished:
         console.print(
             f"stopped at step {position.step}: {run.folder / MODEL} is trained so far; continue with --resume"
         )
+        console.print(f"curve in {run.journal.draw(title)}", soft_wrap=True)
         return
     console.print("scoring on held-out documents")
     scores = run.score()
-    curve = run.journal.draw(run.recipe.description or run.folder.name)
+    curve = run.journal.draw(title)
     console.print(
         "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         + f"  after {position.step} steps, {position.tokens:,} tokens, {position.seconds / 60:.1f} minutes"

@@ -19,12 +19,14 @@ from everlong_models.backbone.cache import zeros
 from everlong_models.backbone.description import has_movable_keys, rotations_of, sliding_window, unsupported_reason
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.backbone.llama import Llama
+from everlong_models.backbone.number_formats.checkpoint import rows_mix
 from everlong_models.backbone.observing import Observer, observed
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.attention import additive_mask
 from everlong_models.kernels.yield_point import yield_point
+from everlong_models.parallel import Ranks, whole
 
 _PROBE = 4
 """Tokens with which a model is tried."""
@@ -34,6 +36,8 @@ position of the last token."""
 _CLOSE, _CLOSE_IN_16_BITS = (0.001, 0.001), (0.005, 0.3)
 """How far the logits of all tokens at once, and of a decode step, may differ, as a share of their norm. In a step, rounding to bfloat16
 can choose other experts; in float32 the tiny models of the tests differ by less than 0.00001."""
+_CAUSAL, _CAUSAL_IF_MIXED = 0.001, 0.1
+"""How far the first token's hidden state may differ between two texts; the latter if rows depend on each other (`rows_mix`)."""
 
 
 class Backbone(nn.Module):
@@ -43,17 +47,25 @@ class Backbone(nn.Module):
     lacks what a memory needs: an input embedding, an output head, and causal attention with a cache in every layer.
 
     `quantised`: computes everything with these weights, from the start; those of `model` are then on `meta`. Low-rank updates that
-    are attached to `model` count from `optimize` on.
+    are attached to `model` count from `optimize` on. `digest`: SHA-256 of the files that the weights come from, if `model` may hold them in
+    another layout on each device. `ranks`: the processes that hold `model` together. Then `kv` has the key/value heads of this process only.
     """
 
-    def __init__(self, model: PreTrainedModel, quantised: QuantisedWeights | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        quantised: QuantisedWeights | None = None,
+        *,
+        digest: str | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         super().__init__()
         config = model.config.get_text_config()
         if model.get_output_embeddings() is None or getattr(model, "base_model", model) is model:
             raise BackboneError(f"{type(model).__name__} is not a causal language model with a separate head")
         if getattr(config, "is_encoder_decoder", False):
             raise BackboneError(f"{type(model).__name__} is an encoder-decoder; a memory needs a decoder-only model")
-        self.model = model
+        self.model, self._digest = model, digest
         try:
             self.layers: int = config.num_hidden_layers
             self.heads: int = config.num_attention_heads
@@ -66,6 +78,8 @@ class Backbone(nn.Module):
         except RuntimeError as error:  # what transformers raises for a field that differs between layers (Gemma 4)
             raise self._unfit("its layers have heads of different sizes") from error
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self._ranks = ranks
+        self._own_kv_heads = self.kv_heads if ranks is None else ranks.own_kv_heads(model, self.kv_heads)
         self._quantised = None if quantised is None else quantised_llama.build(model, quantised, bfloat16=False)
         self._optimised: Llama | None = None
         if self._quantised is None:
@@ -87,7 +101,7 @@ class Backbone(nn.Module):
         No config field tells this. transformers' causal language models include BERT, which is bidirectional unless its config has
         `is_decoder`, decoders in which some layers have no attention, and decoders that need tokens besides embeddings (Gemma 3n).
         """
-        training, last = self.model.training, _PROBE - 1
+        training, last, mixed = self.model.training, _PROBE - 1, rows_mix(self.model.config)
         self.model.eval()  # dropout would make the rows differ, and consume random numbers
         tokens = torch.randint(self.vocab_size, (2, _PROBE), generator=torch.Generator().manual_seed(0))
         tokens[1, 0] = tokens[0, 0]
@@ -97,7 +111,7 @@ class Backbone(nn.Module):
             one, same = self.hidden(x[:, :last], kv=kv)[:, 0].float()
             if kv[..., :last, :].isinf().any():
                 raise self._unfit("not all of its layers keep keys and values")
-            if (one - same).norm() > 1e-3 * one.norm():
+            if (one - same).norm() > (_CAUSAL_IF_MIXED if mixed else _CAUSAL) * one.norm():
                 raise self._unfit("its attention is not causal")
             kv[..., last:, :] = 0  # masked positions are multiplied, too, and 0 × inf is NaN
             expected = self.model(tokens, use_cache=False).logits
@@ -109,7 +123,7 @@ class Backbone(nn.Module):
             raise self._unfit(f"its layers do not take keys and values ({' '.join(str(error).split())})") from error
         finally:
             self.model.train(training)
-        limits = _CLOSE if self.dtype.itemsize > 2 else _CLOSE_IN_16_BITS
+        limits = _CLOSE if self.dtype.itemsize > 2 and not mixed else _CLOSE_IN_16_BITS
         for logits, wanted, close in zip(found, (expected, expected[:, last:]), limits, strict=True):
             if not (logits - wanted).float().norm() <= close * wanted.float().norm():
                 raise self._unfit("its logits do not follow from embeddings, keys, values and its head alone")
@@ -130,7 +144,7 @@ class Backbone(nn.Module):
             self._quantised = quantised_llama.build(self.model, self._quantised.weights, bfloat16=bfloat16)
             self._optimised = self._quantised.forward
         if self._optimised is None:
-            if reason := unsupported_reason(self.model):
+            if reason := "tensor parallelism" if self.shared else unsupported_reason(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
             self._use(Llama.of(self.model, quantize=quantize, bfloat16=bfloat16))
@@ -138,7 +152,9 @@ class Backbone(nn.Module):
 
     def _use(self, forward: Llama) -> None:
         self._optimised = forward
-        self.kv_heads = forward.shape.kv_heads  # transformers copies the keys of Falcon to all heads
+        self.kv_heads = self._own_kv_heads = (
+            forward.shape.kv_heads
+        )  # transformers copies the keys of Falcon to all heads
         self.model.register_state_dict_pre_hook(_refuse_saving)
         self.model.register_load_state_dict_pre_hook(_refuse_loading)
 
@@ -146,6 +162,11 @@ class Backbone(nn.Module):
     def optimized(self) -> bool:
         """Whether `optimize` has succeeded. Then no pass waits for the device; transformers' own read positions from it."""
         return self._optimised is not None
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes hold the model together. Then PyTorch's own operations compute it."""
+        return self._ranks is not None
 
     @property
     def device(self) -> torch.device:
@@ -159,25 +180,33 @@ class Backbone(nn.Module):
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of the file that quantised weights come from; None for a model that holds its weights as tensors."""
-        return self._quantised.weights.digest if self._quantised else None
+        """SHA-256 of the files that quantised weights come from; None for a model that holds its weights as tensors."""
+        return self._quantised.weights.digest if self._quantised else self._digest
 
     def embedding_std(self) -> float:
         """Return the standard deviation of the embedding table: the natural scale of input vectors."""
         if self._quantised:
             return self._quantised.embedding.std()
-        return float(self.model.get_input_embeddings().weight.detach().float().std())
+        return float(whole(self.model.get_input_embeddings().weight.detach()).float().std())
 
     def new_kv(self, rows: int, capacity: int) -> Tensor:
         """Return an empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim) of the dtype that `hidden` needs.
 
         The dtype has 16 bits if decoding is quantised.
         """
-        shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
+        shape = (rows, self.layers, 2, self._own_kv_heads, capacity, self.head_dim)
         like = torch.empty(
             0, dtype=self.dtype if self._optimised is None else self._optimised.cached, device=self.device
         )
         return zeros(shape, like)
+
+    def own_heads(self, tensor: Tensor) -> Tensor:
+        """Return the key/value heads that this process computes, of all those in `tensor` (B, L, kv heads, …)."""
+        return tensor if self._ranks is None else self._ranks.own_part(tensor, self._own_kv_heads, 2)
+
+    def all_heads(self, tensor: Tensor) -> Tensor:
+        """Return the key/value heads of all processes; `tensor` (B, L, own heads, …) has those of this one."""
+        return tensor if self._own_kv_heads == self.kv_heads or not self._ranks else self._ranks.all_parts(tensor, 2)
 
     @property
     def can_evict(self) -> bool:
@@ -231,6 +260,14 @@ class Backbone(nn.Module):
         with nullcontext() if observer is None else observed(self.model, observer):
             out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
         return out if keep is None else out[:, -keep:]
+
+    def steps(self, x: Tensor, kv: Tensor, at: Tensor) -> Tensor:
+        """Return what T calls of `hidden` with one position each return, (B, T, D), for embeddings `x` (B, T, D) from the positions `at` (B,).
+
+        Reads the weights once. With quantised decoding the result, and what `kv` then holds, is the same bit for bit; otherwise up to
+        rounding, as in a batch of other rows.
+        """
+        return self.hidden(x, kv=kv, at=at) if self._optimised is None else self._optimised.steps(x, kv, at)
 
     def _masks(self, cursor: KVCursor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, T, C) for transformers' layers, or one for each kind if only some have a sliding window."""

@@ -35,6 +35,10 @@ class Cache:
         """How many rows are in the batch."""
         return self.lengths.shape[0]
 
+    def next_positions(self, count: int) -> Tensor:
+        """Return the positions (B, count) in each row's segment of its next tokens."""
+        return self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
+
     def slots(self, start: int, end: int) -> Cache:
         """Return the rows [start, end) as a view: writes are shared with this cache."""
         return Cache({name: tensor[start:end] for name, tensor in self.tensors.items()}, self.lengths[start:end])

@@ -60,3 +60,8 @@ class KVCursor:
         """
         keys = self.positions.shape[1] if self.kv is None or self.at_start else self.kv.shape[4]
         return causal_mask(self.positions, keys, window)
+
+
+def same_position(at: Tensor | None) -> bool:
+    """Return whether all rows continue at the same position, as `kernels.attention.causal` needs it. On a GPU False: asking would wait for it."""
+    return at is not None and at.device.type == "cpu" and bool((at == at[0]).all())

@@ -31,7 +31,7 @@ from everlong_models.backbone.decoder.folding import (
 )
 from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Mixture
 from everlong_models.backbone.description import describe
-from everlong_models.backbone.kv_cursor import KVCursor
+from everlong_models.backbone.kv_cursor import KVCursor, same_position
 from everlong_models.backbone.observing import Observer
 from everlong_models.kernels.attention import SHORT, Attend, additive_mask, causal, masked
 from everlong_models.kernels.cpu import prefill, thread_pool
@@ -179,18 +179,18 @@ class Llama:
     ) -> Tensor:
         """See `Backbone.hidden`."""
         B, T, _ = x.shape
+        if kv is not None and at is not None and T == 1 and observer is None and self.decoding is not None:
+            return self.steps(x, kv, at)
         H, G, d = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         if self.shape.embedding != 1:
             x = x * self.shape.embedding
-        if self.decoding is not None and kv is not None and at is not None and T == 1 and observer is None:
-            return self.decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
         if kv is not None and at is not None and kv.device.type == "cpu":
             # Attend to filled positions only. On a GPU that would wait for `at`, which costs more.
             kv = kv[..., : int(at.max()) + T, :]
         cursor = KVCursor(T, x.device, kv, at)
         x = self.shape.placed(x, cursor.positions)
         rotations = [_rotation(*tables) for tables in self.shape.rotations(x, cursor.positions)]
-        masks = None if cursor.at_start or (T > SHORT and _same_position(at)) else _Masks(cursor, x.dtype)
+        masks = None if cursor.at_start or (T > SHORT and same_position(at)) else _Masks(cursor, x.dtype)
         # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
         scratch = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
         h = x.clone(memory_format=torch.contiguous_format) if self.overwrites else x
@@ -213,6 +213,13 @@ class Llama:
             h = layer.after(mixed, h)
         hidden = _last_norm(h, self.norm, self.shape.eps)
         return hidden if self.shape.norm_bias is None else hidden + self.shape.norm_bias
+
+    def steps(self, x: Tensor, kv: Tensor, at: Tensor) -> Tensor:
+        """See `Backbone.steps`."""
+        if self.decoding is None:
+            return self.hidden(x, kv, at, None)
+        x = x if self.shape.embedding == 1 else x * self.shape.embedding
+        return self.decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
 
     def _decode_tables(self, x: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines (kinds, C, r) of at least `capacity` positions for quantised decoding, computed once."""
@@ -245,11 +252,6 @@ class _Masks(dict[int | None, Tensor]):
     def __missing__(self, window: int | None) -> Tensor:
         self[window] = additive_mask(self._cursor.visible(window), self._dtype, -torch.inf)
         return self[window]
-
-
-def _same_position(at: Tensor | None) -> bool:
-    """Return whether all rows continue at the same position, as `causal` needs it. On a GPU False: asking would wait for it."""
-    return at is not None and at.device.type == "cpu" and bool((at == at[0]).all())
 
 
 def decode_layers(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from everlong_models.backbone import quantised_weights
@@ -16,14 +16,17 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.folders import is_complete, put
 from everlong_models.backbone.gguf.conversion import convert
 from everlong_models.backbone.gguf.file import GGUFFile
+from everlong_models.backbone.number_formats.on_load import Method, gguf_bytes
+from everlong_models.backbone.number_formats.weight_format import digest, weight_format
 from everlong_models.backbone.recurrent.families import FAMILIES
 from everlong_models.backbone.recurrent.model import Recurrent, recurrent_kernels
 from everlong_models.backbone.text_part import text_part
 from everlong_models.catalogue.entry import entries, unknown_name
-from everlong_models.catalogue.machine import free_memory, require_memory, weights_needed
+from everlong_models.catalogue.machine import require_memory, weights_needed
 from everlong_models.catalogue.pull import pull as pull_entry
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.kernels.cpu.quantised_matrix import has_kernels
+from everlong_models.parallel import Ranks, own_bytes
 from everlong_models.quiet import without_progress_bars
 from everlong_models.text.tokenizer import Tokenizer
 
@@ -38,6 +41,8 @@ def load_backbone(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     one_copy: bool = False,
+    gpu_quantize: Method | None = None,
+    ranks: Ranks | None = None,
     progress: Progress = lambda message: None,
 ) -> tuple[Backbone, Tokenizer]:
     """Load the backbone `name` in inference mode, and its tokenizer.
@@ -47,18 +52,21 @@ def load_backbone(
     `one_copy`: on a CPU, keep the weights of a GGUF file only as the file has them, if the kernels support that
     (`quantised_weights.unsupported_reason`): such a backbone is optimised already, and cannot be trained. The backbone of the
     packaged models is small, and keeps its float weights and its fingerprint.
+    `gpu_quantize`: quantise the linear layers by torchao while loading (see `number_formats.on_load`), which excludes `one_copy`. It has no
+    effect on a checkpoint that is quantised already. `ranks`: load only the part of this process.
     Raises `BackboneError`, which names the file or folder, and `ConfigError` for a device that does not exist.
     """
     device = resolve_device(device)
     if device.type == "cpu" and (size := _gguf_bytes(name)) is not None:
         require_memory(name, size)
+    one_copy = one_copy and gpu_quantize is None
     if one_copy and device.type == "cpu" and dtype in (None, torch.float32) and name != DEFAULT_BACKBONE:
         path = _gguf(name, models_dir, progress)
         quantised = None if path is None else _load_quantised(name, path, models_dir, progress)
         if quantised is not None:
             return quantised
-    model, tokenizer = _load_weights(name, models_dir, device, dtype, progress)
-    return Backbone(model).eval(), tokenizer
+    model, tokenizer, files = _load_weights(name, models_dir, device, dtype, progress, gpu_quantize, ranks)
+    return Backbone(model, digest=files, ranks=ranks).eval(), tokenizer
 
 
 def load_recurrent(
@@ -67,26 +75,42 @@ def load_recurrent(
     models_dir: Path,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    gpu_quantize: Method | None = None,
     progress: Progress = lambda message: None,
 ) -> tuple[Recurrent, Tokenizer]:
     """Like `load_backbone`, for models with recurrent layers. Tells `progress` how these are computed."""
-    model, tokenizer = _load_weights(name, models_dir, resolve_device(device), dtype, progress)
-    backbone = Recurrent(model).eval()
+    model, tokenizer, files = _load_weights(name, models_dir, resolve_device(device), dtype, progress, gpu_quantize)
+    backbone = Recurrent(model, digest=files).eval()
     progress(f"recurrent layers are computed by {recurrent_kernels(backbone.device)}")
     return backbone, tokenizer
 
 
 def _load_weights(
-    name: str, models_dir: Path, device: torch.device, dtype: torch.dtype | None, progress: Progress
-) -> tuple[PreTrainedModel, Tokenizer]:
-    """Load `name` with transformers. Arguments and errors: see `load_backbone`."""
+    name: str,
+    models_dir: Path,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    progress: Progress,
+    gpu_quantize: Method | None,
+    ranks: Ranks | None = None,
+) -> tuple[PreTrainedModel, Tokenizer, str | None]:
+    """Load `name` with transformers. Arguments and errors: see `load_backbone`.
+
+    Returns also the SHA-256 of the files, if the fingerprint covers them rather than the tensors.
+    """
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     if not (folder / "config.json").is_file():
         raise BackboneError(f"{folder} holds a LoRA adapter: serve it as BACKBONE+{name}")
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
-    _require_memory(folder, device, dtype)
-    progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
+    shared = {} if ranks is None else _join(ranks, folder, device)
+    held = weight_format(folder, device, dtype, gpu_quantize)
+    if ranks is not None and held.packed:
+        raise BackboneError(f"{folder}: weights of the kind {held.name} cannot be spread over {ranks.size} processes")
+    held.require_memory(folder, device, parts=1 if ranks is None or device.type == "cpu" else ranks.size)
+    progress(f"loading {name} ({device}, {held.name}): {held.bytes / 1e9:.2f} GB of weights")
+    if held.rows_mix:
+        progress(f"{name}: with {held.name} in 8 bits, an answer changes slightly with the other answers of its batch")
     try:
         with without_progress_bars():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -96,7 +120,7 @@ def _load_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                **text_part(folder),
+                **{**text_part(folder), **held.loads, **shared},
             )
     except Exception as error:  # transformers, safetensors and tokenizers raise all kinds of errors for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -113,7 +137,21 @@ def _load_weights(
     # Some models end an answer with a token of its own, which only the generation config names.
     ends = getattr(model.generation_config, "eos_token_id", None)
     tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
-    return model.to(device), tokenizer
+    files = digest(folder) if held.by_files else None
+    if not held.packed:
+        model.to(device)
+    if ranks is not None:
+        progress(f"tensor parallelism: {own_bytes(model) / 1e9:.3g} GB of weights in each of {ranks.size} processes")
+    return model, tokenizer, files
+
+
+def _join(ranks: Ranks, folder: Path, device: torch.device) -> dict[str, Any]:
+    """Connect the processes that share the model in `folder`, and return what `from_pretrained` needs to load one part of it."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # see `_load_weights`
+        raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
+    return ranks.join(config, device)
 
 
 def _is_part_of(model: PreTrainedModel, name: str) -> bool:
@@ -153,44 +191,41 @@ def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress)
     return Backbone(model, weights).eval(), load_tokenizer(folder)
 
 
-def _require_memory(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `BackboneError` if the weights alone exceed the free memory; the kernel would kill the process otherwise."""
-    numbers = sum(map(_numbers_in, _weights(folder)))
-    needed = numbers * dtype.itemsize
-    free = free_memory(device)
-    if needed > free:
-        raise BackboneError(
-            f"the weights in {folder} take {needed / 1e9:.1f} GB ({numbers / 1e6:,.0f} million numbers of "
-            f"{str(dtype).removeprefix('torch.')}); {device} has {free / 1e9:.1f} GB free"
-        )
-
-
 def weight_bytes(
-    name: str, *, models_dir: Path, device: torch.device | str = "cpu", one_copy: bool = False
+    name: str,
+    *,
+    models_dir: Path,
+    device: torch.device | str = "cpu",
+    one_copy: bool = False,
+    gpu_quantize: Method | None = None,
 ) -> int | None:
     """Estimate how many bytes of memory the weights of the backbone `name` take; None if it must be pulled from the hub first.
 
-    `device`, `one_copy`: as for `load_backbone`. Raises `BackboneError` for a name that cannot be found.
+    `device`, `one_copy`, `gpu_quantize`: as for `load_backbone`. For a name of the catalogue, `gpu_quantize` is not counted: such a model
+    takes less. Raises `BackboneError` for a name that cannot be found, and for a quantisation that cannot be computed here.
     """
     on_cpu, path = torch.device(device).type == "cpu", Path(name).expanduser()
     found = None if name in entries() else _gguf(name, models_dir, lambda message: None)
     file = None if found is None else GGUFFile(found)
-    once = on_cpu and one_copy and name != DEFAULT_BACKBONE
+    once = on_cpu and one_copy and gpu_quantize is None and name != DEFAULT_BACKBONE
     once = once and (file is None or quantised_weights.unsupported_reason(file) is None)
     if once and (size := _gguf_bytes(name)) is not None:
         return weights_needed(size)
     folder = path if path.is_dir() else models_dir / name.replace("/", "--")
+    dtype = torch.float32 if on_cpu else torch.bfloat16
+    packed = gpu_quantize is not None
     if name in entries():
-        numbers = entries()[name].parameters
+        size, packed = entries()[name].parameters * dtype.itemsize, False
     elif file is not None:
-        numbers = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+        size = gguf_bytes({name: tensor.shape for name, tensor in file.tensors.items()}, gpu_quantize, dtype)
     elif folder.is_dir():
-        numbers = sum(map(_numbers_in, _weights(folder)))
+        held = weight_format(folder, torch.device(device), dtype, gpu_quantize)
+        size, packed = held.bytes, held.packed
     elif "/" in name:
         return None
     else:
         raise unknown_name(name)
-    return numbers * (_CPU_BYTES if on_cpu else 2)
+    return size * _CPU_BYTES // dtype.itemsize if on_cpu and not packed else size
 
 
 _CPU_BYTES = 5
@@ -217,25 +252,6 @@ def _gguf_bytes(name: str) -> int | None:
     if path.exists():
         return path.stat().st_size if path.is_file() else None
     return entries()[name].bytes if name in entries() else None
-
-
-def _weights(folder: Path) -> list[Path]:
-    """Return the files that transformers loads; some folders also hold the same weights under other names."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():
-        return [whole]
-    try:
-        return [folder / name for name in set(json.loads(index.read_text())["weight_map"].values())]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # loading reports a damaged index
-        return []
-
-
-def _numbers_in(file: Path) -> int:
-    try:
-        with safe_open(file, "pt") as weights:
-            return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
-    except (OSError, SafetensorError):  # loading reports a damaged file
-        return 0
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
@@ -313,6 +329,13 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
 def architecture(backbone: Backbone | Recurrent) -> str:
     """Return the backbone's architecture as canonical JSON, without the fields that do not change what it computes."""
     config = backbone.model.config.to_diff_dict()
-    for key in ("_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype"):
+    for key in (
+        "_name_or_path",
+        "_model_name_or_path",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "distributed_config",
+    ):
         config.pop(key, None)
     return json.dumps(config, sort_keys=True, default=str)

@@ -2,7 +2,7 @@
 
 For a small model, a GPU executes kernels faster than Python launches them. The launches of a decode step depend only on the number of
 rows, and rows have fixed places (`CacheSlots`). So a step is captured once for each batch size, with the addresses that it uses, and
-later launched as a whole. Every memory's step can be captured, because it never waits for the device (tests/models/laws.py checks it).
+later launched as a whole. Every memory's step can be captured, because it never waits for the device (tests/models/memory_contract.py checks it).
 
 Batch sizes are rounded up to powers of two. The places after the last row are computed as well, at length 0, which is valid whatever
 they contain; rows are independent, and the extra results are ignored.
@@ -39,7 +39,7 @@ class Capture(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _CapturedStep:
-    """A captured step: `replay` reads `tokens` (B,) and overwrites `logits` (B, V)."""
+    """A captured step: `replay` reads `tokens` and overwrites `logits`, of the step's shapes."""
 
     tokens: Tensor
     logits: Tensor
@@ -88,17 +88,17 @@ def _garbage_collection_off() -> Iterator[None]:
 
 
 class StepGraphs:
-    """A memory's `step`, run as CUDA graphs, for the rows of one `CacheSlots` with fixed places (`kept`)."""
+    """A memory's `step` or `steps`, run as CUDA graphs, for the rows of one `CacheSlots` with fixed places (`kept`)."""
 
     def __init__(self, step: Step, capture: Capture) -> None:
         self._step = step
         self._capture = capture
         self._places: Cache | None = None
-        self._graphs: dict[int, _CapturedStep | None] = {}
-        """By batch size, for the tensors of `_places`. None: a step of this size cannot be captured."""
+        self._graphs: dict[tuple[int, ...], _CapturedStep | None] = {}
+        """By the shape of the tokens, for the tensors of `_places`. None: a step of this size cannot be captured."""
 
     def __call__(self, slots: CacheSlots, tokens: Tensor) -> Tensor:
-        """Append one token per row, `tokens` (B,), and return the next logits (B, V). The next call overwrites them.
+        """Append `tokens`, (B,) for `step` or (B, n) for `steps`, and return what it returns. The next call overwrites that.
 
         If a step cannot be captured (for lack of memory, say), logs a warning once and runs it without a graph.
         """
@@ -107,17 +107,18 @@ class StepGraphs:
             self._graphs, self._places = {}, places
         size = min(_size(rows), places.rows)
         places.lengths[rows:size].zero_()
-        if size not in self._graphs:
-            self._graphs[size] = self._capture_step(places.slots(0, size))
-        graph = self._graphs[size]
+        shape = (size, *tokens.shape[1:])
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture_step(places.slots(0, size), shape)
+        graph = self._graphs[shape]
         if graph is None:
             return self._step(slots.rows, tokens.to(places.lengths.device))
         graph.tokens[:rows].copy_(tokens)
         graph.replay()
         return graph.logits[:rows]
 
-    def _capture_step(self, places: Cache) -> _CapturedStep | None:
-        tokens = torch.zeros_like(places.lengths)
+    def _capture_step(self, places: Cache, shape: tuple[int, ...]) -> _CapturedStep | None:
+        tokens = places.lengths.new_zeros(shape)
         try:
             # Kernels and libraries initialise at their first use, which cannot be captured. Run on a copy, to leave the rows unchanged.
             scratch = Cache({name: tensor.clone() for name, tensor in places.tensors.items()}, places.lengths.clone())

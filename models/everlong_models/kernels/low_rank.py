@@ -2,6 +2,8 @@
 
 It is a parametrization of the layer (`torch.nn.utils.parametrize`): `layer.weight` computes the sum, and code that converts the weight
 can take both parts (`split_update`). So weights that are mapped from a file are not copied.
+
+A layer whose weight is not a tensor of floats (`has_float_weight`) has no such sum. Its update is two more products, W x + B (A x).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 Update = tuple[Tensor, Tensor]
@@ -46,6 +49,33 @@ def attach(layer: Any, update: Update, *, transposed: bool = False) -> None:
         moved = moved.to(layer.weight.device)
     # unsafe: skip a check that would compute the sum once more
     parametrize.register_parametrization(layer, "weight", moved, unsafe=True)
+
+
+_A, _B = "lora_a", "lora_b"
+"""Buffers of a layer whose update is added to its output."""
+
+
+def has_float_weight(layer: Any) -> bool:
+    """Return whether the layer's weight is a plain tensor of floats of at least 16 bits, rather than quantised."""
+    weight: Any = getattr(layer, "weight", None)
+    return type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.dtype.itemsize > 1
+
+
+def attach_to_output(layer: nn.Module, update: Update, dtype: torch.dtype, device: torch.device) -> None:
+    """Add B (A x) to the layer's output, for a quantised weight. `dtype`, `device`: of the products."""
+    for name, part in zip((_A, _B), update, strict=True):
+        layer.register_buffer(name, part.detach().to(device, dtype))
+    layer.register_forward_hook(_add_update)
+
+
+def _add_update(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    reduced = F.linear(inputs[0].to(layer.lora_a.dtype), layer.lora_a)
+    return output + F.linear(reduced, layer.lora_b).to(output.dtype)
+
+
+def output_update(layer: Any) -> Update | None:
+    """Return the update that `attach_to_output` attached."""
+    return (layer.lora_a, layer.lora_b) if hasattr(layer, _A) else None
 
 
 def split_update(layer: Any) -> tuple[Tensor, Update | None]:

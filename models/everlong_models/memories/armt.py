@@ -266,12 +266,21 @@ class ARMT(SegmentReader):
         lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
         return Cache({"kv": kv, **memory}, lengths), self._logits(h[:, -1])
 
+    @property
+    def can_rewind(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, at the end of its segment."""
-        x = self.backbone.embed(tokens[:, None])
+        return self.steps(cache, tokens[:, None])[:, 0]
+
+    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `SegmentReader`."""
+        x = self.backbone.embed(tokens)
         h, _ = self._run(x, _memory_of(cache), write=False, kv=cache["kv"], at=cache.lengths)
-        cache.lengths += 1
-        return self._logits(h[:, -1])
+        cache.lengths += tokens.shape[1]
+        return self._logits(h.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Run the write tokens after each row's segment and return the memory that they wrote."""

@@ -81,6 +81,21 @@ class SegmentReader(nn.Module, ABC):
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Append one token per row, `tokens` (B,), to `cache` in place. Returns logits (B, V) for the next token."""
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether lowering `lengths` in a cache takes back its last steps: all that they leave behind is not read, and overwritten later.
+
+        Only then can guessed tokens be verified (`steps`). False for a memory whose cache has a state that each token changes.
+        """
+        return False
+
+    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """Append `tokens` (B, n) to `cache`, like n calls of `step`; each row's segment must have room. Returns all logits (B, n, V).
+
+        A memory that can rewind overrides this with one pass, which reads the weights once.
+        """
+        return torch.stack([self.step(cache, column) for column in tokens.unbind(1)], dim=1)
+
     @abstractmethod
     def close(self, cache: Cache) -> MemoryState:
         """Return the memory after the open segment of each row, whatever its length."""

@@ -139,9 +139,10 @@ class Compact(SegmentReader):
         t, L = self.config.entries, self.backbone.layers
         kv = self.backbone.new_kv(state.rows, t + room)
         at = torch.arange(t, device=kv.device)[None]
+        keys, values = self.backbone.own_heads(state["keys"]), self.backbone.own_heads(state["values"])
         for layer in range(L):
-            kv[:, layer, 0, :, :t] = self._turning.turn(layer, state["keys"][:, layer], at).to(kv.dtype)
-            kv[:, layer, 1, :, :t] = state["values"][:, layer].to(kv.dtype)
+            kv[:, layer, 0, :, :t] = self._turning.turn(layer, keys[:, layer], at).to(kv.dtype)
+            kv[:, layer, 1, :, :t] = values[:, layer].to(kv.dtype)
         return kv
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
@@ -207,19 +208,19 @@ class Compact(SegmentReader):
 
     def _choose(self, state: MemoryState, fresh: _Entries, T: int) -> MemoryState:
         """Return the state after T tokens: the entries with the lowest quantiles, in the order of the text."""
-        both = _Entries(*(torch.cat([state[name], new], dim=3) for name, new in fresh._asdict().items()))
+        old = {name: self.backbone.own_heads(state[name]) for name in _Entries._fields}
+        both = _Entries(*(torch.cat([old[name], new], dim=3) for name, new in fresh._asdict().items()))
         kept = both.quantile.argsort(dim=-1, stable=True)[..., : self.config.entries].sort().values
         kept = kept.gather(-1, both.position.gather(-1, kept).argsort(dim=-1, stable=True))  # (B, L, G, t)
         wide = kept[..., None].expand(*kept.shape, self.backbone.head_dim)
-        return MemoryState(
-            {
-                "keys": both.keys.gather(3, wide),
-                "values": both.values.gather(3, wide),
-                "quantile": both.quantile.gather(3, kept),
-                "position": both.position.gather(3, kept),
-                "seen": state["seen"] + T,
-            }
+        chosen = _Entries(
+            both.keys.gather(3, wide),
+            both.values.gather(3, wide),
+            both.quantile.gather(3, kept),
+            both.position.gather(3, kept),
         )
+        entries = {name: self.backbone.all_heads(tensor) for name, tensor in chosen._asdict().items()}
+        return MemoryState({**entries, "seen": state["seen"] + T})
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
         """Return logits (B, T, V) of the backbone over [kept entries ; tokens]."""
@@ -246,13 +247,21 @@ class Compact(SegmentReader):
         )
         return cache, self.backbone.logits(hidden[:, -1])
 
+    @property
+    def can_rewind(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, after the kept entries and the tokens of its segment."""
-        at = cache["before"] + cache.lengths
-        hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
-        cache["held"].scatter_(1, cache.lengths[:, None], tokens[:, None])
-        cache.lengths += 1
-        return self.backbone.logits(hidden[:, -1])
+        return self.steps(cache, tokens[:, None])[:, 0]
+
+    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `SegmentReader`."""
+        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
+        cache["held"].scatter_(1, cache.next_positions(tokens.shape[1]), tokens)
+        cache.lengths += tokens.shape[1]
+        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Read each row's open segment: decoding keeps no queries, by which entries are chosen."""

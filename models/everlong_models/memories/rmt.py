@@ -126,12 +126,20 @@ class RMT(SegmentReader):
         cache = Cache({"kv": kv, "memory": memory.clone(), "before": torch.full_like(lengths, m)}, lengths)
         return cache, self.backbone.logits(hidden[:, -1])
 
+    @property
+    def can_rewind(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, at position m + the row's length."""
-        at = cache["before"] + cache.lengths
-        hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
-        cache.lengths += 1
-        return self.backbone.logits(hidden[:, -1])
+        return self.steps(cache, tokens[:, None])[:, 0]
+
+    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `SegmentReader`."""
+        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
+        cache.lengths += tokens.shape[1]
+        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Run the m write tokens after each row's segment and build the memory from their hidden states."""

@@ -55,6 +55,9 @@ class MemoryState:
             raise StateShape(f"every tensor of a state is batch first with the same number of rows, got {rows}")
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
 
+    def __reduce__(self) -> tuple[type[MemoryState], tuple[dict[str, Tensor]]]:
+        return MemoryState, (dict(self.tensors),)  # pickle cannot write the mapping
+
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 

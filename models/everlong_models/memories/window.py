@@ -173,13 +173,21 @@ class Window(SegmentReader):
             cache[name].copy_(tensor)
         return after
 
+    @property
+    def can_rewind(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, after its context and the tokens of its segment."""
-        at = cache["before"] + cache.lengths
-        hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
-        cache["tokens"].scatter_(1, cache.lengths[:, None], tokens[:, None])
-        cache.lengths += 1
-        return self.backbone.logits(hidden[:, -1])
+        return self.steps(cache, tokens[:, None])[:, 0]
+
+    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `SegmentReader`."""
+        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
+        cache["tokens"].scatter_(1, cache.next_positions(tokens.shape[1]), tokens)
+        cache.lengths += tokens.shape[1]
+        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Return the state after each row's open segment."""

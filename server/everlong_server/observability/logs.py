@@ -24,6 +24,8 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("everlong_request", default=None
 
 OURS = ("everlong_server", "everlong_models")
 _QUIET = ("httpx", "uvicorn.error")
+_QUIETEST = ("torchao", "torch.utils._pytree")
+"""Loggers that warn when torchao is imported, which transformers does wherever it is installed: of kernels that nothing here uses."""
 _HARMLESS = (OSError, RedisError, EverlongModelError, MemoryError, AssertionError)
 """Errors whose messages are about the machine. Messages of other errors may quote users' words."""
 
@@ -108,5 +110,7 @@ def configure(level: str, console: Console, *, as_json: bool = False) -> None:
         logging.getLogger(name).setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel("WARNING")
+    for name in _QUIETEST:
+        logging.getLogger(name).setLevel("ERROR")
     # The audit log is written at every level.
     logging.getLogger("everlong_server.observability.audit").setLevel("INFO")

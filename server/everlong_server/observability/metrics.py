@@ -39,6 +39,13 @@ class Metrics:
         self.tokens_read = counter("everlong_tokens_read_total", "Tokens of documents read into memory")
         self.tokens_prompt = counter("everlong_tokens_prompt_total", "Tokens of messages that were prefilled")
         self.tokens_generated = counter("everlong_tokens_generated_total", "Tokens generated")
+        self.tokens_drafted = counter(
+            "everlong_tokens_drafted_total", "Guesses of an answer's next tokens that were verified"
+        )
+        self.tokens_accepted = counter(
+            "everlong_tokens_accepted_total",
+            "Verified guesses that were right: tokens without a decode step of their own",
+        )
         self.tokens_reused = counter(
             "everlong_tokens_reused_total", "Context tokens reused from memory instead of prefilled again"
         )
@@ -111,12 +118,16 @@ class Metrics:
         """Start the timer of one answer."""
         return AnswerTimer(self)
 
-    def record_answer(self, reason: str, *, prompt: int, generated: int, reused: int) -> None:
-        """Record a complete answer and its token counts."""
+    def record_answer(
+        self, reason: str, *, prompt: int, generated: int, reused: int, drafted: int, accepted: int
+    ) -> None:
+        """Record a complete answer, its token counts, how many guesses of its tokens were verified, and how many of them were right."""
         self.answers.labels(reason).inc()
         self.tokens_prompt.inc(prompt)
         self.tokens_generated.inc(generated)
         self.tokens_reused.inc(reused)
+        self.tokens_drafted.inc(drafted)
+        self.tokens_accepted.inc(accepted)
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

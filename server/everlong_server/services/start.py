@@ -134,6 +134,7 @@ def _start_engine(settings: Settings, model: Model, metrics: Metrics, device_loc
         max_stall=settings.max_decode_stall_ms / 1e3,
         reading_rows=settings.reading_rows,
         graphs=settings.cuda_graphs,
+        draft_tokens=settings.draft_tokens,
         device_lock=device_lock,
     )
     engine.start()

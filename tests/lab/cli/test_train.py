@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from everlong_lab.cli.train import train as command
 from everlong_lab.train.checkpoint import FILE
+from everlong_lab.train.journal import CURVE
 from everlong_models.model import load_model
 from tests.lab.train.conftest import recipe
 from tests.process import wait_for
@@ -144,6 +145,7 @@ def test_max_minutes(invoke, data, tmp_path):
     assert done.exit_code == 0, done.stderr
     assert "stopped at step" in done.stderr
     assert (tmp_path / "run" / FILE).exists()
+    assert (tmp_path / "run" / CURVE).read_bytes().startswith(b"\x89PNG")
     assert load_model(str(tmp_path / "run" / "model"), models_dir=tmp_path).trained, "what it has learnt so far"
 
 

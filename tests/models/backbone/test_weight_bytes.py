@@ -13,7 +13,7 @@ from everlong_models.backbone.loading import weight_bytes
 from everlong_models.catalogue.entry import entries
 from everlong_models.catalogue.machine import weights_needed
 from everlong_models.errors import BackboneError
-from everlong_models.model import model_bytes
+from everlong_models.size import model_bytes
 from tests.models import tiny_gguf
 from tests.models.model_folders import backbone
 

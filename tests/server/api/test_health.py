@@ -118,10 +118,17 @@ def test_names_follow_prometheus() -> None:
             assert family.name.endswith(("_seconds", "_ratio"))
 
 
+def test_an_answer_counts_its_tokens_and_guesses() -> None:
+    metrics = Metrics()
+    metrics.record_answer("stop", prompt=9, generated=8, reused=7, drafted=6, accepted=5)
+    for name, value in {"prompt": 9, "generated": 8, "reused": 7, "drafted": 6, "accepted": 5}.items():
+        assert metrics.registry.get_sample_value(f"everlong_tokens_{name}_total") == value
+
+
 def test_all_metrics_exist() -> None:
     names = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
     wanted = """
-        requests answering rows queued tokens_read tokens_generated tokens_reused first_token_seconds token_seconds
+        requests answering rows queued tokens_read tokens_generated tokens_drafted tokens_accepted tokens_reused first_token_seconds token_seconds
         answer_seconds segment_seconds batch_fill_ratio state_bytes checkpoint_seconds lease_losses redeliveries rejections
         redis_seconds
     """

@@ -26,7 +26,7 @@ from everlong_client.transport.retrying import RETRIES, Retrying
 T = TypeVar("T")
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 
-VERSION = "0.1.0"
+VERSION = "0.2.0.dev0"
 DEFAULT_URL = "http://127.0.0.1:8080"
 # Without streaming, the server sends no byte until the answer is complete.
 DEFAULT_TIMEOUT = httpx.Timeout(600.0, connect=5.0)

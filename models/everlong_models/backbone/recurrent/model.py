@@ -41,14 +41,12 @@ class Recurrent(nn.Module):
     """A Hugging Face causal language model with recurrent layers.
 
     Shapes: B rows, T tokens, V vocabulary, C slots for keys and values. The constructor raises `BackboneError`, naming the kind of layer,
-    for a model whose layers do not all keep their state in transformers' cache, or do not continue from it.
+    for a model whose layers do not all keep their state in transformers' cache, or do not continue from it. `digest`: see `Backbone`.
     """
 
-    digest: str | None = None
-
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, digest: str | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.digest = model, digest
         config = model.config
         if config.model_type in FAMILIES:
             FAMILIES[config.model_type].prepare(model)

@@ -1,4 +1,4 @@
-"""`DecodeLayers`: all layers of a decoder for one position per row on a CPU, with quantised weights, as one call.
+"""`DecodeLayers`: all layers of a decoder for one or a few positions per row on a CPU, with quantised weights, as one call.
 
 Computes what `Llama.hidden` computes, up to the rounding of weights (four or eight bits) and of activations, keys and values
 (16 bits). `decode_step` has the computation, `thread_pool` runs it.
@@ -114,15 +114,17 @@ class DecodeLayers:
         }  # fmt: skip
 
     def __call__(self, x: Tensor, kv: Tensor, at: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the final hidden states (B, 1, D), after the last norm, for the embeddings `x` (B, 1, D).
+        """Return the final hidden states (B, T, D), after the last norm, for the embeddings `x` (B, T, D) of T positions of each row.
 
-        Stores the new keys and values in `kv` (B, layers, 2, G, C, d), each row's at its own position `at` (B,). `cos` and `sin`
-        (tables, at least C, r) cover all positions; the first half of the sines is negated. Raises `IndexError` for a position outside `kv` or the
-        learned positions, `ValueError` for a wrong shape or type.
+        They are those of T calls with one position each, bit for bit, at less cost: weights are read once. Stores the new keys and values
+        in `kv` (B, layers, 2, G, C, d), each row's from its own position `at` (B,) on. `cos` and `sin` (tables, at least C, r) cover all
+        positions; the first half of the sines is negated. Raises `IndexError` for a position outside `kv` or the learned positions,
+        `ValueError` for a wrong shape or type.
         """
-        rows, capacity, rotary = len(x), kv.shape[4], min(cos.shape[-1], int(self._sizes[DecodeJob.HEAD_DIM]))
+        rows, T, capacity = len(x), x.shape[1], kv.shape[4]
+        rotary = min(cos.shape[-1], int(self._sizes[DecodeJob.HEAD_DIM]))
         expected = (
-            ("x", x, torch.float32, (rows, 1, int(self._sizes[DecodeJob.WIDTH]))),
+            ("x", x, torch.float32, (rows, T, int(self._sizes[DecodeJob.WIDTH]))),
             (
                 "kv",
                 kv,
@@ -142,21 +144,22 @@ class DecodeLayers:
                 )
         if kv.stride(5) != 1:
             raise ValueError(f"kv: the last axis must be contiguous (stride 1), got stride {kv.stride(5)}")
+        at = (at[:, None] + torch.arange(T, device="cpu")).flatten()
         end = capacity if self._learned is None else min(capacity, len(self._learned))
         if not 0 <= int(at.min()) <= int(at.max()) < end:
             raise IndexError(f"positions must be from 0 to {end - 1}, got {at.tolist()}")
         hidden = x.clone(memory_format=torch.contiguous_format)
-        at, cos, sin = at.contiguous(), cos.contiguous(), sin.contiguous()
+        cos, sin = cos.contiguous(), sin.contiguous()
         # One for all layers: no layer begins before the one before it is done.
-        pairs = None if self._largest is None else shared_memory(self._largest, rows, x.shape[2])
+        pairs = None if self._largest is None else shared_memory(self._largest, rows * T, x.shape[2])
         buffers = {
-            name: torch.empty(rows, int(width), dtype=torch.float32, device="cpu")
+            name: torch.empty(rows * T, int(width), dtype=torch.float32, device="cpu")
             for name, width in self._widths.items()
         }
         step(
             self._kernel, self._sizes | {name: buffer.data_ptr() for name, buffer in buffers.items()} | {
                 DecodeJob.PAIRS: 0 if pairs is None else pairs.data_ptr(),
-                DecodeJob.ROWS: rows, DecodeJob.X: hidden.data_ptr(), DecodeJob.POSITIONS: at.data_ptr(), DecodeJob.COS: cos.data_ptr(), DecodeJob.SIN: sin.data_ptr(),
+                DecodeJob.ROWS: rows * T, DecodeJob.STEPS: T, DecodeJob.X: hidden.data_ptr(), DecodeJob.POSITIONS: at.data_ptr(), DecodeJob.COS: cos.data_ptr(), DecodeJob.SIN: sin.data_ptr(),
                 DecodeJob.ROTARY: rotary, DecodeJob.ROTATION_SIZE: cos.stride(0) * cos.element_size(), DecodeJob.KV: kv.data_ptr(), DecodeJob.CONTEXT: int(at.max()) + 1,
                 **{
                     name: kv.stride(axis) * kv.element_size()

@@ -10,7 +10,7 @@ each output, in a fixed order of summation, so results do not depend on other ro
 Arrays are passed as addresses, in tables of int64. All compiled code is in the modules of this folder that `thread_pool.compiled`
 lists: it hashes their source to recognise stored machine code of another version.
 
-Shapes: B rows, D width, H query heads and G key heads of dimension d, F the MLP's width.
+Shapes: B rows, T of which may be successive positions of one cache; D width, H query heads and G key heads of dimension d, F the MLP's width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numba import carray
 
 from everlong_models.kernels.cpu import experts
 from everlong_models.kernels.cpu.decode import ends
-from everlong_models.kernels.cpu.decode.attention import attend
+from everlong_models.kernels.cpu.decode.attention import attend, store
 from everlong_models.kernels.cpu.job import (
     FIELDS,
     LAYER_ROWS,
@@ -56,13 +56,14 @@ class Kernel(NamedTuple):
     phases: int
 
 
-_ATTEND, _ADD_ATTENTION, _ADD_MLP = len(Layer), len(Layer) + 1, len(Layer) + 2
-"""Phases without a matrix. The last two add to the residual stream what attention and MLP computed, if it is normalised first."""
+_STORE, _ATTEND, _ADD_ATTENTION, _ADD_MLP = range(len(Layer), len(Layer) + 4)
+"""Phases without a matrix. The first stores the keys and values of rows that attend to each other's. The last two add to the residual stream
+what attention and MLP computed, if it is normalised first."""
 _EXPERTS = _ADD_MLP + 1
 """The first phase of a mixture of experts. A layer has these phases, or `GATE` and `DOWN`."""
-_BEFORE_MLP, _MLP = (int(Layer.QKV), _ATTEND, int(Layer.O), _ADD_ATTENTION), (int(Layer.GATE), int(Layer.DOWN))
+_BEFORE_MLP, _MLP = (int(Layer.QKV), _STORE, _ATTEND, int(Layer.O), _ADD_ATTENTION), (int(Layer.GATE), int(Layer.DOWN))
 _PHASES = (*_BEFORE_MLP, *_MLP, _ADD_MLP)
-_PARALLEL_PHASES = (int(Layer.QKV), int(Layer.GATE), _ATTEND, int(Layer.O), int(Layer.DOWN))
+_PARALLEL_PHASES = (int(Layer.QKV), int(Layer.GATE), _STORE, _ATTEND, int(Layer.O), int(Layer.DOWN))
 """Of layers whose attention and MLP have the same input: both read it before one of them adds to it."""
 _PHASES_WITH_EXPERTS = (*_BEFORE_MLP, *_MLP, *range(_EXPERTS, _EXPERTS + experts.PHASES), _ADD_MLP)
 
@@ -177,6 +178,8 @@ def _add_normed(job, weight, row):
 @compiled
 def _parts(job, layers, layer, phase):
     """Return the number of parts of a phase, and the number of outputs of a part."""
+    if phase == _STORE:
+        return job[DecodeJob.ROWS] * job[DecodeJob.KV_HEADS] if job[DecodeJob.STEPS] > 1 else 0, 1
     if phase == _ATTEND:
         return job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.HEADS_PER_PART], 1
     if phase >= _ADD_ATTENTION:
@@ -198,7 +201,7 @@ def _step(
     """
     first, last = (ends.begin_centred, ends.end_centred) if centred else (ends.begin, ends.end)
 
-    def step(data):
+    def step(data):  # noqa: PLR0912 - a kernel: one branch for each phase
         job = carray(data, FIELDS)
         me = fetch_add(job[DecodeJob.COUNTERS])
         own = job[DecodeJob.SCRATCH] + 4 * me * job[DecodeJob.SCRATCH_SIZE]
@@ -221,6 +224,8 @@ def _step(
                         break
                     if with_experts and phase >= _EXPERTS:
                         experts.compute_layer(job, own, layers, layer, phase - _EXPERTS, part)
+                    elif phase == _STORE:
+                        store(job, own, layers, layer, part)
                     elif phase == _ATTEND:
                         attend(job, own, layers, layer, part)
                     elif phase >= _ADD_ATTENTION:

@@ -92,7 +92,7 @@ class DecodeJob(IntEnum):
     POSITIONS = 19  # int64 (B,)
     COS = 20  # float32 (tables, C, r), for all positions; the first r numbers of a head are rotated
     SIN = 21  # the same, the first half negated
-    KV = 22  # float16 (B, layers, 2, G, C, d)
+    KV = 22  # float16 (B / T, layers, 2, G, C, d)
     KV_ROW = 23
     KV_LAYER = 24
     KV_KIND = 25
@@ -111,6 +111,7 @@ class DecodeJob(IntEnum):
     PAIRS = 38  # memory that the threads share for mixtures of experts (`experts.memory_size`)
     NORM_BIAS = 39  # float32 (D,): bias of the last norm, a layer norm
     LEARNED = 40  # float32 (positions, D): learned positions, which are added to the embeddings; 0: none
+    STEPS = 41  # T: number of rows, one after the other, that are successive positions of one row of `KV`
 
 
 FIELDS, LAYER_ROWS, MATRIX_FIELDS, EXPERT_FIELDS = len(DecodeJob), len(Layer), len(Matrix), len(Experts)

@@ -92,8 +92,9 @@ class Completions:
                     async for event in events:
                         if isinstance(event, AnswerFinished):
                             self._metrics.record_answer(
-                                event.reason, prompt=event.prompt, generated=event.tokens, reused=0
-                            )
+                                event.reason, prompt=event.prompt, generated=event.tokens, reused=0, drafted=event.drafted,
+                                accepted=event.accepted,
+                            )  # fmt: skip
                             pace.end()
                             yield CompletionFinished(event.reason, event.tokens)
                             return

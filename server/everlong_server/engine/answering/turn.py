@@ -307,6 +307,8 @@ class TurnRunner:
             prompt=finished.prompt,
             generated=finished.tokens,
             reused=message.usage.reused_tokens,
+            drafted=finished.drafted,
+            accepted=finished.accepted,
         )
 
     def _check(self, content: str, params: SamplingParams) -> None:

@@ -26,6 +26,7 @@ from everlong_server.engine.device.requests import (
     ScoreRequest,
 )
 from everlong_server.engine.device.runner import Runner
+from everlong_server.engine.device.tensor_parallel import ParallelModel
 from everlong_server.errors import Internal, Overloaded, Unavailable
 from everlong_server.pools import Pool
 
@@ -48,18 +49,20 @@ class Engine:
         max_stall: float,
         reading_rows: int | None = None,
         graphs: bool = True,
+        draft_tokens: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
         device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_queued`: answers that may wait beyond `max_streams`. `reading_share`, `max_stall` (seconds): see `Scheduler`.
-        `max_streams`, `reading_rows`, `graphs`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
+        `max_streams`, `reading_rows`, `graphs`, `draft_tokens`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
         the share of streams that were in use."""
         self.model = model
+        self._workers = model.workers if isinstance(model, ParallelModel) else None
         self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
         self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, bridge=self._bridge, device_lock=device_lock,
+            graphs=graphs, draft_tokens=draft_tokens, on_step=on_step, bridge=self._bridge, device_lock=device_lock,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0
@@ -104,13 +107,15 @@ class Engine:
         self._runner.start()
 
     async def stop(self) -> None:
-        """End the device thread after its current work."""
+        """End the device thread after its current work, and the model's worker processes."""
         await asyncio.to_thread(self._runner.stop)
+        if self._workers is not None:
+            await asyncio.to_thread(self._workers.stop)
 
     @property
     def alive(self) -> bool:
-        """Whether the device thread has not died."""
-        return self._runner.dead is None
+        """Whether the device thread and the model's worker processes have not died."""
+        return self._runner.dead is None and (self._workers is None or self._workers.failure is None)
 
     @property
     def on_cpu(self) -> bool:

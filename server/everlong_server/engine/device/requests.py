@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams, SegmentReader
+from everlong_models.generate.prompt_lookup import PromptLookup
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.device.answer_text import AnswerText, TokenDelta, logprobs
 
@@ -21,7 +23,7 @@ class AnswerFinished:
 
     `tokens`: number of the answer's tokens, without the end-of-text token and a loop that was cut. `state`, `open`: memory
     and open segment after these tokens. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
-    `stop`: the stop string that ended it.
+    `stop`: the stop string that ended it. `drafted`: number of guessed tokens that were decoded; `accepted`: of those that were right.
     """
 
     reason: str
@@ -32,6 +34,8 @@ class AnswerFinished:
     prompt: int
     seconds: float
     stop: str | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,14 @@ class AnswerRequest:
     sampler: Sampler | None = None
     logits: Tensor | None = None
     """Logits (V,) of the next token."""
+    lookup: PromptLookup | None = None
+    """Guesses the next tokens; None: they are not guessed."""
+    ahead: deque[tuple[int, Tensor]] = field(default_factory=deque)
+    """The guesses behind the newest token, each with the logits (V,) after it: the cache has them, `open` does not yet."""
+    drafted: int = 0
+    """Number of guesses that were decoded."""
+    accepted: int = 0
+    """Number of those that were right."""
     generated: int = 0
     """Number of generated tokens, with those of a loop that was cut."""
     text: AnswerText | None = None
@@ -115,13 +127,38 @@ class AnswerRequest:
         may_loop = self.params.ignore_eos or constrained or not self.params.stop_repetition
         self.text = AnswerText(tokenizer, self.params, may_loop=may_loop, before=self.text_before)
 
-    def accept(self, token: int) -> None:
-        """Count a sampled token, and emit the tokens that are not held back any more."""
+    def ends_with(self, token: int, eos_ids: Collection[int]) -> bool:
+        """Record that `token` was sampled, and return whether it ends the answer without being a part of it."""
+        assert self.sampler is not None
+        self.sampler.accept(token)
+        # Even under `ignore_eos`, a grammar may allow nothing but the end.
+        ends = not self.params.ignore_eos or self.grammar is not None
+        return token in self.params.stop_token_ids or (ends and token in eos_ids)
+
+    def accept(self, token: int) -> str | None:
+        """Count a token, and emit the tokens that are not held back any more. Returns the reason if the answer ends with it."""
         assert self.text is not None
         assert self.logits is not None
         self.generated += 1
+        if self.lookup is not None:
+            self.lookup.feed(token)
         for delta in self.text.feed(token, self.logits):
             self.sink(delta)
+        if self.text.stopped or (self.grammar is not None and self.grammar.finished):
+            return "stop"
+        if self.text.looping:
+            return "repetition"
+        return "length" if self.generated >= self.params.max_tokens else None
+
+    def take_guess(self, token: int) -> bool:
+        """Return whether the sampled `token` is the next guess. Then it is decoded already: `logits` become those after it."""
+        if not self.ahead or self.ahead[0][0] != token:
+            self.ahead.clear()
+            return False
+        _, self.logits = self.ahead.popleft()
+        self.open.append(token)
+        self.accepted += 1
+        return True
 
     def emit_held(self) -> None:
         """Emit the text that is held back."""
@@ -148,7 +185,7 @@ class AnswerRequest:
         assert self.text is not None
         return AnswerFinished(
             reason, self.text.text, self.state.to("cpu"), list(self.open), self.generated - self.dropped, len(self.prompt),
-            time.perf_counter() - (self.started or 0.0), self.text.stop_string,
+            time.perf_counter() - (self.started or 0.0), self.text.stop_string, self.drafted, self.accepted,
         )  # fmt: skip
 
 

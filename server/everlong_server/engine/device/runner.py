@@ -19,7 +19,9 @@ import torch
 from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, StepGraphs
 from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
+from everlong_server.engine.device.decode_rows import DecodeRows
 from everlong_server.engine.device.device_lock import DeviceLock
+from everlong_server.engine.device.drafting import Drafting
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.inbox import Inbox
 from everlong_server.engine.device.prefill_batch import Prefillable, PrefillBatch
@@ -32,6 +34,7 @@ from everlong_server.engine.device.requests import (
     ScoreRequest,
 )
 from everlong_server.engine.device.scheduler import Scheduler, Work
+from everlong_server.engine.device.tensor_parallel import ParallelModel, on_all_processes
 from everlong_server.engine.device.token_sampler import TokenSampler
 
 log = logging.getLogger(__name__)
@@ -49,30 +52,30 @@ class Runner:
         max_stall: float,
         reading_rows: int | None = None,
         graphs: bool = True,
+        draft_tokens: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
         bridge: EventLoopBridge | None = None,
         device_lock: DeviceLock | None = None,
     ) -> None:
-        """`max_streams`: answers generated at once; None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
-        prefilled in one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `reading_share`, `max_stall`: see
-        `Scheduler`. `graphs`: on a GPU, record decode steps, prefill and sampling as CUDA graphs. `on_step`: called after each
-        decode step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it
-        prepares a step. `device_lock`: held while the model computes; shared by the runners of other models."""
-        self._model, self._memory, self._on_step = model, model.memory, on_step
+        """`max_streams`: answers generated at once; None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are prefilled in
+        one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `reading_share`, `max_stall`: see `Scheduler`. `graphs`: on a
+        GPU, record decode steps, prefill and sampling as CUDA graphs. `draft_tokens`: see `Drafting.of`. `on_step`: called after each
+        decode step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it prepares a
+        step. `device_lock`: held while the model computes; shared by the runners of other models."""
+        self._model, self._on_step = model, on_step
         self._bridge, self._device_lock = bridge or EventLoopBridge(), device_lock or DeviceLock()
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
-        recorded = graphs and self._device.type == "cuda"
-        self._prefill_batch = PrefillBatch(
-            model.memory, self._device, rows, ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
-        )
+        recorded = graphs and self._device.type == "cuda" and not isinstance(model, ParallelModel)
+        steps = StepGraphs(model.memory.steps, CUDAGraphs(self._device)) if recorded else None
+        self._memory, cached = on_all_processes(model, DecodeRows(model.memory, self._device, steps))
+        reads = ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
+        self._prefill_batch = PrefillBatch(self._memory, self._device, rows, reads)
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
         self._inbox = Inbox()
         self._requests: dict[int, Request] = {}
-        self._decode_batch = DecodeBatch(
-            model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
-        )
+        self._decode_batch = DecodeBatch(cached, Drafting.of(draft_tokens, on_cpu=self.on_cpu))
         self._sampler = TokenSampler(CUDAGraphs(self._device) if recorded else None)
         self._full_answers: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
         """Answers whose segment is full, taken out of the batch, and the action that commits it: to continue or to end them."""
@@ -170,11 +173,9 @@ class Runner:
         self._end_cancelled()
         ending = {request for request, _ in self._full_answers}
         for request in [request for request in self._requests.values() if request.cancelled and request not in ending]:
-            if isinstance(request, AnswerRequest) and request.sampler is None:
-                # The prompt is not prefilled: the session is unchanged.
-                self._fail(request, InterruptedError("cancelled before it began"))
-            else:
-                self._fail(request, InterruptedError("cancelled"))
+            # If the prompt is not prefilled, the session is unchanged.
+            early = isinstance(request, AnswerRequest) and request.sampler is None
+            self._fail(request, InterruptedError("cancelled before it began" if early else "cancelled"))
 
     def _do(self, work: Work) -> None:
         """Do one piece of scheduled work; decode steps that become due interrupt it."""
@@ -322,14 +323,23 @@ class Runner:
         self._scheduler.opened(request.id, background=request.background)
 
     def _step(self) -> None:
-        """Sample a token for every answer and run a decode step on them."""
-        sampled: dict[int, int] = {}
-        for request, token in self._sampler.sample(self._decode_batch.rows, self._fail):
-            try:
-                if self._emit(request, token):
-                    sampled[request.id] = token
-            except Exception as error:  # a sink or a grammar that fails ends its own answer only
-                self._fail(request, error)
+        """Sample a token for every answer, and more while they were guessed; run a decode step on the last ones."""
+        sampled, answers = dict[int, int](), list(self._decode_batch.rows)
+        while answers:
+            tokens, answers = self._sampler.sample(answers, self._fail), []
+            for request, token in tokens:
+                try:
+                    if not self._emit(request, token):
+                        continue
+                    if not request.take_guess(token):
+                        sampled[request.id] = token
+                    elif request.cancelled:
+                        self._finish(request, "cancelled")
+                    else:
+                        answers.append(request)
+                except Exception as error:  # a sink or a grammar that fails ends its own answer only
+                    self._fail(request, error)
+        self._decode_batch.rewind()
         self._start_next_segments(sampled)
         self._on_step(len(sampled) / self.max_streams)
         with at_yield_points(self._bridge.flush):
@@ -357,22 +367,13 @@ class Runner:
 
     def _emit(self, request: AnswerRequest, token: int) -> bool:
         """Pass an answer's next token to its sink. Returns False if the token ends the answer."""
-        assert request.sampler is not None
-        assert request.text is not None
-        params, tokenizer, grammar = request.params, self._model.tokenizer, request.grammar
-        request.sampler.accept(token)
-        # Even under `ignore_eos`, a grammar may allow nothing but the end.
-        ends = not params.ignore_eos or grammar is not None
-        if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
+        if request.ends_with(token, self._model.tokenizer.eos_ids):
             self._finish(request, "stop")
             return False
-        request.accept(token)
-        over = request.text.stopped or (grammar is not None and grammar.finished)
-        reason = "stop" if over else "repetition" if request.text.looping else "length"
-        if reason == "length" and request.generated < params.max_tokens:
-            return True
-        self._finish(request, reason, token)
-        return False
+        reason = request.accept(token)
+        if reason is not None:
+            self._finish(request, reason, token)
+        return reason is None
 
     def _finish(self, request: AnswerRequest, reason: str, last: int | None = None) -> None:
         """End an answer. `last`: its last token, if that is not prefilled yet."""

@@ -211,6 +211,28 @@ def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch, family):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("family", sorted(tiny_families.SWITCHES))
+def test_several_steps_at_once_are_single_steps_bit_for_bit(family, threads):
+    """Each position sees the keys and values of those before it in the same pass, as they are stored."""
+    backbone = build(128, 32, family=family)
+    backbone.optimize(quantize=True)
+    torch.manual_seed(3)
+    x, kv, at = torch.randn(3, 5, 128), backbone.new_kv(3, 100).normal_(), torch.tensor([0, 95, 61])
+    one_by_one, at_once, before = kv.clone(), kv.clone(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = torch.cat([backbone.hidden(x[:, n : n + 1], kv=one_by_one, at=at + n) for n in range(5)], dim=1)
+        found = backbone.steps(x, at_once, at)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, expected)
+    assert torch.equal(at_once, one_by_one)
+    singly = torch.stack([backbone.logits(expected[:, n]) for n in range(5)], dim=1)
+    assert torch.equal(backbone.logits(found.flatten(0, 1)).unflatten(0, (3, 5)), singly)
+
+
+@torch.no_grad()
 def test_a_cache_whose_rows_are_not_contiguous():
     backbone = build()
     backbone.optimize(quantize=True)
@@ -229,6 +251,8 @@ def test_a_position_outside_the_cache(at):
     x, kv, _ = decoded(backbone, 1, 40)
     with pytest.raises(IndexError, match=rf"from 0 to 39, got .*{at}"):
         backbone.hidden(x, kv=kv, at=torch.tensor([at]))
+    with pytest.raises(IndexError, match=r"from 0 to 39, got .*40"):
+        backbone.steps(x.repeat(1, 3, 1), kv, torch.tensor([38]))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import torch
 from everlong_models import SamplingParams, StepGraphs
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_server.engine.device.decode_batch import DecodeBatch
+from everlong_server.engine.device.decode_rows import DecodeRows
 from everlong_server.engine.device.requests import AnswerRequest
 from tests.models.fake_cuda_graph import record
 from tests.models.tiny import llama
@@ -23,8 +24,8 @@ def answers(memory: RMT) -> list[AnswerRequest]:
 
 def test_recorded_steps_give_every_answer_its_own_scores() -> None:
     memory, device = RMT(RMTConfig(segment_length=24, memory_tokens=3), llama()).eval(), torch.device("cpu")
-    recorded = DecodeBatch(memory, device, StepGraphs(memory.step, record))
-    batches = [(DecodeBatch(memory, device), answers(memory)), (recorded, answers(memory))]
+    recorded = DecodeBatch(DecodeRows(memory, device, StepGraphs(memory.steps, record)))
+    batches = [(DecodeBatch(DecodeRows(memory, device)), answers(memory)), (recorded, answers(memory))]
     with torch.no_grad():
         for batch, items in batches:
             for item in items[:3]:

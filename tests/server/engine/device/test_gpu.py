@@ -15,6 +15,7 @@ from everlong_lab.benchmarks import prefill as read
 from everlong_models import MEMORIES, GrammarCompiler, Model, SamplingParams, load_model
 from everlong_server.engine.device import runner as running
 from everlong_server.engine.device.answer_text import TokenDelta
+from everlong_server.engine.device.drafting import Drafting
 from everlong_server.engine.device.requests import (
     AnswerFinished,
     AnswerRequest,
@@ -24,6 +25,7 @@ from everlong_server.engine.device.requests import (
 )
 from everlong_server.engine.device.runner import Runner
 from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, gpu
+from tests.server.engine.device.conftest import eager
 
 pytestmark = pytest.mark.long
 
@@ -44,11 +46,11 @@ class OnGPU(Runner):
             super()._run()
 
 
-def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
+def served(model: Model, kind: type[Runner], draft_tokens: int) -> tuple[dict[str, Any], Runner]:
     """Run answers of every kind, a batch of documents and a memory view at the same time."""
     memory = model.memory
     S, start = memory.segment_length, memory.initial_state(1).to("cpu")
-    runner = kind(model, max_streams=8, reading_share=0.5, max_stall=0.1, reading_rows=3)
+    runner = kind(model, max_streams=8, reading_share=0.5, max_stall=0.1, reading_rows=3, draft_tokens=draft_tokens)
     ends: dict[str, queue.Queue] = {}
 
     def submit(name: str, make: Any) -> None:
@@ -97,17 +99,22 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
     how: dict[str, Any] = {"models_dir": tmp_path, "dtype": torch.float64, "quantize": False, "memory": memory}
     how["options"] = {"segment_length": 24} | ({"sinks": 4, "window": 20} if memory == "window" else {})
     name = str(tiny_model / "backbone")
-    expected, _ = served(load_model(name, **how), Runner)
+    expected, _ = served(load_model(name, **how), Runner, 0)
+    monkeypatch.setattr(Drafting, "of", eager)
     with gpu(), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(running, "CUDAGraphs", Graphs)
-        there, runner = served(load_model(name, device=DEVICE, **how), OnGPU)
+        there, runner = served(load_model(name, device=DEVICE, **how), OnGPU, 3)
         recorded = (
-            runner._decode_batch._graphs._graphs,
+            runner._decode_batch._cached._graphs._graphs,
             runner._sampler._kernel._calls,
             runner._prefill_batch._graphs._read._calls,
         )
         assert [bool(graphs) for graphs in recorded] == [True, True, memory == "rmt"], (
             "steps, draws, segments where they can be"
+        )
+        widths = {width for _, width in recorded[0]}
+        assert widths > {1} if memory in ("rmt", "window") else widths == {1}, (
+            "steps with guesses, where they can be taken back"
         )
         assert all(graph is not None for graphs in recorded for graph in graphs.values())
     assert not caplog.records

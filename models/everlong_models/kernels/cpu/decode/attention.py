@@ -83,6 +83,32 @@ def _turn_heads(job, details, row, at, head, queries, key):
 
 
 @compiled
+def _places(job, row, layer, group):
+    """Return the addresses of the keys and of the values of a group in a layer, in the cache that a row continues."""
+    keys = (
+        job[DecodeJob.KV]
+        + row // job[DecodeJob.STEPS] * job[DecodeJob.KV_ROW]
+        + layer * job[DecodeJob.KV_LAYER]
+        + group * job[DecodeJob.KV_HEAD]
+    )
+    return keys, keys + job[DecodeJob.KV_KIND]
+
+
+@compiled
+def store(job, own, layers, layer, part):
+    """Store the new key and value of a part: one group, of one row."""
+    H, G, d = job[DecodeJob.HEADS], job[DecodeJob.KV_HEADS], job[DecodeJob.HEAD_DIM]
+    row, group = divmod(part, G)
+    at = carray(int_pointer(job[DecodeJob.POSITIONS]), job[DecodeJob.ROWS])[row]
+    key, no_queries = floats(own, 1, d)[0], floats(own, 0, d)
+    _turn_heads(job, layers[layer, Layer.DETAILS], row, at, group * (H // G), no_queries, key)
+    value = floats(job[DecodeJob.Y] + 4 * (row * (H + 2 * G) + H + G + group) * d, 1, d)[0]
+    keys, values = _places(job, row, layer, group)
+    store_float16(address(key), keys + at * job[DecodeJob.KV_POSITION], d // LANES)
+    store_float16(address(value), values + at * job[DecodeJob.KV_POSITION], d // LANES)
+
+
+@compiled
 def _weigh(job, scores, count):
     """Turn the scores of one query into weights, in place: capped, if the model does, exponentiated. Return their sum."""
     if job[DecodeJob.CAP]:
@@ -92,7 +118,8 @@ def _weigh(job, scores, count):
 
 @compiled
 def attend(job, own, layers, layer, part):
-    """Compute the attention of a part: heads of one group, of one row. The part with the group's first head stores the new key and value."""
+    """Compute the attention of a part: heads of one group, of one row. The part with the group's first head stores the new key and value,
+    unless the phase before did."""
     B, H, G, d, many = (
         job[DecodeJob.ROWS],
         job[DecodeJob.HEADS],
@@ -108,14 +135,8 @@ def attend(job, own, layers, layer, part):
     scores = floats(own + 4 * (many + 1) * d, many, wide)
     _turn_heads(job, layers[layer, Layer.DETAILS], row, at, head, queries, key)
     value = floats(job[DecodeJob.Y] + 4 * (row * (H + 2 * G) + H + G + group) * d, 1, d)[0]
-    keys = (
-        job[DecodeJob.KV]
-        + row * job[DecodeJob.KV_ROW]
-        + layer * job[DecodeJob.KV_LAYER]
-        + group * job[DecodeJob.KV_HEAD]
-    )
-    values, stride = keys + job[DecodeJob.KV_KIND], job[DecodeJob.KV_POSITION]
-    if head % (H // G) == 0:
+    (keys, values), stride = _places(job, row, layer, group), job[DecodeJob.KV_POSITION]
+    if head % (H // G) == 0 and job[DecodeJob.STEPS] == 1:
         store_float16(address(key), keys + at * stride, blocks)
         store_float16(address(value), values + at * stride, blocks)
     begin = max(0, at + 1 - layers[layer, Layer.DETAILS, Detail.WINDOW])
