@@ -17,8 +17,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from everlong_server.cli.setting_groups import GROUPS
 from everlong_server.observability.metrics import Metrics
-from everlong_server.settings import GROUPS, PREFIX, Settings
+from everlong_server.settings import PREFIX, Settings
 from everlong_server.store.redis.keys import KEYS
 
 ROOT = Path(__file__).parents[1]

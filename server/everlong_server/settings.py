@@ -42,9 +42,16 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", cli_kebab_case=True, cli_prog_name="everlong serve",
-        cli_implicit_flags=True, cli_avoid_json=True, cli_exit_on_error=False, validate_default=True,
-    )  # fmt: skip
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_prog_name="everlong serve",
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        validate_default=True,
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -71,8 +78,9 @@ class Settings(BaseSettings):
         description="Folder for uploaded documents and the embedded Redis.",
     )
     models_dir: Path = Field(
-        default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models", description="Folder for downloaded and converted models."
-    )  # fmt: skip
+        default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models",
+        description="Folder for downloaded and converted models.",
+    )
     model: str | None = Field(
         None,
         description="Model to serve: a name that `everlong models list` shows, a folder with everlong.json, a backbone (Hugging Face folder, .gguf file or hub name), or BACKBONE+ADAPTER with a LoRA adapter; unset: a known model that suits the machine, or smollm2-135m-instruct if `memory` is set to another one than window or compact.",
@@ -87,34 +95,40 @@ class Settings(BaseSettings):
         300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
     )
     memory: str | None = Field(
-        None, description="Memory around a plain backbone: window (the default), rmt, …; compact and window also replace each other in trained models."
-    )  # fmt: skip
+        None,
+        description="Memory around a plain backbone: window (the default), rmt, …; compact and window also replace each other in trained models.",
+    )
     memory_options: dict[str, Any] = Field(
         default_factory=dict, description='Fields of the memory\'s configuration, as JSON: {"segment_length": 512}.'
     )
     device: str = Field(
         "auto", description="Device to run the model on: cpu, cuda, cuda:1, …; auto takes a GPU if there is one."
     )
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="Number of GPUs of this machine over which one model is spread.")  # fmt: skip
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="Number of GPUs of this machine over which one model is spread."
+    )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves the number to PyTorch.")
     quantize: bool = Field(
         True,
         description="On a CPU, generate with 4-bit weights if the model was stored in 4 bits, else with 8-bit weights; activations, keys and values have 16 bits.",
     )
     gpu_quantize: Literal["int8", "fp8", "int4"] | None = Field(
-        None, description="On a GPU, hold the weights of linear layers in these numbers, by torchao (the extra gpu-quantize); unset: bfloat16, or as the checkpoint has them."
-    )  # fmt: skip
+        None,
+        description="On a GPU, hold the weights of linear layers in these numbers, by torchao (the extra gpu-quantize); unset: bfloat16, or as the checkpoint has them.",
+    )
     bfloat16: bool | None = Field(
         None,
         description="On a CPU with AVX-512 or AMX bfloat16 instructions, run prefill in bfloat16; unset: only with a memory that has no weights, such as window or compact.",
     )
 
     secrets_dir: Path | None = Field(
-        None, description="Folder of files that hold settings, each named after its variable, such as everlong_redis_url."
-    )  # fmt: skip
+        None,
+        description="Folder of files that hold settings, each named after its variable, such as everlong_redis_url.",
+    )
     redis_url: str | None = Field(
-        None, description="URL of Redis: redis://, rediss://, unix://, redis+sentinel://HOST:PORT,…/SERVICE or redis+cluster://HOST:PORT,…; unset: start an embedded Redis."
-    )  # fmt: skip
+        None,
+        description="URL of Redis: redis://, rediss://, unix://, redis+sentinel://HOST:PORT,…/SERVICE or redis+cluster://HOST:PORT,…; unset: start an embedded Redis.",
+    )
     redis_copies: int | None = Field(
         None,
         ge=0,
@@ -126,8 +140,9 @@ class Settings(BaseSettings):
     )
 
     encryption_key_file: Path | None = Field(
-        None, description="File of keys that encrypt messages and documents at rest, one `ID HEX` a line; the first key encrypts, every key decrypts; unset: no encryption."
-    )  # fmt: skip
+        None,
+        description="File of keys that encrypt messages and documents at rest, one `ID HEX` a line; the first key encrypts, every key decrypts; unset: no encryption.",
+    )
     private_dir: Path | None = Field(
         None,
         description="Folder for decrypted working files (passage indexes, files being converted) while the server runs; unset: /dev/shm if it exists, else the system's temporary folder.",
@@ -178,22 +193,28 @@ class Settings(BaseSettings):
         description="Maximum number of documents whose segments are prefilled in one batch; unset: 1 on a CPU, where larger batches are no faster, else 64.",
     )
     cuda_graphs: bool = Field(
-        True, description="On a GPU, run prefill and decode with CUDA graphs; operations that cannot be captured are logged and run without.",
-    )  # fmt: skip
+        True,
+        description="On a GPU, run prefill and decode with CUDA graphs; operations that cannot be captured are logged and run without.",
+    )
     draft_tokens: int | None = Field(
-        None, ge=0, le=15, description="Maximum number of an answer's next tokens that are guessed from prompt and answer, and verified in one decode step (prompt lookup); answers stay the same; 0: none; unset: 7.",
-    )  # fmt: skip
+        None,
+        ge=0,
+        le=15,
+        description="Maximum number of an answer's next tokens that are guessed from prompt and answer, and verified in one decode step (prompt lookup); answers stay the same; 0: none; unset: 7.",
+    )
     tenant_requests_per_minute: int | None = Field(
         None, ge=1, description="Maximum number of requests per tenant and minute; unset: no limit."
     )
     tenant_streams: int | None = Field(
-        None, ge=1,
+        None,
+        ge=1,
         description="Maximum number of answers, searches, rankings and requests for embeddings or a session's memory at once per tenant; unset: no limit.",
-    )  # fmt: skip
+    )
     tenant_queued: int | None = Field(
-        None, ge=1,
+        None,
+        ge=1,
         description="Maximum number of documents per tenant and model that are queued or being read; unset: no limit.",
-    )  # fmt: skip
+    )
     tenant_bytes: int | None = Field(
         None,
         ge=1,
@@ -254,9 +275,10 @@ class Settings(BaseSettings):
         15.0, gt=0, description="Time in seconds after which a writer that does not renew its lease loses its session."
     )
     keepalive_seconds: float = Field(
-        15.0, gt=0,
+        15.0,
+        gt=0,
         description="Interval in seconds of keep-alive comments on event streams and of WebSocket pings; a request body that makes no progress for four intervals is rejected.",
-    )  # fmt: skip
+    )
     drain_seconds: float = Field(
         30.0, ge=0, description="Time in seconds that running answers have to finish after SIGTERM."
     )
@@ -317,34 +339,6 @@ class Settings(BaseSettings):
     def blobs(self) -> str:
         """fsspec URL of the store for uploaded documents."""
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
-
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
-    "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
-    "Model": ("tensor_parallel_size", "threads", "quantize", "gpu_quantize", "bfloat16", "cuda_graphs", "draft_tokens", "embeddings"),
-    "Several models": ("models", "models_memory", "model_idle_seconds"),
-    "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
-    "Limits": (
-        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "max_batch_bytes", "max_batch_lines", "recall_passages",
-        "recall_tokens",
-    ),
-    "Text in pictures": ("ocr_language", "ocr_models"),
-    "Scheduling": (
-        "max_streams", "max_queued", "max_readers", "reading_rows", "reading_share", "max_decode_stall_ms", "turn_seconds",
-        "checkpoint_seconds",
-    ),
-    "Quotas of each tenant": (
-        "tenant_requests_per_minute", "tenant_streams", "tenant_queued", "tenant_bytes", "tenant_sessions",
-        "tenant_tokens_per_day",
-    ),
-    "Lifetimes and timeouts": (
-        "chat_seconds", "response_seconds", "batch_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
-        "websocket_idle_seconds", "drain_seconds",
-    ),
-    "Logging": ("log_format", "log_level"),
-}  # fmt: skip
-"""Every setting once, by topic: the order of `everlong serve --help` and of the reference."""
 
 
 def traces_wanted() -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everlong_server.settings import GROUPS, Settings, SettingsError, load_settings
+from everlong_server.cli.setting_groups import GROUPS
+from everlong_server.settings import Settings, SettingsError, load_settings
 
 SERVER = Path(__file__).parents[2] / "server" / "everlong_server"
 

@@ -56,7 +56,8 @@ def _serve(context: typer.Context) -> None:
 
 def _help_page() -> typer.Typer:
     """Return a program whose only use is its help page, with all settings in groups."""
-    from everlong_server.settings import GROUPS, Settings
+    from everlong_server.cli.setting_groups import GROUPS
+    from everlong_server.settings import Settings
 
     def page(**_: Any) -> None:
         """Start the server.
