@@ -249,7 +249,9 @@ def _require_parallel(plan: _Plan, ranks: Ranks | None) -> None:
         possible = ", ".join(sorted(name for name, kind in MEMORIES.items() if kind.whole))
         raise ConfigError("memory", plan.memory_name, f"with tensor_parallel_size, must be one of {possible}")
     if plan.adapter is not None or (plan.manifest is not None and load_updates(plan.folder)):
-        raise ConfigError("tensor_parallel_size", ranks.size, "must be 1 for a model with low-rank updates")
+        raise ConfigError(
+            "tensor_parallel_size", ranks.size, "must be 1 for a model with low-rank updates; name another with --model"
+        )
 
 
 def _default_memory(name: str, models_dir: Path, progress: Progress) -> str:

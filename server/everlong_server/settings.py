@@ -200,7 +200,7 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=15,
-        description="Maximum number of an answer's next tokens that are guessed from prompt and answer, and verified in one decode step (prompt lookup); answers stay the same; 0: none; unset: 7.",
+        description="Maximum number of an answer's next tokens that the server guesses from prompt and answer, and verifies in one decode step (prompt lookup): 1, 3, 7 or 15; others count as the next smaller one; 0: none; unset: 7.",
     )
     tenant_requests_per_minute: int | None = Field(
         None, ge=1, description="Maximum number of requests per tenant and minute; unset: no limit."

@@ -110,8 +110,10 @@ class Everlong(_Server):
 
     def __init__(self, folder: Path, model: str, memory: str) -> None:
         self.name = f"everlong, {memory}"
-        # on a CPU, as the other peers
-        self._server = Process.everlong(folder, "--model", model, "--memory", memory, "--device", "cpu")
+        # On a CPU and without guesses of the next tokens, as the other peers.
+        self._server = Process.everlong(
+            folder, "--model", model, "--memory", memory, "--device", "cpu", "--draft-tokens", "0"
+        )
         self._session: dict[str, Any] = {}
 
     def read(self, text: str) -> float:

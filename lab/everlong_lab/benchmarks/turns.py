@@ -51,7 +51,7 @@ def run(*, model: str, prompt: int, turns: int, progress: Callable[[str], None])
     texts = [tokenizer.decode(tokens[turn * prompt : (turn + 1) * prompt]) + _QUESTION for turn in range(turns + 1)]
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         servers = {
-            _OURS: Process.everlong(Path(folder) / "data", "--model", model, "--device", "cpu"),
+            _OURS: Process.everlong(Path(folder) / "data", "--model", model, "--device", "cpu", "--draft-tokens", "0"),
             LlamaCpp.name: llama_server(model, prompt + _ROOM, Path(folder)),
         }
         try:

@@ -74,10 +74,10 @@ def drafts(
 ) -> None:
     """Compare the speed of answers with guesses of their next tokens and without."""
     from everlong_lab.benchmarks import drafts
-    from everlong_models.errors import BackboneError
+    from everlong_server.settings import SettingsError
 
     _on(device)
-    with reported(BackboneError):
+    with reported(SettingsError, RuntimeError):
         measured(
             lambda: drafts.run(
                 model=model, device=device, draft_tokens=draft_tokens, most=tokens, turns=turns, progress=progress

@@ -56,7 +56,9 @@ class Metrics:
             "everlong_first_token_seconds", "Time from the request to the first token", buckets=_LATENCY
         )
         self.token_seconds = histogram(
-            "everlong_token_seconds", "Time between two tokens of one answer", buckets=_TOKEN
+            "everlong_token_seconds",
+            "Time between two tokens of one answer; about 0 for a token that was guessed right, which comes with the one before",
+            buckets=_TOKEN,
         )
         self.answer_seconds = histogram(
             "everlong_answer_seconds", "Time from the request to the end of the answer", buckets=_LONG

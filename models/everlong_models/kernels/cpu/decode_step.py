@@ -193,14 +193,15 @@ def _parts(job, layers, layer, phase):
 
 def _step(
     name: str, phases: tuple[int, ...], compute_part: Any, *, with_experts: bool = False, centred: bool = False
-) -> Kernel:
-    """Make the kernel that computes all layers and the last norm, for one position per row. Every thread runs it.
+) -> Callable[[Any], None]:
+    """Make the function that computes all layers and the last norm, for T positions of each row (`DecodeJob.STEPS`). Every thread runs it.
 
-    Each thread takes parts of a phase until none is left. A thread that starts late finds earlier phases done. There are several kernels, since
+    Each thread takes parts of a phase until none is left. A thread that starts late finds earlier phases done. There are several functions, since
     experts take six seconds to compile. `centred`: norms are layer norms, and `O` and `DOWN` compute rows with mean 0.
     """
     first, last = (ends.begin_centred, ends.end_centred) if centred else (ends.begin, ends.end)
 
+    @compiled_as(name)
     def step(data):  # noqa: PLR0912 - a kernel: one branch for each phase
         job = carray(data, FIELDS)
         me = fetch_add(job[DecodeJob.COUNTERS])
@@ -241,12 +242,36 @@ def _step(
                 next_part, done = next_part + 2 * LINE, done + 2 * LINE
         last(job, next_part)
 
-    step.__name__ = name
-    return Kernel(step, len(phases) - (len(_MLP) if with_experts else 0))
+    return step
 
 
-STEP = _step("step", _PHASES, _compute_gated)
-STEP_WITH_EXPERTS = _step("step_with_experts", _PHASES_WITH_EXPERTS, _compute_gated, with_experts=True)
-STEP_WITH_LAYER_NORMS = _step("step_with_layer_norms", _PHASES, _compute_ungated, centred=True)
-STEP_IN_PARALLEL = _step("step_in_parallel", _PARALLEL_PHASES, _compute_ungated, centred=True)
-"""The last two are for layers without gates; in the last one, attention and MLP have the same input."""
+_gated, _ungated = _step("gated", _PHASES, _compute_gated), _step("ungated", _PHASES, _compute_ungated, centred=True)
+_with_experts = _step("experts", _PHASES_WITH_EXPERTS, _compute_gated, with_experts=True)
+_parallel = _step("parallel", _PARALLEL_PHASES, _compute_ungated, centred=True)
+
+
+# numba stores the code of a kernel only for functions of a module: it finds that of a closure under another name in each process.
+def step(data):
+    """Compute layers whose MLPs have gates."""
+    _gated(data)
+
+
+def step_with_experts(data):
+    """Compute layers some of whose MLPs are mixtures of experts."""
+    _with_experts(data)
+
+
+def step_with_layer_norms(data):
+    """Compute layers with layer norms, and MLPs without gates."""
+    _ungated(data)
+
+
+def step_in_parallel(data):
+    """Compute such layers, if attention and MLP have the same input."""
+    _parallel(data)
+
+
+STEP, STEP_WITH_LAYER_NORMS = Kernel(step, len(_PHASES)), Kernel(step_with_layer_norms, len(_PHASES))
+STEP_WITH_EXPERTS = Kernel(step_with_experts, len(_PHASES_WITH_EXPERTS) - len(_MLP))
+STEP_IN_PARALLEL = Kernel(step_in_parallel, len(_PARALLEL_PHASES))
+KERNELS = (STEP, STEP_WITH_EXPERTS, STEP_WITH_LAYER_NORMS, STEP_IN_PARALLEL)

@@ -157,9 +157,10 @@ def _applying(name, activate):
 
 
 def _linear(name: str, apply_epilogue: Any) -> Callable[[Any], None]:
-    """Make the kernel y ← epilogue(x Wᵀ + b). Every thread runs it."""
+    """Make the function y ← epilogue(x Wᵀ + b). Every thread runs it."""
 
-    def linear(data):
+    @compiled_as(name)
+    def compute(data):
         job = carray(data, FIELDS)
         fetch_add(job[PrefillJob.COUNTERS])
         B, K, N, x, w = job[PrefillJob.ROWS], job[PrefillJob.K], job[PrefillJob.N], job[PrefillJob.X], job[PrefillJob.W]
@@ -179,13 +180,22 @@ def _linear(name: str, apply_epilogue: Any) -> Callable[[Any], None]:
                     _multiply(x + 4 * first * K, w + 4 * n * K, to, last - first, K, K, PANEL, N)
                 apply_epilogue(job, y, first, last, start, end)
 
-    linear.__name__ = name
-    return linear
+    return compute
 
 
-linear = _linear("linear", _applying("linear", _activate))
-exact_gelu_linear = _linear("exact_gelu_linear", _applying("exact_gelu_linear", _activate_exactly))
-"""A kernel of its own, so that models without this activation do not compile it."""
+_with_epilogue, _with_exact_gelu = (
+    _linear(name, _applying(name, activate)) for name, activate in (("any", _activate), ("exact", _activate_exactly))
+)
+
+
+def linear(data):
+    """Compute y ← epilogue(x Wᵀ + b), for every epilogue but exact GELU. Every thread runs this function, here and below."""
+    _with_epilogue(data)
+
+
+def exact_gelu_linear(data):
+    """Compute y ← GELU(x Wᵀ + b). A kernel of its own, so that models without this activation do not compile it."""
+    _with_exact_gelu(data)
 
 
 def norm(data):

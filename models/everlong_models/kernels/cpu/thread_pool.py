@@ -150,7 +150,7 @@ def shared_memory(table: np.ndarray, rows: int, width: int) -> Tensor:
 
 
 def step(kernel: decode_step.Kernel, fields: Mapping[DecodeJob, int]) -> None:
-    """Compute all layers and the last norm for one position per row. `fields`: all of `DecodeJob` but the fields that this function adds."""
+    """Compute all layers and the last norm for T positions of each row (`DecodeJob.STEPS`). `fields`: all of `DecodeJob` but the fields that this function adds."""
     rows, head_dim = fields[DecodeJob.ROWS], fields[DecodeJob.HEAD_DIM]
     wide = max(fields[DecodeJob.WIDTH], fields[DecodeJob.MLP_WIDTH], fields[DecodeJob.HEADS] * head_dim)
     products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[DecodeJob.RANK])

@@ -202,7 +202,7 @@ class Runner:
             action(request)
         except torch.AcceleratorError:
             raise
-        except Exception as error:  # of this request alone, such as a damaged state
+        except Exception as error:  # of this request alone, such as a damaged state, a sink or a grammar that fails
             self._fail(request, error)
 
     def _step_if_due(self) -> None:
@@ -328,22 +328,22 @@ class Runner:
         while answers:
             tokens, answers = self._sampler.sample(answers, self._fail), []
             for request, token in tokens:
-                try:
-                    if not self._emit(request, token):
-                        continue
-                    if not request.take_guess(token):
-                        sampled[request.id] = token
-                    elif request.cancelled:
-                        self._finish(request, "cancelled")
-                    else:
-                        answers.append(request)
-                except Exception as error:  # a sink or a grammar that fails ends its own answer only
-                    self._fail(request, error)
+                self._try(partial(self._take, token=token, sampled=sampled, again=answers), request)
         self._decode_batch.rewind()
         self._start_next_segments(sampled)
         self._on_step(len(sampled) / self.max_streams)
         with at_yield_points(self._bridge.flush):
             self._decode_batch.step(sampled)
+
+    def _take(self, request: AnswerRequest, token: int, sampled: dict[int, int], again: list[AnswerRequest]) -> None:
+        """Emit a token. It goes to `sampled` if it must be decoded. If it was guessed and decoded, the answer goes to `again`."""
+        if self._emit(request, token):
+            if not request.take_guess(token):
+                sampled[request.id] = token
+            elif request.cancelled:
+                self._finish(request, "cancelled")
+            else:
+                again.append(request)
 
     def _start_next_segments(self, sampled: dict[int, int]) -> None:
         """Start the next segment of each answer whose segment is full. Removes answers that leave the batch from `sampled`."""

@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,8 @@ _CALLS = {
 _MEETING = "meeting"
 """Name of the file by which the processes find each other."""
 _EXIT_SECONDS = 10.0
-"""How long the server has to exit after a worker's end: its device thread may wait for that worker for ever."""
+"""How long the server has to exit after a worker's end: its device thread may wait for that worker for ever. Also how long it waits for a worker
+that it has killed."""
 _FIRST_REPORTS_SECONDS = 10.0
 """How long a worker that cannot load the model waits for the server, which usually has the same error and reports it."""
 
@@ -60,7 +62,8 @@ class Workers:
     def __init__(self, size: int, kind: str, load: dict[str, Any]) -> None:
         """Start the workers of `size` processes, which load the model with the arguments `load` of `load_model` at once.
 
-        `kind`: of device, `cpu` or `cuda`. Raises `ConfigError` for more processes than GPUs.
+        `kind`: of device, `cpu` or `cuda`. Raises `ConfigError` for more processes than GPUs, and `EverlongModelError` for a worker that ends
+        at once.
         """
         self.device = device_of(0, size, kind)
         self.failure: str | None = None
@@ -77,7 +80,13 @@ class Workers:
             )
             self._processes.append(process)
             Thread(target=self._watch, args=(rank, process), name=f"everlong-rank-{rank}", daemon=True).start()
-            self._send(process, (kind, torch.get_num_threads(), load))
+            try:
+                self._send(process, (kind, torch.get_num_threads(), load))
+            except BrokenPipeError as error:
+                self.stop()
+                raise EverlongModelError(
+                    f"worker process {rank} of the tensor parallelism ended while it started"
+                ) from error
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Wait for the process to end. If it should not have, let the server exit."""
@@ -87,10 +96,12 @@ class Workers:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         self.failure = f"worker process {rank} of the tensor parallelism {how}"
         log.error("%s: the server exits and must be restarted", self.failure)
-        self.stop()
-        deadline = Timer(_EXIT_SECONDS, os._exit, [1])
+        deadline = Timer(
+            _EXIT_SECONDS, os._exit, [1]
+        )  # a worker may hang in its driver, and the device thread in a call
         deadline.daemon = True
         deadline.start()
+        self.stop()
 
     @staticmethod
     def _send(process: subprocess.Popen[bytes], message: object) -> None:
@@ -123,7 +134,9 @@ class Workers:
         self._stopping = True
         for process in self._processes:
             process.kill()
-            process.wait()
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):  # it ends with the call of its driver in which it hangs
+                process.wait(_EXIT_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

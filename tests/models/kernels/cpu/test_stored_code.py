@@ -12,7 +12,16 @@ import pytest
 import torch
 from numba import cfunc
 
-from everlong_models.kernels.cpu import matrix_product, thread_pool
+from everlong_models.kernels.cpu import (
+    decode_step,
+    dequantise,
+    experts,
+    matrix_product,
+    prefill,
+    quantise,
+    sampling_kernel,
+    thread_pool,
+)
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, QuantisedMatrix, can_quantise
 from tests.models.q4_weights import q4_weights
 
@@ -47,6 +56,36 @@ def test_stored_machine_code_is_reused_and_damaged_files_are_replaced(tmp_path):
     for file in files:
         file.write_bytes(file.read_bytes()[:100])
     assert compute() == first
+
+
+KERNELS = [
+    *(kernel.run for kernel in decode_step.KERNELS), prefill.linear, prefill.exact_gelu_linear, prefill.norm, prefill.rotate, prefill.attend,
+    matrix_product.multiply, quantise.quantise_groups, experts.mixture, dequantise.dequantise, sampling_kernel.sample,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
+def test_a_kernel_is_a_function_of_its_module(kernel):
+    """numba would store the code of a closure under another name in each process: every start would compile it again."""
+    assert kernel.__closure__ is None
+    assert getattr(sys.modules[kernel.__module__], kernel.__name__) is kernel
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", decode_step.KERNELS, ids=lambda kernel: kernel.run.__name__)
+def test_the_stored_code_of_a_decode_step_is_reused(tmp_path, kernel):
+    script = f"""
+from everlong_models.kernels.cpu import decode_step, thread_pool
+thread_pool.prepare(decode_step.{kernel.run.__name__})
+"""
+    stored = []
+    for _ in range(2):
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+        stored.append({file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nb?")})
+    first, second = stored
+    assert len(first) == 2
+    assert first == second
 
 
 @pytest.mark.long
