@@ -16,7 +16,13 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import quantised_llama, rotary
 from everlong_models.backbone.cache import zeros
-from everlong_models.backbone.description import has_movable_keys, rotations_of, sliding_window, unsupported_reason
+from everlong_models.backbone.description import (
+    has_fixed_frequencies,
+    has_movable_keys,
+    rotations_of,
+    sliding_window,
+    unsupported_reason,
+)
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.backbone.llama import Llama
 from everlong_models.backbone.number_formats.checkpoint import rows_mix
@@ -260,6 +266,14 @@ class Backbone(nn.Module):
         with nullcontext() if observer is None else observed(self.model, observer):
             out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
         return out if keep is None else out[:, -keep:]
+
+    @property
+    def steps_are_single(self) -> bool:
+        """Whether `steps` computes what single steps do, up to rounding. False if rows of a product depend on each other, or the rotation of a
+        position on later ones of its pass (`longrope`)."""
+        config = self.model.config
+        quantised = self._optimised is not None and self._optimised.decoding is not None
+        return not rows_mix(config) and (quantised or has_fixed_frequencies(config.get_text_config()))
 
     def steps(self, x: Tensor, kv: Tensor, at: Tensor) -> Tensor:
         """Return what T calls of `hidden` with one position each return, (B, T, D), for embeddings `x` (B, T, D) from the positions `at` (B,).

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from everlong_models.backbone.decoder import gpt
 from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Mixture, Part, Rotations
 from everlong_models.kernels.linear import Activation
-from everlong_models.kernels.low_rank import has_float_weight, split_update
+from everlong_models.kernels.low_rank import has_float_weight
 from everlong_models.kernels.norms import Norms
 
 FAMILIES = (
@@ -219,6 +219,7 @@ def rotary_kind(config: Any, index: int) -> str:
 def _kind(matrix: nn.Module) -> type:
     """Return the class of a matrix. For one with a low-rank update, whose class PyTorch derives, the original class; for a quantised one,
     that of its weight."""
-    if type(matrix) is nn.Linear and not has_float_weight(matrix):
-        return type(matrix.weight)
-    return type(matrix) if split_update(matrix)[1] is None else type(matrix).__bases__[0]
+    if parametrize.is_parametrized(matrix, "weight"):
+        return type(matrix).__bases__[0]
+    own = type(matrix) is nn.Linear or gpt.is_matrix(type(matrix))
+    return type(matrix.weight) if own and not has_float_weight(matrix) else type(matrix)

@@ -86,11 +86,6 @@ def split_update(layer: Any) -> tuple[Tensor, Update | None]:
     return parametrization.original, (parametrization[0].a, parametrization[0].b)
 
 
-def stack_updates(layers: Sequence[Any]) -> Update | None:
-    """Return the update of the matrix that has the rows of all these layers' weights; None if no layer has an update."""
-    return stack(*zip(*map(split_update, layers), strict=True))
-
-
 def stack(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> Update | None:
     """Return the update of the matrix that has the rows of all these `weights`; None if none has an update."""
     some = next((update for update in updates if update is not None), None)

@@ -269,7 +269,7 @@ class ARMT(SegmentReader):
     @property
     def can_rewind(self) -> bool:
         """See `SegmentReader`."""
-        return True
+        return self.backbone.steps_are_single
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, at the end of its segment."""

@@ -275,6 +275,33 @@ def test_falcon_with_alibi_is_refused():
         Backbone(model)
 
 
+class Packed(nn.Module):
+    """Stands for a quantised matrix of another package: it has no weight of the usual form."""
+
+
+@pytest.mark.parametrize(
+    ("family", "matrix"),
+    [("llama", "self_attn.q_proj"), ("gpt2", "attn.c_attn"), ("gpt_neox", "attention.query_key_value"), ("falcon", "mlp.dense_h_to_4h")],
+)  # fmt: skip
+def test_matrices_of_another_package_are_left_to_it(family, matrix):
+    model = tiny_families.model(family).eval()
+    layers = model.base_model.layers if hasattr(model.base_model, "layers") else model.base_model.h
+    layers[0].set_submodule(matrix, Packed())
+    assert "matrices of type" in str(unsupported_reason(model))
+    assert "Packed" in str(unsupported_reason(model))
+
+
+def test_guesses_are_verified_only_where_steps_at_once_are_single_steps():
+    """Phi 3 chooses the frequencies of all positions by the last one; LLM.int8() chooses columns by all rows."""
+    llama, phi3 = build("llama", torch.float32), build("phi3", torch.float32)
+    assert llama.steps_are_single
+    assert not phi3.steps_are_single
+    phi3.optimize(quantize=True)
+    assert phi3.steps_are_single == (phi3._optimised.decoding is not None)
+    llama.model.config.quantization_config = {"load_in_8bit": True}
+    assert not llama.steps_are_single
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "falcon"])
 def test_an_optimized_backbone_holds_no_weight_twice(family):
     backbone = build(family, torch.float32)

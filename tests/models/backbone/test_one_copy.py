@@ -72,7 +72,9 @@ def test_a_matrix_keeps_the_grid_of_its_blocks(kind: Kind) -> None:
 )  # fmt: skip
 @torch.no_grad()
 def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
-    file = tiny_gguf.write(models / f"{family}-{tied}-{bfloat16}.gguf", family, tied=tied)
+    # With all experts in use, the rounding of bfloat16 cannot choose between two that are nearly as good.
+    all_experts = {"qwen3moe.expert_used_count": tiny_gguf.EXPERTS} if family == "qwen3moe" and bfloat16 else {}
+    file = tiny_gguf.write(models / f"{family}-{tied}-{bfloat16}.gguf", family, tied=tied, **all_experts)
     exact, found = Backbone(tiny_gguf.float_model(file)), load(file, models, bfloat16=bfloat16)
     assert (found.device, found.dtype) == (torch.device("cpu"), torch.float32)
     torch.manual_seed(0)
@@ -83,18 +85,14 @@ def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
     kv, near = exact.new_kv(8, 100), found.new_kv(8, 100)
     close = 0.03 if bfloat16 else 0.005
     expected, hidden = exact.hidden(x, kv=kv), found.hidden(x, kv=near)
-    near_by = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1) < (close if family == "qwen3moe" else 2 * close)
-    if (
-        family == "qwen3moe"
-    ):  # where two experts are as good, rounding chooses, and later positions attend to the result
-        assert near_by.float().mean() > (0.8 if bfloat16 else 0.98)
-    else:
-        assert near_by.all(), "at every position"
-    assert distance(hidden[near_by], expected[near_by]) < close
+    assert distance(hidden, expected) < close
+    near_by = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1) < 2 * close
+    # Where two experts are as good, rounding chooses.
+    assert near_by.float().mean() > 0.98 if family == "qwen3moe" else near_by.all(), "at every position"
     assert distance(near.float(), kv) < close
     scores, found_scores = exact.logits(expected), found.logits(hidden)
     chance = scores.softmax(-1)
-    divergence = (chance * (scores.log_softmax(-1) - found_scores.log_softmax(-1))).sum(-1)[near_by].mean()
+    divergence = (chance * (scores.log_softmax(-1) - found_scores.log_softmax(-1))).sum(-1).mean()
     assert float(divergence) < (1e-3 if bfloat16 else 1e-5)
     same, (first, second) = scores.argmax(-1) == found_scores.argmax(-1), scores.topk(2).values.unbind(-1)
     margin = (first - second) / scores.std()
@@ -104,10 +102,7 @@ def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
     )
     x, kv, near, at = x[:2], kv[:2], near[:2], torch.tensor([90, 41])
     for count in (1, 3):  # a decode step; several positions
-        expected, hidden = exact.hidden(x[:, :count], kv=kv, at=at), found.hidden(x[:, :count], kv=near, at=at)
-        near_by = (hidden - expected).norm(dim=-1) / expected.norm(dim=-1) < 2 * close
-        assert near_by.float().mean() > 0.6 if family == "qwen3moe" else near_by.all()
-        assert distance(hidden[near_by], expected[near_by]) < close
+        assert distance(found.hidden(x[:, :count], kv=near, at=at), exact.hidden(x[:, :count], kv=kv, at=at)) < close
 
 
 @pytest.mark.parametrize("bfloat16", CHOICES)

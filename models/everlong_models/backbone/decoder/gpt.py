@@ -78,9 +78,9 @@ def _parallel(config: Any) -> bool:
 
 
 def _layer(kind: str, layer: Any, sizes: tuple[int, int, int]) -> LayerDescription:
-    mlp = layer.mlp
+    mlp, (heads, _, d) = layer.mlp, sizes
     if kind == "gpt2":
-        qkv, o = _stacked(layer.attn.c_attn), Part(layer.attn.c_proj)
+        qkv, o = _stacked(layer.attn.c_attn, heads * d), Part(layer.attn.c_proj)
         ungated, (before, between) = UngatedMLP(Part(mlp.c_fc), Part(mlp.c_proj)), (layer.ln_1, layer.ln_2)
     else:
         attention = layer.attention if kind == "gpt_neox" else layer.self_attention
@@ -94,15 +94,14 @@ def _layer(kind: str, layer: Any, sizes: tuple[int, int, int]) -> LayerDescripti
     )  # fmt: skip
 
 
-def _stacked(module: Conv1D) -> tuple[Part, Part, Part]:
-    """Return queries, keys and values of a matrix that has all queries, then all keys, then all values."""
-    third = module.nf // 3
-    return Part(module, slice(third)), Part(module, slice(third, 2 * third)), Part(module, slice(2 * third, None))
+def _stacked(module: Conv1D, width: int) -> tuple[Part, Part, Part]:
+    """Return queries, keys and values of a matrix that has all queries, then all keys, then all values, each of the same width."""
+    return Part(module, slice(width)), Part(module, slice(width, 2 * width)), Part(module, slice(2 * width, None))
 
 
 def _interleaved(module: nn.Linear, heads: int, kv_heads: int, d: int) -> tuple[Part, Part, Part]:
     """Return queries, keys and values of a matrix that has, for each key head, its queries, then the key and the value."""
-    rows = torch.arange(len(module.weight)).view(kv_heads, heads // kv_heads + 2, d)
+    rows = torch.arange((heads + 2 * kv_heads) * d).view(kv_heads, heads // kv_heads + 2, d)
     q, k, v = (which.flatten() for which in (rows[:, :-2], rows[:, -2], rows[:, -1]))
     return Part(module, q), Part(module, k), Part(module, v)
 

@@ -118,7 +118,7 @@ def _linear_weights(model: PreTrainedModel, method: Method) -> dict[int, torch.T
     return {
         id(module.weight): module.weight
         for module in model.modules()
-        if isinstance(module, nn.Linear) and module is not head and _can_quantise(method, module.in_features)
+        if type(module) is nn.Linear and module is not head and _can_quantise(method, module.in_features)
     }
 
 

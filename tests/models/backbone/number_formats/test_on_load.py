@@ -259,6 +259,9 @@ class TestRefused:
             load_backbone(str(tmp_path / "odd"), models_dir=tmp_path, gpu_quantize="int4")
         with pytest.raises(BackboneError, match=r"GPT2LMHeadModel has 0% of its weights"):
             load_backbone(str(small_backbone("gpt2")), models_dir=tmp_path, gpu_quantize="int8")
+        save(tmp_path / "falcon", "falcon", num_kv_heads=1)
+        with pytest.raises(BackboneError, match=r"FalconForCausalLM has 0% of its weights"):
+            load_backbone(str(tmp_path / "falcon"), models_dir=tmp_path, gpu_quantize="int8")
 
     def test_a_layer_that_takes_its_weight_by_itself(self, tmp_path: Path) -> None:
         tiny_recurrent.save_recurrent(tmp_path / "mamba", "mamba")
