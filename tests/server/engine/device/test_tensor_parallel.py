@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from everlong_models import MemoryState
@@ -58,6 +59,12 @@ def workers(server: Server) -> list[psutil.Process]:
 def ended(process: psutil.Process) -> bool:
     """Return whether the process does not run any more."""
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def counted(server: Server, name: str) -> float:
+    """Return the sum of a counter."""
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == f"{name}_total")
 
 
 QUESTIONS = ("One?", "Two, and a few more words?")
@@ -145,6 +152,9 @@ def test_two_processes_answer_as_one_and_take_over_its_sessions(
     assert answers_at_once(both, document) == crowd
     session, found = conversation(both, document)
     assert found == answers
+    assert counted(both, "everlong_tokens_drafted") > counted(both, "everlong_tokens_accepted") > 0, (
+        "guesses, and wrong ones"
+    )
     assert both.http.get(f"/v1/sessions/{session}/memory").json()["tokens"] > 0
     before, (worker,) = both.get_session(session), workers(both)
     both.kill9()
