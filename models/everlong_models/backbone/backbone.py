@@ -268,9 +268,9 @@ class Backbone(nn.Module):
         return out if keep is None else out[:, -keep:]
 
     @property
-    def steps_are_single(self) -> bool:
-        """Whether `steps` computes what single steps do, up to rounding. False if rows of a product depend on each other, or the rotation of a
-        position on later ones of its pass (`longrope`)."""
+    def can_verify_guesses(self) -> bool:
+        """Whether `steps` computes what single steps do, up to rounding. False if rows of a product depend on each other (LLM.int8()), or the
+        rotation of a position depends on later ones of its pass (`longrope`)."""
         config = self.model.config
         quantised = self._optimised is not None and self._optimised.decoding is not None
         return not rows_mix(config) and (quantised or has_fixed_frequencies(config.get_text_config()))

@@ -269,7 +269,7 @@ class ARMT(SegmentReader):
     @property
     def can_rewind(self) -> bool:
         """See `SegmentReader`."""
-        return self.backbone.steps_are_single
+        return self.backbone.can_verify_guesses
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, at the end of its segment."""

@@ -250,7 +250,7 @@ class Compact(SegmentReader):
     @property
     def can_rewind(self) -> bool:
         """See `SegmentReader`."""
-        return self.backbone.steps_are_single
+        return self.backbone.can_verify_guesses
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, after the kept entries and the tokens of its segment."""

@@ -176,7 +176,7 @@ class Window(SegmentReader):
     @property
     def can_rewind(self) -> bool:
         """See `SegmentReader`."""
-        return self.backbone.steps_are_single
+        return self.backbone.can_verify_guesses
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, after its context and the tokens of its segment."""

@@ -294,12 +294,12 @@ def test_matrices_of_another_package_are_left_to_it(family, matrix):
 def test_guesses_are_verified_only_where_steps_at_once_are_single_steps():
     """Phi 3 chooses the frequencies of all positions by the last one; LLM.int8() chooses columns by all rows."""
     llama, phi3 = build("llama", torch.float32), build("phi3", torch.float32)
-    assert llama.steps_are_single
-    assert not phi3.steps_are_single
+    assert llama.can_verify_guesses
+    assert not phi3.can_verify_guesses
     phi3.optimize(quantize=True)
-    assert phi3.steps_are_single == (phi3._optimised.decoding is not None)
+    assert phi3.can_verify_guesses == (phi3._optimised.decoding is not None)
     llama.model.config.quantization_config = {"load_in_8bit": True}
-    assert not llama.steps_are_single
+    assert not llama.can_verify_guesses
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "falcon"])
