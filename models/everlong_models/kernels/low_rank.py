@@ -56,9 +56,11 @@ _A, _B = "lora_a", "lora_b"
 
 
 def has_float_weight(layer: Any) -> bool:
-    """Return whether the layer's weight is a plain tensor of floats of at least 16 bits, rather than quantised."""
+    """Return whether the layer's weight is one tensor of floats of at least 16 bits, rather than quantised."""
     weight: Any = getattr(layer, "weight", None)
-    return type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.dtype.itemsize > 1
+    # torchao's weights claim the type of the floats that they stand for, and consist of several tensors.
+    several = hasattr(weight, "__tensor_flatten__")
+    return isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype.itemsize > 1 and not several
 
 
 def attach_to_output(layer: nn.Module, update: Update, dtype: torch.dtype, device: torch.device) -> None:
