@@ -65,9 +65,8 @@ def _build(kind: str, width: int, layers: int, kv_heads: int = 2) -> Backbone:
     torch.manual_seed(0)
     sizes = _SIZES | {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
     sizes["num_key_value_heads"] = kv_heads
-    if (
-        kind in _UNGATED
-    ):  # two matrices with as many weights as Llama's three; the family decides the number of key heads
+    if kind in _UNGATED:
+        # Two matrices with as many weights as Llama's three. The family decides the number of key heads.
         sizes |= {_UNGATED[kind]: 9 * width // 2, "bos_token_id": 0, "eos_token_id": 0}
         del sizes["num_key_value_heads"]
     if kind == "qwen3_moe":  # as much is multiplied for each token as in Llama's MLP
