@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.layers import layers_of
+from everlong_models.backbone.layers.families import layers_of
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.yield_point import yield_point

@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import FalconConfig, FalconForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.layers import FAMILIES as SUPPORTED
-from everlong_models.backbone.layers import Layers, SplitLayers, layers_of, split_layers_of
+from everlong_models.backbone.layers.base import Layers, SplitLayers
+from everlong_models.backbone.layers.families import FAMILIES as SUPPORTED
+from everlong_models.backbone.layers.families import layers_of, split_layers_of
 from everlong_models.errors import BackboneError
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.base import SegmentReader
@@ -35,6 +35,13 @@ WINDOWS = {"head_dim": 8, "sliding_window": 4, "layer_types": MIXED, "query_pre_
 OTHERS = {
     "mistral": {"sliding_window": 4},
     "gpt_neox": {"num_key_value_heads": 6},
+    "falcon": {
+        "num_kv_heads": 2,
+        "new_decoder_architecture": True,
+        "num_key_value_heads": 6,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "gemma2": WINDOWS,
     "gemma3_text": WINDOWS,
@@ -92,7 +99,7 @@ def run_whole(layers: Layers, x: Tensor, **where: Tensor | None) -> Tensor:
 def run_halves(layers: SplitLayers, x: Tensor, **where: Tensor | None) -> Tensor:
     h, shared = layers.begin(x, **where)
     for layer in range(len(layers)):
-        h = layers.feed_forward(layer, h + layers.attend(layer, layers.norm(layer, h), shared).context)
+        h = layers.feed_forward(layer, h, layers.attend(layer, layers.norm(layer, h), shared).context)
     return layers.end(h)
 
 
@@ -141,6 +148,36 @@ def test_the_loop_is_the_models_own_forward(name, run, attention):
     torch.testing.assert_close(run(layers, x), expected, **CLOSE[attention])
 
 
+VARIANTS = {
+    "one after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "every dimension rotates": ("gpt_neox", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    "Falcon 7B": ("falcon", {"new_decoder_architecture": False, "multi_query": True, "bias": True}),
+    "a key for each query": ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 6}),
+    "not parallel": ("falcon", {"new_decoder_architecture": False, "multi_query": True, "parallel_attn": False}),
+    "one norm": ("falcon", {"num_ln_in_parallel_attn": 1}),
+    "some dimensions rotate": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "a small cap": ("gemma2", {"attn_logit_softcapping": 0.5}),
+}
+"""Settings of families that change what their layers compute."""
+
+
+@pytest.mark.parametrize("run", [run_whole, run_halves])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_settings_that_change_a_familys_layers_are_followed(variant, run):
+    family, changes = VARIANTS[variant]
+    backbone = make(family, **changes)
+    close = CLOSE["eager" if family == "gemma2" else "sdpa"]
+    layers, x = layers_of(backbone), torch.randn(2, 9, 48, dtype=torch.float64)
+    expected = backbone.model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
+    torch.testing.assert_close(run(layers, x), expected, **close)
+    kv = backbone.new_kv(2, 12)
+    run(layers, x[:, :5], kv=kv)
+    torch.testing.assert_close(run(layers, x[:, 5:], kv=kv, at=torch.tensor([5, 5])), expected[:, 5:], **close)
+
+
 @pytest.mark.parametrize(("name", "run", "attention"), with_attention())
 def test_rows_continue_at_their_own_positions(name, run, attention):
     backbone = make(name)
@@ -170,7 +207,7 @@ def test_every_layers_input_is_that_of_the_models_own_forward(family, run):
         if run is run_whole:
             h = layers(layer, h, shared)
         else:
-            h = layers.feed_forward(layer, h + layers.attend(layer, layers.norm(layer, h), shared).context)
+            h = layers.feed_forward(layer, h, layers.attend(layer, layers.norm(layer, h), shared).context)
     torch.testing.assert_close(layers.end(h), expected[-1])
 
 
@@ -179,7 +216,7 @@ def test_every_layers_input_is_that_of_the_models_own_forward(family, run):
 def test_stacked_weights_run_every_layer_at_once(name):
     layers = layers_of(make(name))
     if not layers.alike:
-        assert name in ("smollm3", "gemma2", "gemma3_text", "olmo3", "qwen3_moe")
+        assert name in ("smollm3", "gemma2", "gemma3_text", "olmo3", "qwen3_moe", "falcon")
         return
     h = torch.randn(len(layers), 2, 9, 48, dtype=torch.float64)
     _, shared = layers.begin(h[0])
@@ -215,15 +252,16 @@ def test_an_untrained_memory_in_the_layers_leaves_the_models_logits_as_they_were
 
 
 def test_unsupported_backbones_are_refused():
-    falcon = Backbone(
-        FalconForCausalLM(FalconConfig(**(SMALL | {"num_key_value_heads": 1}), bos_token_id=0, eos_token_id=0))
-    )
+    config = transformers.AutoConfig.for_model("persimmon", **SMALL | {"num_key_value_heads": 6})
+    persimmon = Backbone(transformers.AutoModelForCausalLM.from_config(config))
     with pytest.raises(
-        BackboneError, match=r"FalconForCausalLM \(falcon\).*supported for apertus, arcee, cohere, ernie4_5, gemma, "
+        BackboneError,
+        match=r"PersimmonForCausalLM \(persimmon\).*supported for apertus, arcee, cohere, ernie4_5, falcon, gemma, ",
     ):
-        layers_of(falcon)
+        layers_of(persimmon)
     with pytest.raises(
-        BackboneError, match=r"OlmoForCausalLM \(olmo\).*supported for arcee, gemma, gemma3_text, gpt2, granite"
+        BackboneError,
+        match=r"OlmoForCausalLM \(olmo\).*supported for arcee, falcon, gemma, gemma2, gemma3_text, gpt2, gpt_neox, granite",
     ):
         split_layers_of(make("olmo"))
     backbone = llama()

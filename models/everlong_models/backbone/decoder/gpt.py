@@ -65,13 +65,14 @@ def describe(model: PreTrainedModel, rotations: Rotations) -> Description:
         rotations=rotations,
         norm=norm.weight.detach(),
         norm_bias=norm.bias.detach(),
-        parallel=_parallel(config),
+        parallel=is_parallel(config),
         positions=base.wpe if config.model_type == "gpt2" else None,
         centred=True,
     )
 
 
-def _parallel(config: Any) -> bool:
+def is_parallel(config: Any) -> bool:
+    """Return whether attention and MLP of a layer have the same input, the residual stream before both."""
     if config.model_type == "falcon":
         return bool(config.new_decoder_architecture or config.parallel_attn)
     return bool(getattr(config, "use_parallel_residual", False))
@@ -85,7 +86,7 @@ def _layer(kind: str, layer: Any, sizes: tuple[int, int, int]) -> LayerDescripti
     else:
         attention = layer.attention if kind == "gpt_neox" else layer.self_attention
         qkv, o = _interleaved(attention.query_key_value, *sizes), Part(attention.dense)
-        ungated, (before, between) = UngatedMLP(Part(mlp.dense_h_to_4h), Part(mlp.dense_4h_to_h)), _norms(layer)
+        ungated, (before, between) = UngatedMLP(Part(mlp.dense_h_to_4h), Part(mlp.dense_4h_to_h)), norms_of(layer)
     q, k, v = qkv
     return LayerDescription(
         q, k, v, o, ungated,
@@ -106,7 +107,7 @@ def _interleaved(module: nn.Linear, heads: int, kv_heads: int, d: int) -> tuple[
     return Part(module, q), Part(module, k), Part(module, v)
 
 
-def _norms(layer: Any) -> tuple[nn.LayerNorm, nn.LayerNorm]:
+def norms_of(layer: Any) -> tuple[nn.LayerNorm, nn.LayerNorm]:
     """Return the norms before attention and before the MLP, of GPT-NeoX or Falcon."""
     if hasattr(layer, "ln_attn"):  # Falcon 40B
         return layer.ln_attn, layer.ln_mlp

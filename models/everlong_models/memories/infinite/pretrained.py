@@ -26,7 +26,8 @@ from torch import Tensor
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.layers import LayerContext, split_layers_of
+from everlong_models.backbone.layers.base import LayerContext
+from everlong_models.backbone.layers.families import split_layers_of
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.base import SegmentReader, TrainingSegment
@@ -251,7 +252,7 @@ class InfiniteFormer(LongTermReader):
         """Return a layer's output, with Z = Z_T + Z_LTM as its attention, and the densities of the memory's part."""
         queries, context = self.layers.attend(layer, normed, shared)
         recalled, density = self.memory[layer].attend(projected, queries)
-        return self.layers.feed_forward(layer, h + context + recalled), density
+        return self.layers.feed_forward(layer, h, context + recalled), density
 
     def _entering(self, h: Tensor, normed: Tensor) -> Tensor:
         return h if self.config.source == "raw" else normed

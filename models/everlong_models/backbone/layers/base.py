@@ -10,28 +10,25 @@ their own contribution to the sum between them:
 
     for layer in range(len(layers)):
         queries, context = layers.attend(layer, layers.norm(layer, h), shared)
-        h = layers.feed_forward(layer, h + context)
+        h = layers.feed_forward(layer, h, context)
 
-The modules and weights are the backbone's; nothing is kept between calls. Only the architectures in `FAMILIES` are
-supported. Others may scale embeddings, mask by layer, or order the parts of a layer differently, and would give wrong
-results silently.
+The modules and weights are the backbone's; nothing is kept between calls. `families` has the architectures.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from everlong_models.backbone.backbone import Backbone, CacheAdapter
-from everlong_models.backbone.description import layer_window, norm_modules, rotary_kind
+from everlong_models.backbone.description import layer_window, rotary_kind
 from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.attention import additive_mask
@@ -61,7 +58,7 @@ class SelfAttention(NamedTuple):
 
 
 class Layers:
-    """The layers of a backbone, one by one. Make one with `layers_of`.
+    """The layers of a backbone, one by one. Make one with `families.layers_of`.
 
     Shapes: B rows, T positions, H heads of dimension d, D width, C capacity of a key/value tensor.
     """
@@ -169,7 +166,7 @@ class Layers:
 
 
 class SplitLayers(Layers, ABC):
-    """Layers whose halves can be run one by one: pre-norm attention, then a pre-norm feed-forward network."""
+    """Layers whose halves can be run one by one: pre-norm attention, and a pre-norm feed-forward network after it or beside it."""
 
     @abstractmethod
     def norm(self, layer: int, x: Tensor) -> Tensor:
@@ -180,169 +177,41 @@ class SplitLayers(Layers, ABC):
         """Run the causal self-attention of `layer` over its normed input (B, T, D)."""
 
     @abstractmethod
-    def feed_forward(self, layer: int, x: Tensor) -> Tensor:
-        """Return `layer`'s output (B, T, D) for `x` (B, T, D), the sum of its input and the attention's contexts."""
+    def feed_forward(self, layer: int, h: Tensor, context: Tensor) -> Tensor:
+        """Return `layer`'s output (B, T, D) for its input `h` (B, T, D) and the sum of the attention's contexts (B, T, D)."""
 
     @staticmethod
     def _attention_over(
-        shared: LayerContext, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float, dropout: float
+        shared: LayerContext,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: float,
+        dropout: float,
+        cap: float | None = None,
     ) -> Tensor:
-        """Return softmax attention (B, T, H·d) of queries (B, H, T, d); store keys and values (B, kv heads, T, d)."""
+        """Return softmax attention (B, T, H·d) of queries (B, H, T, d); store keys and values (B, kv heads, T, d).
+
+        `cap`: scores s become cap · tanh(s / cap), as in Gemma 2.
+        """
         keys, values = shared.cursor.store(layer, keys, values)
         mask = shared.visible[layer]
+        if cap is not None:
+            return _capped_attention(shared, mask, queries * scale, keys, values, cap, dropout)
         context = F.scaled_dot_product_attention(
             queries, keys, values, mask, dropout, is_causal=mask is None, scale=scale, enable_gqa=True
         )
         return context.transpose(1, 2).flatten(2)
 
 
-class GPT2Layers(SplitLayers):
-    """Learned positions are added to the embeddings; one projection gives queries, keys and values."""
-
-    parts = ("wpe", "drop", "h", "ln_f")
-
-    @property
-    def alike(self) -> bool:
-        """Not if attention is scaled by the layer's index."""
-        return not self._base.config.scale_attn_by_inverse_layer_idx
-
-    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Mapping[str, tuple[Tensor, ...]]]:
-        return self._base.drop(x + self._base.wpe(positions)), {}
-
-    def norm(self, layer: int, x: Tensor) -> Tensor:
-        return cast(Tensor, self._base.h[layer].ln_1(x))
-
-    def attend(self, layer: int, normed: Tensor, shared: LayerContext) -> SelfAttention:
-        attention = self._base.h[layer].attn
-        projected = attention.c_attn(normed).unflatten(-1, (3, attention.num_heads, attention.head_dim))
-        queries, keys, values = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, d) each
-        dropout = attention.attn_dropout.p if attention.training else 0.0
-        context = self._attention_over(shared, layer, queries, keys, values, attention.scaling, dropout)
-        return SelfAttention(queries, attention.resid_dropout(attention.c_proj(context)))
-
-    def feed_forward(self, layer: int, x: Tensor) -> Tensor:
-        block = self._base.h[layer]
-        return torch.add(x, block.mlp(block.ln_2(x)))
-
-
-class LlamaLayers(SplitLayers):
-    """Rotary positions, grouped keys and values: Llama and architectures whose layers have the same halves.
-
-    They may have norms before, between and after the halves, and norms of queries and keys.
-    """
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__(backbone)
-        self._norms = [norm_modules(module) for module in self._modules]
-
-    @property
-    def alike(self) -> bool:
-        """Not if only some layers rotate their keys (SmolLM3)."""
-        return super().alike and all(_rotates(module.self_attn) for module in self._modules)
-
-    def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Mapping[str, tuple[Tensor, ...]]]:
-        multiplier = getattr(self._base, "embedding_multiplier", None)  # Granite
-        x = x if multiplier is None else x * multiplier
-        x = F.dropout(x, getattr(self._base, "embedding_dropout", 0.0), self._base.training)  # Starcoder2
-        return super()._place(x, positions)
-
-    def norm(self, layer: int, x: Tensor) -> Tensor:
-        return self._normed(layer, "before", x)
-
-    def attend(self, layer: int, normed: Tensor, shared: LayerContext) -> SelfAttention:
-        block = self._base.layers[layer]
-        attention = block.self_attn
-        queries, keys, values = _heads(attention, self._norms[layer], normed)
-        rotated = queries
-        if _rotates(attention):
-            rotated, keys = apply_rotary_pos_emb(queries, keys, *shared.rotary[layer])
-        dropout = attention.attention_dropout if attention.training else 0.0
-        context = self._attention_over(shared, layer, rotated, keys, values, attention.scaling, dropout)
-        context = F.dropout(attention.o_proj(context), getattr(attention, "residual_dropout", 0.0), attention.training)
-        return SelfAttention(queries, self._normed(layer, "after_attention", _scaled(block, context)))
-
-    def feed_forward(self, layer: int, x: Tensor) -> Tensor:
-        block = self._base.layers[layer]
-        added = block.mlp(self._normed(layer, "between", x))
-        return torch.add(x, self._normed(layer, "after_mlp", _scaled(block, added)))
-
-    def _normed(self, layer: int, name: str, x: Tensor) -> Tensor:
-        """Return `x` after the layer's norm of this name, if it has one (see `norm_modules`)."""
-        norm = self._norms[layer].get(name)
-        return x if norm is None else cast(Tensor, norm(x))
-
-
-def _heads(attention: Any, norms: Mapping[str, nn.Module], normed: Tensor) -> Iterator[Tensor]:
-    """Yield the heads (B, H, T, d) of queries, keys and values, normalised where the family does. `norms`: of the layer."""
-    for name, norm in (("q", norms.get("queries")), ("k", norms.get("keys")), ("v", None)):
-        projected = getattr(attention, f"{name}_proj")(normed)
-        heads = projected.unflatten(-1, (-1, attention.head_dim))
-        if norm is not None:
-            whole = cast(Tensor, norm.weight).numel() != attention.head_dim  # OLMo 2's is one norm of all heads
-            heads = norm(projected).view_as(heads) if whole else norm(heads)
-        yield heads.transpose(1, 2)
-
-
-def _rotates(attention: Any) -> bool:
-    return bool(getattr(attention, "use_rope", True))
-
-
-def _scaled(block: Any, branch: Tensor) -> Tensor:
-    """Return what a branch adds to the residual stream; Granite scales it."""
-    multiplier = getattr(block, "residual_multiplier", None)
-    return branch if multiplier is None else branch * multiplier
-
-
-class GPTNeoXLayers(Layers):
-    """Attention and feed-forward network side by side."""
-
-    cache_argument = "layer_past"
-    parts = ("rotary_emb", "layers", "final_layer_norm")
-
-
-FAMILIES: dict[str, type[Layers]] = {
-    "gpt2": GPT2Layers,
-    "gpt_neox": GPTNeoXLayers,
-    **dict.fromkeys(
-        [
-            "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "granite", "arcee", "starcoder2", "seed_oss", "gemma",
-            "gemma3_text", "olmo2", "olmo3",
-        ],
-        LlamaLayers,
-    ),
-    **dict.fromkeys(
-        ["phi3", "gemma2", "olmo", "stablelm", "cohere", "glm", "glm4", "ernie4_5", "helium", "apertus", "nemotron"],
-        Layers,
-    ),
-}  # fmt: skip
-"""transformers' `model_type` of every architecture whose layers can be run one by one."""
-
-
-def layers_of(backbone: Backbone) -> Layers:
-    """Return the layers of `backbone`.
-
-    Raises `BackboneError` for an architecture that is not in `FAMILIES`.
-    """
-    return _find(backbone, Layers)
-
-
-def split_layers_of(backbone: Backbone) -> SplitLayers:
-    """Return the layers of `backbone`, with their halves.
-
-    Raises `BackboneError` for an architecture that has none in `FAMILIES`.
-    """
-    return _find(backbone, SplitLayers)
-
-
-L = TypeVar("L", bound=Layers)
-
-
-def _find(backbone: Backbone, kind: type[L]) -> L:
-    supported = {name: family for name, family in FAMILIES.items() if issubclass(family, kind)}
-    name = backbone.model.config.get_text_config().model_type
-    if name not in supported:
-        raise BackboneError(
-            f"{type(backbone.model).__name__} ({name}): this memory works in the layers of its backbone, which is "
-            f"supported for {', '.join(sorted(supported))}; use one of these, or the memory `window` or `rmt`"
-        )
-    return supported[name](backbone)
+def _capped_attention(
+    shared: LayerContext, mask: Tensor | None, queries: Tensor, keys: Tensor, values: Tensor, cap: float, dropout: float
+) -> Tensor:
+    """Return what `SplitLayers._attention_over` does, for scaled queries, stored keys and values, and a cap. No kernel of PyTorch has one."""
+    visible = shared.cursor.visible()[:, None, None] if mask is None else mask[:, None]
+    scores = queries.unflatten(1, (keys.shape[1], -1)) @ keys[:, :, None].mT  # (B, G, R, T, C)
+    capped = (cap * (scores / cap).tanh()).masked_fill(~visible, -torch.inf)
+    weights = capped.softmax(-1, dtype=torch.promote_types(capped.dtype, torch.float32)).to(values.dtype)
+    context = F.dropout(weights, dropout) @ values[:, :, None]
+    return context.flatten(1, 2).transpose(1, 2).flatten(2)
