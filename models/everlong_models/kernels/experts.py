@@ -73,13 +73,15 @@ class Experts:
         order = numbers.flatten().argsort(stable=True)  # pairs of a row and an expert, by expert
         counts = numbers.flatten().bincount(minlength=len(self.experts)).tolist()
         found = rows.new_empty(len(order), rows.shape[1])
-        inputs = rows[order // numbers.shape[1]].split(counts)
+        # Converted once, not for each product: in between, everything stays in the type of the weights.
+        inputs = rows.to(self.experts[0].gate.dtype).index_select(0, order // numbers.shape[1]).split(counts)
         for expert, entering, leaving in zip(self.experts, inputs, found.split(counts), strict=True):
             if len(entering):
                 leaving.copy_(expert.down(expert.inner(entering, self.activation)))
-        of_rows = torch.empty_like(found)
-        of_rows[order] = found
-        y = (of_rows.unflatten(0, numbers.shape) * weights[..., None]).sum(1)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        # One pass over the outputs: each row's are added up in the order of its experts.
+        y = F.embedding_bag(places.view_as(numbers), found, per_sample_weights=weights, mode="sum")
         return y.view(x.shape)
 
 
