@@ -84,11 +84,10 @@ class Compact(SegmentReader):
         self.segment_length = config.segment_length
         self.vocab_size = backbone.vocab_size
         self._turning = Turning(backbone)
-        self._require_queries()
 
     @torch.no_grad()
-    def _require_queries(self) -> None:
-        """Raise `BackboneError` unless every layer shows its queries."""
+    def optimize(self) -> None:
+        """Raise `BackboneError` unless every layer shows its queries. Those of Falcon show theirs only once the backbone is optimised."""
         b, shown = self.backbone, set[int]()
         x, at = (
             torch.zeros(1, 1, b.width, dtype=b.dtype, device=b.device),

@@ -22,6 +22,7 @@ from everlong_models.memories.compact import Compact, CompactConfig
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.window import Window, WindowConfig
+from everlong_models.model import MEMORIES as KINDS_OF_MEMORIES
 from tests.models import tiny_families
 
 PAGE = Path(__file__).parents[3] / "docs/guide/models.md"
@@ -88,8 +89,12 @@ def row(kind: str) -> tuple[str, str, str, str, str]:
     fused = shape is not None and not any(isinstance(layer.mlp, Mixture) for layer in shape.layers)
     taken = []
     for name, build in MEMORIES.items():
+        backbone = Backbone(make(kind))
         try:
-            build(Backbone(make(kind)))
+            memory = build(backbone)
+            if KINDS_OF_MEMORIES[name].whole:
+                backbone.optimize()
+            memory.optimize()
         except (BackboneError, ConfigError):
             continue
         taken.append(f"`{name}`")

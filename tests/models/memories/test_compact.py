@@ -34,9 +34,11 @@ def test_with_room_for_everything_the_answer_is_the_backbones_own(name):
     backbone = make(name)
     model = compact(backbone, entries=60)
     text = tokens(model, 2, 41)
+    expected = backbone.logits(backbone.hidden(backbone.embed(text))[:, 36:])
+    if name == "falcon":  # transformers does not show its queries
+        assert backbone.optimize() is None
     state = model.read(text[:, :36], model.initial_state(2))
-    whole = backbone.hidden(backbone.embed(text))[:, 36:]
-    torch.testing.assert_close(model.forward(text[:, 36:], state), backbone.logits(whole), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(model.forward(text[:, 36:], state), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("segments", [2, 5, 19, 60])
@@ -108,6 +110,6 @@ def test_an_architecture_that_shows_no_queries_is_refused():
     config = transformers.GPTJConfig(
         vocab_size=97, n_embd=48, n_layer=2, n_head=4, rotary_dim=8, n_positions=128, bos_token_id=0, eos_token_id=0
     )
-    backbone = Backbone(transformers.GPTJForCausalLM(config).double().eval())
+    model = compact(Backbone(transformers.GPTJForCausalLM(config).double().eval()))
     with pytest.raises(BackboneError, match="GPTJForCausalLM: this memory chooses by the queries of every layer"):
-        compact(backbone)
+        model.optimize()
