@@ -11,7 +11,7 @@ import torch
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.gguf.families import config_of, misread_by_transformers
 from everlong_models.backbone.gguf.file import GGUFFile
-from everlong_models.backbone.loading import load_backbone
+from everlong_models.backbone.loading import find_backbone, load_backbone, load_tokenizer
 from everlong_models.kernels.cpu.job import Layer
 from everlong_models.kernels.linear import has_bfloat16
 from tests.models import tiny_gguf
@@ -110,6 +110,17 @@ def test_the_activation_of_gpt_neox_20b_is_gelu_with_tanh(tmp_path: Path) -> Non
     assert config_of(file).hidden_act == "gelu"
     file.metadata["gptneox.block_count"] = 44
     assert config_of(file).hidden_act == "gelu_fast"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("1991", ["19", "9", "1"]), ("191991", ["19", "1", "9", "91"]), ("he!he", ["he", "!", "he"])],
+)
+def test_falcons_tokenizer_splits_off_three_digits_at_a_time(text: str, parts: list[str], tmp_path: Path) -> None:
+    """The vocabulary has `he`, `19`, `91` and `1991`. transformers' reader would not split at all."""
+    file = tiny_gguf.write(tmp_path / "model.gguf", "falcon", pre="falcon")
+    tokenizer = load_tokenizer(find_backbone(str(file), models_dir=tmp_path / "models"))
+    assert [tokenizer.decode([token]) for token in tokenizer.encode(text)] == parts
 
 
 @pytest.mark.parametrize("family", tiny_gguf.GPT)
