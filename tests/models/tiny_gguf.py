@@ -105,11 +105,13 @@ def write(
     without: str = "",
     mlp: int = MLP,
     length: int = 2048,
+    spaces: bool = False,
     **more: object,
 ) -> Path:
     """Write a model with a tokenizer of bytes. `factors`: vectors, such as of rotary factors; `more`: other metadata.
 
-    `biases`: matrices with biases (see `BIASES`). `norms`: see `NORMS`. `without`: a tensor or metadata that the file lacks. SmolLM3 and OLMo have four layers, of which the last differs: it rotates nothing, or has no window.
+    `biases`: matrices with biases (see `BIASES`). `norms`: see `NORMS`. `without`: a tensor or metadata that the file lacks. `spaces`: two spaces
+    are a token, in place of one of the special ones. SmolLM3 and OLMo have four layers, of which the last differs: it rotates nothing, or has no window.
     """
     layers = 4 if family in ("smollm3", "olmo2") else LAYERS
     writer, fields = (
@@ -134,12 +136,15 @@ def write(
         writer.add_tensor(name, vector.astype(np.float32))
     characters = [bytes_to_unicode()[byte] for byte in range(256)]
     special, numbers = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|0|>"], ["19", "91", "1991"]
+    if spaces:
+        special[3] = "  "
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([*characters, "he", *special, *numbers])
     kinds = [
         (257, gguf.TokenType.NORMAL),
-        (len(special), gguf.TokenType.CONTROL),
+        (3, gguf.TokenType.CONTROL),
+        (1, gguf.TokenType.USER_DEFINED if spaces else gguf.TokenType.CONTROL),
         (len(numbers), gguf.TokenType.NORMAL),
     ]
     writer.add_token_types([kind for count, kind in kinds for _ in range(count)])

@@ -123,6 +123,19 @@ def test_falcons_tokenizer_splits_off_three_digits_at_a_time(text: str, parts: l
     assert [tokenizer.decode([token]) for token in tokenizer.encode(text)] == parts
 
 
+def test_gpt_neoxs_tokenizer_has_runs_of_spaces_and_composes_characters(tmp_path: Path) -> None:
+    """transformers' reader would split a run of spaces, and leave characters as they are."""
+    file = tiny_gguf.write(tmp_path / "model.gguf", "gptneox", spaces=True, pre="olmo")
+    tokenizer = load_tokenizer(find_backbone(str(file), models_dir=tmp_path / "models"))
+    text = "he  he   1991"
+    ids = tokenizer.encode(text)
+    assert [tokenizer.decode([token]) for token in ids] == ["he", "  ", "he", "  ", " ", "1991"]
+    assert ids[1] == 260
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eos_ids == (259,)
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
+
+
 @pytest.mark.parametrize("family", tiny_gguf.GPT)
 @torch.no_grad()
 def test_threads_change_nothing(family: str, tmp_path: Path) -> None:

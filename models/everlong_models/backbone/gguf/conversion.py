@@ -20,7 +20,7 @@ from transformers import (
 
 from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.folders import put
-from everlong_models.backbone.gguf import families
+from everlong_models.backbone.gguf import families, neox_tokenizer
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.catalogue.entry import entries
 from everlong_models.errors import BackboneError
@@ -164,12 +164,15 @@ def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     """Restore what some versions of transformers' GGUF reader drop or get wrong.
 
     These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rules: in the tokenizers of
-    SmolLM and Granite every digit is a token of its own, and Falcon's splits off three digits at a time, and punctuation.
+    SmolLM and Granite every digit is a token of its own, and Falcon's splits off three digits at a time, and punctuation. For GPT-NeoX see
+    `neox_tokenizer`.
     """
     from tokenizers import Regex  # noqa: PLC0415
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split  # noqa: PLC0415
 
     metadata = GGUFFile(file).metadata
+    if metadata.get("general.architecture") == "gptneox":
+        neox_tokenizer.restore(tokenizer, file)
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
