@@ -223,6 +223,7 @@ def test_the_layers_without_scales_are_llama_cpps(tmp_path: Path, monkeypatch: p
         ("gptneox", {"gptneox.attention.key_length": 64}, "8 heads of 64 numbers in a width of 256"),
         ("gptneox", {"gptneox.attention.head_count_kv": 2}, "2 key heads for 8 query heads"),
         ("gptneox", {"gptneox.rope.dimension_count": 40}, "rotary positions of 40 of the 32 numbers of a head"),
+        ("falcon", {"falcon.tensor_data_layout": "other"}, "queries, keys and values in the order 'other'"),
         ("falcon", {"falcon.rope.dimension_count": 16}, "rotary positions of 16 of the 32 numbers of a head"),
         ("falcon", {"norms": ("attn_norm", "ffn_norm")}, "tensors blk.0.ffn_norm.bias, blk.0.ffn_norm.weight, blk.1.ffn_norm.bias"),
     ],

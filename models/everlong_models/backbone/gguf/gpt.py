@@ -21,6 +21,9 @@ POSITIONS = "position_embd"
 SECOND_NORM = "attn_norm_2"
 """Falcon 40B's norm before attention. Its `attn_norm` is the norm before the MLP; that of Falcon 7B is the norm before both."""
 MATRICES = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+"""Tensors of a layer's matrices."""
+_ROWS_IN_ORDER = "jploski"
+"""llama.cpp's name of the order of rows in Falcon's `attn_qkv` (see above)."""
 _NEEDED = (
     "embedding_length", "block_count", "feed_forward_length", "attention.head_count", "context_length",
     "attention.layer_norm_epsilon",
@@ -57,7 +60,7 @@ def norm_before(tensors: Collection[str], block: str) -> str:
 
 
 def unreadable_reason(file: GGUFFile, name: str) -> str | None:
-    """Return in words what is wrong with the shapes of a file that has all tensors and metadata; None if nothing is."""
+    """Return in words what is wrong with the layout of a file that has all tensors and metadata; None if nothing is."""
     D, H, F, length = (
         int(file.metadata[f"{name}.{field}"])
         for field in ("embedding_length", "attention.head_count", "feed_forward_length", "context_length")
@@ -68,6 +71,8 @@ def unreadable_reason(file: GGUFFile, name: str) -> str | None:
         return f"{H} heads of {per_head} numbers in a width of {D}"
     if name != "falcon" and G != H:
         return f"{G} key heads for {H} query heads"
+    if (order := file.metadata.get(f"{name}.tensor_data_layout", _ROWS_IN_ORDER)) != _ROWS_IN_ORDER:
+        return f"queries, keys and values in the order {order!r}"
     shapes = {"attn_qkv": ((H + 2 * G) * d, D), "attn_output": (D, D), "ffn_up": (F, D), "ffn_down": (D, F)}
     layers = range(int(file.metadata[f"{name}.block_count"]))
     wanted = {f"blk.{layer}.{part}.weight": shape for layer in layers for part, shape in shapes.items()}
