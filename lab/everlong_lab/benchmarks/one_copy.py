@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from everlong_lab.harness.report import Report, Target
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.description import describe
+from everlong_models.backbone.gguf import gpt
 from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.gguf.families import config_of, float_tensors
 from everlong_models.backbone.gguf.file import GGUFFile
@@ -87,20 +88,34 @@ def _exact_hidden(file: GGUFFile, ids: Tensor) -> Tensor:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config).eval()
     base = model.base_model
-    base.rotary_emb = type(base.rotary_emb)(config)
+    if hasattr(base, "rotary_emb"):
+        base.rotary_emb = type(base.rotary_emb)(config)
     shape, positions = describe(model), torch.arange(ids.shape[1])[None]
     rows = file.rows("token_embd.weight")[ids[0].numpy()]
     h = floats_of(rows, file.tensors["token_embd.weight"].kind)[None]
-    h = h * getattr(base.embed_tokens, "scalar_embed_scale", 1.0) * getattr(config, "embedding_multiplier", 1.0)
+    scale = getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0)
+    h = h * scale * getattr(config, "embedding_multiplier", 1.0)
+    if shape.positions is not None:
+        h = h + _floats(file, f"{gpt.POSITIONS}.weight")[: ids.shape[1]]
     rotations = shape.rotations(h, positions)
-    for number, (layer, described) in enumerate(zip(base.layers, shape.layers, strict=True)):
+    more = {"alibi": None} if config.model_type == "falcon" else {}
+    layers: Any = model.get_submodule(gpt.LAYERS.get(config.model_type, "model.layers"))
+    for number, (layer, described) in enumerate(zip(layers, shape.layers, strict=True)):
         layer.load_state_dict(float_tensors(file, config, number), assign=True)
         visible = causal_mask(positions, ids.shape[1], described.window)[None]
         mask = additive_mask(visible, h.dtype, torch.finfo(h.dtype).min)
-        h = layer(h, attention_mask=mask, position_embeddings=rotations[described.rotation])
+        out = layer(h, attention_mask=mask, position_embeddings=rotations[described.rotation], **more)
+        h = out[0] if isinstance(out, tuple) else out  # Falcon returns the attention's weights, too
         layer.to("meta")
-    norm = floats_of(file.rows("output_norm.weight").copy(), file.tensors["output_norm.weight"].kind)[0]
-    return torch.nn.functional.rms_norm(h, h.shape[-1:], norm, config.rms_norm_eps)[0]
+    norm = _floats(file, "output_norm.weight")[0]
+    if shape.norm_bias is not None:
+        return torch.nn.functional.layer_norm(h, h.shape[-1:], norm, _floats(file, "output_norm.bias")[0], shape.eps)[0]
+    return torch.nn.functional.rms_norm(h, h.shape[-1:], norm, shape.eps)[0]
+
+
+def _floats(file: GGUFFile, name: str) -> Tensor:
+    """Return a whole tensor of the file as float32 (rows, columns)."""
+    return floats_of(file.rows(name).copy(), file.tensors[name].kind)
 
 
 @torch.no_grad()

@@ -186,7 +186,8 @@ def _load_quantised(name: str, path: Path, models_dir: Path, progress: Progress)
         ) from error
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    model.base_model.rotary_emb = type(model.base_model.rotary_emb)(config)
+    if (rotary := getattr(model.base_model, "rotary_emb", None)) is not None:  # GPT-2 has none
+        model.base_model.rotary_emb = type(rotary)(config)
     model.requires_grad_(False)
     return Backbone(model, weights).eval(), load_tokenizer(folder)
 

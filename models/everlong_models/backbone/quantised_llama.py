@@ -2,21 +2,23 @@
 
 Products of many rows use bfloat16 where the processor has instructions for it: each matrix is dequantised into the same scratch memory before
 its product. Other products, and those of experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm
-weights, the attention's scale and low-rank updates are not folded in, since that would move weights off their grid.
+weights, the attention's scale and low-rank updates are not folded in, since that would move weights off their grid. For the same reason a
+low-rank update subtracts the mean of what is added to the residual stream, where the norms are layer norms (`folding.quantise_layer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from gguf import GGMLQuantizationType as Kind
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Part
+from everlong_models.backbone.decoder.folding import minus_mean
+from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Part, UngatedMLP
 from everlong_models.backbone.description import describe
 from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.llama import Llama, decode_layers
@@ -90,7 +92,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLayer:
-    """One layer. `shape`: the model's description; `head_norm`: of its queries and keys."""
+    """One layer, whose MLP has a gate if `matrices` has `UP`. `shape`: the model's description; `head_norm`: of its queries and keys."""
 
     matrices: Mapping[Layer, QuantisedMatrix]
     norms: Norms
@@ -113,13 +115,15 @@ class QuantisedLayer:
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
         """See `llama.Layer`."""
+        before = h
         h = self._add(h, self.multiply(self.matrices[Layer.O], self.multiply.input(mixed)), self.norms.after_attention)
         if self.experts is not None:
             normed = F.rms_norm(h, h.shape[-1:], self.norms.between, self.shape.eps)
             return self._add(h, self.experts(normed, self.shape.activation), self.norms.after_mlp)
-        normed = self._normed(h, self.norms.between)
+        normed = self._normed(before if self.shape.parallel else h, self.norms.between)
         gate = activate(self.multiply(self.matrices[Layer.GATE], normed), self.shape.activation)
-        gate *= self.multiply(self.matrices[Layer.UP], normed)
+        if Layer.UP in self.matrices:
+            gate *= self.multiply(self.matrices[Layer.UP], normed)
         return self._add(h, self.multiply(self.matrices[Layer.DOWN], self.multiply.input(gate)), self.norms.after_mlp)
 
     def _normed(self, h: Tensor, weight: Tensor | None) -> Tensor:
@@ -128,6 +132,10 @@ class QuantisedLayer:
     def _add(self, h: Tensor, more: Tensor, norm: Tensor | None) -> Tensor:
         if norm is not None:
             return rms_norm(more.float(), norm, self.shape.eps, plus=h)
+        if self.shape.centred:
+            # Products in bfloat16 leave a part of the mean: the same error in all numbers of a row.
+            more = more.float()
+            more = more - more.mean(-1, keepdim=True)
         return h + more if self.shape.residual == 1 else h + more * self.shape.residual
 
 
@@ -176,19 +184,12 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
     shape = describe(model)
     weights = replace(
         weights,
-        layers=[
-            {name: _updated(matrix, parts[name]) for name, matrix in matrices.items()}
-            for matrices, parts in (
-                (each, _parts(layer, each)) for each, layer in zip(weights.layers, shape.layers, strict=True)
-            )
-        ],
+        layers=[_updated_layer(weights, index, layer) for index, layer in enumerate(shape.layers)],
         head=_updated(weights.head, [Part(model.get_output_embeddings())]),
     )
     for module in (model.get_output_embeddings(), *(part.module for layer in shape.layers for part in layer.matrices)):
         detach(module)
-    shape = replace(
-        shape, layers=[replace(layer, norms=norms) for layer, norms in zip(shape.layers, weights.norms, strict=True)]
-    )
+    shape = _with_tensors(shape, weights)
     thread_pool.prepare(dequantise.dequantise, *(() if shape.plain else (prefill.norm, prefill.rotate)))
     if any(weights.experts):
         thread_pool.prepare(experts.mixture)
@@ -212,6 +213,13 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
     return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind, scale), weights)
 
 
+def _with_tensors(shape: Description, weights: QuantisedWeights) -> Description:
+    """Return the description with norms and learned positions from `weights`; those of the model have no data."""
+    layers = [replace(layer, norms=norms) for layer, norms in zip(shape.layers, weights.norms, strict=True)]
+    positions = None if weights.positions is None else nn.Embedding.from_pretrained(weights.positions)
+    return replace(shape, layers=layers, norm=weights.norm, norm_bias=weights.norm_bias, positions=positions)
+
+
 def _parts(layer: LayerDescription, matrices: Collection[Layer]) -> dict[Layer, list[Part]]:
     """Return, for each of a layer's `matrices`, the parts of transformers' modules that its rows come from."""
     qkv = [layer.q, layer.k, layer.v]
@@ -219,10 +227,36 @@ def _parts(layer: LayerDescription, matrices: Collection[Layer]) -> dict[Layer, 
     found = {Layer.QKV: qkv[:stacked], Layer.V: qkv[stacked:], Layer.O: [layer.o]}
     if isinstance(mlp := layer.mlp, GatedMLP):
         found |= {Layer.GATE: [mlp.gate], Layer.UP: [mlp.up], Layer.DOWN: [mlp.down]}
+    elif isinstance(mlp, UngatedMLP):
+        found |= {Layer.GATE: [mlp.up], Layer.DOWN: [mlp.down]}
     return found
 
 
-def _updated(matrix: QuantisedMatrix, parts: list[Part]) -> QuantisedMatrix:
-    """Return the matrix with the low-rank updates of the parts."""
-    update = stack(*zip(*(part.split for part in parts), strict=True))
-    return matrix if update is None else matrix.with_update(update)
+def _updated_layer(weights: QuantisedWeights, index: int, layer: LayerDescription) -> dict[Layer, QuantisedMatrix]:
+    matrices, norm_biases, means = weights.layers[index], weights.norm_biases[index], weights.means[index]
+    parts = _parts(layer, matrices)
+    return {
+        name: _updated(matrix, parts[name], norm_biases.get(name), means.get(name)) for name, matrix in matrices.items()
+    }
+
+
+def _updated(
+    matrix: QuantisedMatrix, parts: Sequence[Part], norm_bias: Tensor | None = None, mean: Tensor | None = None
+) -> QuantisedMatrix:
+    """Return the matrix with the low-rank updates of the parts. Only the first call for a matrix may have updates.
+
+    `norm_bias` (K,): of the norm before the matrix; its product with the updates becomes part of the bias. `mean` (K,): of the matrix's
+    rows; then the mean of the outputs is subtracted by another update.
+    """
+    update, bias = stack(*zip(*(part.split for part in parts), strict=True)), matrix.bias
+    if update is None and (mean is None or matrix.update is not None):
+        return matrix
+    if update is not None:
+        update = update[0].float(), update[1].float()
+    if update is not None and norm_bias is not None:
+        a, b = update
+        bias = b @ (a @ norm_bias) if bias is None else bias + b @ (a @ norm_bias)
+    if mean is not None:
+        mean = mean if update is None else mean + update[1].mean(0) @ update[0]
+        update = minus_mean(update, mean, matrix.outputs)
+    return matrix if update is None else matrix.with_update(update, bias)

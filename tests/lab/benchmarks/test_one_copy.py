@@ -10,9 +10,9 @@ from everlong_lab.benchmarks import one_copy
 from tests.models import tiny_gguf
 
 
-@pytest.mark.parametrize("family", ["granite", "qwen2"])
+@pytest.mark.parametrize("family", ["granite", "qwen2", *tiny_gguf.GPT])
 def test_it_finds_the_same_model(family: str, tmp_path: Path) -> None:
-    """Granite scales embeddings and logits."""
+    """Granite scales embeddings and logits. GPT-2 has learned positions, and other families have other modules."""
     file = tiny_gguf.write(tmp_path / "model.gguf", family, tied=family != "qwen2")
     report = one_copy.run(file, "he said " * 40, models_dir=tmp_path / "models", tokens=64, progress=lambda line: None)
     (row,) = report.rows

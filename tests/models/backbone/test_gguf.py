@@ -137,6 +137,15 @@ FIELDS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe", "num_experts": tiny_gguf.EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": True,
         "moe_intermediate_size": tiny_gguf.MLP,
     },
+    "gpt2": {"model_type": "gpt2", "n_inner": tiny_gguf.MLP, "n_positions": 2048, "activation_function": "gelu_new"},
+    "gptneox": {
+        "model_type": "gpt_neox", "hidden_act": "gelu", "use_parallel_residual": True, "attention_bias": True,
+        "rope_parameters": PLAIN | {"partial_rotary_factor": 0.25},
+    },
+    "falcon": {
+        "model_type": "falcon", "activation": "gelu", "bias": False, "new_decoder_architecture": True,
+        "num_kv_heads": tiny_gguf.KV_HEADS, "num_ln_in_parallel_attn": 2, "rope_parameters": PLAIN,
+    },
 }  # fmt: skip
 
 
@@ -202,6 +211,21 @@ def test_the_layers_without_scales_are_llama_cpps(tmp_path: Path, monkeypatch: p
         ("phi3", {"factors": {"rope_factors_long.weight": LONG}}, "rotary positions with scaling 'longrope'"),
         ("starcoder2", {"starcoder2.rope.scaling.type": "yarn"}, "architecture 'starcoder2'"),
         ("smollm3", {"pre": "viking"}, "a tokenizer of kind 'gpt2', 'viking'"),
+        ("gptneox", {"pre": "viking"}, "a tokenizer of kind 'gpt2', 'viking'"),
+        ("gptneox", {"without": "gptneox.use_parallel_residual"}, "metadata without use_parallel_residual"),
+        ("gpt2", {"without": "gpt2.attention.layer_norm_epsilon"}, "metadata without attention.layer_norm_epsilon"),
+        ("falcon", {"without": "falcon.attention.head_count_kv"}, "metadata without attention.head_count_kv"),
+        ("gptneox", {"without": "blk.1.ffn_up"}, "tensors without blk.1.ffn_up.weight"),
+        ("gpt2", {"without": "blk.1.ffn_norm.bias"}, "tensors without blk.1.ffn_norm.bias"),
+        ("gpt2", {"without": "position_embd"}, "tensors without position_embd.weight"),
+        ("gpt2", {"gpt2.context_length": 1000}, r"position_embd.weight of shape \(2048, 256\) instead of \(1000, 256\)"),
+        ("gptneox", {"gptneox.feed_forward_length": 1024}, r"blk.0.ffn_up.weight of shape \(512, 256\) instead of \(1024, 256\)"),
+        ("gptneox", {"gptneox.attention.key_length": 64}, "8 heads of 64 numbers in a width of 256"),
+        ("gptneox", {"gptneox.attention.head_count_kv": 2}, "2 key heads for 8 query heads"),
+        ("gptneox", {"gptneox.rope.dimension_count": 40}, "rotary positions of 40 of the 32 numbers of a head"),
+        ("falcon", {"falcon.tensor_data_layout": "other"}, "queries, keys and values in the order 'other'"),
+        ("falcon", {"falcon.rope.dimension_count": 16}, "rotary positions of 16 of the 32 numbers of a head"),
+        ("falcon", {"norms": ("attn_norm", "ffn_norm")}, "tensors blk.0.ffn_norm.bias, blk.0.ffn_norm.weight, blk.1.ffn_norm.bias"),
     ],
 )  # fmt: skip
 def test_what_nobody_reads_is_refused(family: str, more: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_model_around_float_weights(tmp_path: Path, how: dict[str, Any]) -> No
     assert model_bytes(LISTED, models_dir=tmp_path, **how) == 5 * entries()[LISTED].parameters
 
 
-@pytest.mark.parametrize(("family", "one_copy"), [("qwen2", True), ("falcon", False)])
+@pytest.mark.parametrize(("family", "one_copy"), [("qwen2", True), ("gptneox", True), ("starcoder2", False)])
 def test_a_file(tmp_path: Path, family: str, one_copy: bool) -> None:
     """One whose family cannot be served from one copy of its weights takes as much as without `one_copy`."""
     file = tiny_gguf.write(tmp_path / "a.gguf", family)

@@ -63,13 +63,14 @@ def _quantised(*parts: Part, norm_bias: Tensor | None = None, centred: bool = Fa
     if norm_bias is not None:
         bias = _plus_product(bias, torch.cat([part.weight for part in parts]), norm_bias)
     if centred:
-        bias, update = _centred(bias), _minus_mean(update, parts[0].weight)
+        whole = parts[0].weight.detach()
+        bias, update = _centred(bias), minus_mean(update, whole.mean(0), len(whole))
     return QuantisedMatrix(weight, bias, update)
 
 
-def _minus_mean(update: Update | None, weight: Tensor) -> Update:
-    """Return `update`, plus one that subtracts the mean of the outputs of `weight` (N, K)."""
-    a, b = weight.detach().mean(0, keepdim=True), -weight.new_ones(len(weight), 1)
+def minus_mean(update: Update | None, mean: Tensor, outputs: int) -> Update:
+    """Return `update`, plus one that subtracts the mean of a matrix's outputs. `mean` (K,): of the rows of the matrix, with `update`."""
+    a, b = mean[None], -mean.new_ones(outputs, 1)
     return (a, b) if update is None else (torch.cat([update[0], a]), torch.cat([update[1], b], dim=1))
 
 

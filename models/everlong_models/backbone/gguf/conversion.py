@@ -20,7 +20,7 @@ from transformers import (
 
 from everlong_models.backbone import quantised_weights
 from everlong_models.backbone.folders import put
-from everlong_models.backbone.gguf import families
+from everlong_models.backbone.gguf import families, neox_tokenizer
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.catalogue.entry import entries
 from everlong_models.errors import BackboneError
@@ -163,17 +163,31 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad
 def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     """Restore what some versions of transformers' GGUF reader drop or get wrong.
 
-    These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rule of
-    SmolLM's and Granite's tokenizers: every digit is a token of its own.
+    These are the special tokens (without the right end-of-turn token the chat format changes), and the digit rules: in the tokenizers of
+    SmolLM and Granite every digit is a token of its own, and Falcon's splits off three digits at a time, and punctuation. For GPT-NeoX see
+    `neox_tokenizer`.
     """
+    from tokenizers import Regex  # noqa: PLC0415
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split  # noqa: PLC0415
+
     metadata = GGUFFile(file).metadata
+    if metadata.get("general.architecture") == "gptneox":
+        neox_tokenizer.restore(tokenizer, file)
     for name, key in _SPECIAL.items():
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(token)))
-    if metadata.get("tokenizer.ggml.pre") in families.DIGITS:
-        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
-
+    split = metadata.get("tokenizer.ggml.pre")
+    if split == "falcon":
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+            [
+                Punctuation("contiguous"),
+                ByteLevel(add_prefix_space=False, use_regex=True),
+                Digits(individual_digits=False),
+                Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+            ]
+        )
+    elif split in families.DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
         )

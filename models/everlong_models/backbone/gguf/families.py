@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from everlong_models.backbone.gguf import rope
+from everlong_models.backbone.gguf import gpt, rope
 from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.gguf.file import GGUFFile
 
@@ -44,7 +44,8 @@ class Family:
     `turned`: llama.cpp rotates neighbouring numbers of a head, so it reorders the rows of queries and keys. `fused`: one tensor for
     queries, keys and values, and one for gate and up. `plus_one`: transformers' norms add 1 to their weights, llama.cpp's do not.
     `experts`: the MLPs are mixtures of experts. `known`: transformers reads such files, or their tokenizers, too. `biases`: prefixes of the
-    names of the matrices that may have biases.
+    names of the matrices that may have biases. `gpt`: `gpt` has what is special about the family: norms are layer norms with biases, MLPs
+    have no gate, and one tensor has queries, keys and values.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Family:
     known: bool = True
     biases: tuple[str, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
+    gpt: bool = False
 
 
 _GEMMA = {"head_dim": "attention.key_length", "sliding_window": "attention.sliding_window"}
@@ -82,6 +84,9 @@ _FAMILIES = {
     "olmo2": Family(
         "olmo2", (*_POST, *_HEADS), known=False, biases=("attn",), fields={"sliding_window": "attention.sliding_window"}
     ),
+    "gpt2": Family("gpt2", fused=True, biases=("attn", "ffn"), gpt=True),
+    "gptneox": Family("gpt_neox", fused=True, known=False, biases=("attn", "ffn"), gpt=True),
+    "falcon": Family("falcon", ("attn_norm",), fused=True, biases=("attn", "ffn"), gpt=True),
 }
 """By the architecture's name in a GGUF file. Files of OLMo 3 are files of OLMo 2 with a sliding window."""
 FAMILIES = (*(family.kind for family in _FAMILIES.values()), "olmo3")
@@ -97,16 +102,19 @@ DIGITS = ("smollm", "refact")
 
 
 def family_of(file: GGUFFile) -> Family:
-    """Return the family of a file that can be read."""
-    return _FAMILIES[str(file.metadata["general.architecture"])]
+    """Return the family of a file that can be read. Raises `KeyError` for an architecture that is not read here."""
+    family = _FAMILIES[str(file.metadata.get("general.architecture"))]
+    second = family.kind == "falcon" and gpt.norm_before(file.tensors, "blk.0.") == gpt.SECOND_NORM
+    return replace(family, norms=(*family.norms, gpt.SECOND_NORM)) if second else family
 
 
 def unreadable_reason(file: GGUFFile) -> str | None:
     """Return in words what is in this file that nothing here reads; None if all is read."""
     name = str(file.metadata.get("general.architecture"))
-    if (family := _FAMILIES.get(name)) is None:
+    if name not in _FAMILIES:
         return f"architecture {name!r}"
-    needed = [*_CONFIG.values(), *(_EXPERTS.values() if family.experts else ())]
+    family = family_of(file)
+    needed = gpt.needed(name) if family.gpt else [*_CONFIG.values(), *(_EXPERTS.values() if family.experts else ())]
     lacking = [each for each in needed if f"{name}.{each}" not in file.metadata]
     if lacking:
         return f"metadata without {', '.join(lacking)}"
@@ -125,6 +133,8 @@ def unreadable_reason(file: GGUFFile) -> str | None:
     biases &= {f"{each.removesuffix('.weight')}.bias" for each in names if "norm" not in each}
     if unknown := sorted(file.tensors.keys() - names - biases - set(rope.TENSORS)):
         return f"tensors {', '.join(unknown[:3])}"
+    if family.gpt:
+        return gpt.unreadable_reason(file, name)
     return _unreadable_experts(file, name) if family.experts else None
 
 
@@ -155,6 +165,8 @@ def misread_by_transformers(file: GGUFFile) -> bool:
     family = _FAMILIES.get(name)
     if family is None:
         return rope.is_scaled(file, name)
+    if family.gpt:
+        return not family.known or not gpt.is_plain(file, name) or rope.is_scaled(file, name)
     largest = file.metadata.get(f"{name}.block_count") == _LARGEST.get(name, 0)
     always = (
         ATTENTION if name == "qwen2" else ()
@@ -166,12 +178,16 @@ def misread_by_transformers(file: GGUFFile) -> bool:
 
 
 def tensor_names(layers: int, family: Family) -> set[str]:
-    """Return the names of all tensors but biases and rotary factors."""
+    """Return the names of all tensors but biases of matrices and rotary factors."""
     fused = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     separate = (*(_OF_EXPERTS if family.experts else _REST), *ATTENTION)
     parts = (*family.norms, *(fused if family.fused else separate))
-    outside = {"token_embd.weight", "output_norm.weight", "output.weight"}
-    return outside | {f"blk.{layer}.{part}.weight" for layer in range(layers) for part in parts}
+    names = {"token_embd.weight", "output_norm.weight", "output.weight"}
+    names |= {f"blk.{layer}.{part}.weight" for layer in range(layers) for part in parts}
+    if family.gpt:
+        names |= {f"{gpt.POSITIONS}.weight"} if family.kind == "gpt2" else set()
+        names |= {f"{name.removesuffix('.weight')}.bias" for name in names if "norm" in name}
+    return names
 
 
 def _biases(file: GGUFFile) -> list[str]:
@@ -210,17 +226,24 @@ def head_dim(config: PretrainedConfig) -> int:
 def config_of(file: GGUFFile) -> PretrainedConfig:
     """Return the model's config. `unreadable_reason` must be None."""
     name, family = str(file.metadata["general.architecture"]), family_of(file)
-    fields: dict[str, Any] = {ours: file.metadata[f"{name}.{theirs}"] for ours, theirs in _CONFIG.items()}
-    for ours, theirs in family.fields.items():
-        if (value := file.metadata.get(f"{name}.{theirs}")) is not None:
-            fields[ours] = value
-    fields["rope_theta"] = file.metadata.get(f"{name}.rope.freq_base", 10000.0)
-    fields |= {
+    theta = file.metadata.get(f"{name}.rope.freq_base", 10000.0)
+    fields: dict[str, Any] = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     for token in ("bos", "eos"):
         fields[f"{token}_token_id"] = file.metadata.get(f"tokenizer.ggml.{token}_token_id")
+    if family.gpt:
+        fields |= gpt.config_fields(file, name)
+        if name != "gpt2":
+            length = fields["max_position_embeddings"]
+            fields["rope_parameters"] = rope.parameters(file, name, theta, length, _head_dim(file, name))
+        return AutoConfig.for_model(family.kind, **fields)
+    fields |= {ours: file.metadata[f"{name}.{theirs}"] for ours, theirs in _CONFIG.items()}
+    for ours, theirs in family.fields.items():
+        if (value := file.metadata.get(f"{name}.{theirs}")) is not None:
+            fields[ours] = value
+    fields["rope_theta"] = theta
     biased = {_part(bias).split("_")[0] for bias in _biases(file)}
     if name == "llama" or not family.known:
         fields["attention_bias"] = "attn" in biased
@@ -273,6 +296,7 @@ def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[
                 tensor = file.tensors[name]
                 weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
                 weights = torch.from_numpy(unturned(weights.numpy(), turned.get(part)))
+                weights = gpt.as_in_transformers(config, part, weights) if family.gpt else weights
                 found[f"{module}.{suffix}"] = weights - 1 if family.plus_one and part in NORMS else weights
     if family.experts:
         gate, up, down = (found.pop(f"mlp.experts.{part}.weight") for part in ("gate", "up", "down"))
@@ -283,13 +307,16 @@ def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[
 def all_float_tensors(file: GGUFFile, config: PretrainedConfig) -> Iterable[tuple[str, Tensor]]:
     """Yield all weights as float32, by the names of transformers' modules."""
     family = family_of(file)
-    for name, module in (("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")):
-        if (tensor := file.tensors.get(f"{name}.weight")) is not None:
-            weights = floats_of(file.rows(f"{name}.weight").copy(), tensor.kind).reshape(tensor.shape)
-            yield f"{module}.weight", weights - 1 if family.plus_one and name == "output_norm" else weights
+    outside = gpt.OUTSIDE.get(family.kind, {"token_embd": "model.embed_tokens", "output_norm": "model.norm"})
+    for name, module in (outside | {"output": "lm_head"}).items():
+        for suffix in ("weight", "bias"):
+            if (tensor := file.tensors.get(f"{name}.{suffix}")) is not None:
+                weights = floats_of(file.rows(f"{name}.{suffix}").copy(), tensor.kind).reshape(tensor.shape)
+                yield f"{module}.{suffix}", weights - 1 if family.plus_one and name == "output_norm" else weights
+    layers = gpt.LAYERS.get(family.kind, "model.layers")
     for layer in range(config.num_hidden_layers):
         for name, weights in float_tensors(file, config, layer).items():
-            yield f"model.layers.{layer}.{name}", weights
+            yield f"{layers}.{layer}.{name}", weights
 
 
 def expert_count(config: PretrainedConfig) -> int:
@@ -299,6 +326,8 @@ def expert_count(config: PretrainedConfig) -> int:
 
 def _modules(family: Family) -> dict[str, str]:
     """Return, for parts of a layer in a GGUF file, the names of transformers' modules."""
+    if family.gpt:
+        return gpt.modules(family.kind, family.norms)
     after = _POST[0] in family.norms
     return {
         "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
@@ -314,20 +343,32 @@ def source(family: Family, config: PretrainedConfig, part: str) -> tuple[str, sl
     """Return the tensor of a layer that has a matrix, and its rows there."""
     if not family.fused:
         return part, slice(None)
-    d, F = head_dim(config), config.intermediate_size
+    d = head_dim(config)
     q = config.num_attention_heads * d
-    k = q + config.num_key_value_heads * d
+    k = q + gpt.kv_heads(config) * d
     fused = {
-        "attn_q": ("attn_qkv", slice(0, q)), "attn_k": ("attn_qkv", slice(q, k)), "attn_v": ("attn_qkv", slice(k, None)),
-        "ffn_gate": ("ffn_up", slice(0, F)), "ffn_up": ("ffn_up", slice(F, None)),
-    }  # fmt: skip
+        "attn_q": ("attn_qkv", slice(0, q)),
+        "attn_k": ("attn_qkv", slice(q, k)),
+        "attn_v": ("attn_qkv", slice(k, None)),
+    }
+    if not family.gpt:
+        F = config.intermediate_size
+        fused |= {"ffn_gate": ("ffn_up", slice(0, F)), "ffn_up": ("ffn_up", slice(F, None))}
     return fused.get(part, (part, slice(None)))
+
+
+def layer_norms(file: GGUFFile, layer: int) -> dict[str, str]:
+    """Return the tensors of a layer's norms, without suffix, by the fields of `kernels.norms.Norms`."""
+    block = f"blk.{layer}."
+    found = {field: f"{block}{name}" for name, field in NORMS.items() if f"{block}{name}.weight" in file.tensors}
+    if family_of(file).kind == "falcon":
+        return {"before": f"{block}{gpt.norm_before(file.tensors, block)}", "between": f"{block}attn_norm"}
+    return found
 
 
 def turned_heads(family: Family, config: PretrainedConfig) -> dict[str, int]:
     """Return the number of heads of the matrices whose rows llama.cpp reorders."""
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    return heads if family.turned else {}
+    return {"attn_q": config.num_attention_heads, "attn_k": gpt.kv_heads(config)} if family.turned else {}
 
 
 def unturned(rows: np.ndarray, heads: int | None) -> np.ndarray:

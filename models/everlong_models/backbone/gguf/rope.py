@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ LLAMA_3, SHORT, LONG = TENSORS = ("rope_freqs.weight", "rope_factors_short.weigh
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What Llama 3 to 3.3 have in common. Files have only the factors that follow from it."""
 _KINDS = ("none", "linear", "yarn", "longrope")
+_PARTIAL = ("phi3", "gptneox")
+"""Architectures that may rotate only a part of each head."""
 _READ: dict[str, tuple[str, ...]] = {
     "type": _KINDS, "factor": ("linear", "yarn"), "attn_factor": ("yarn", "longrope"), "original_context_length": _KINDS,
     "finetuned": _KINDS, "yarn_beta_fast": ("yarn",), "yarn_beta_slow": ("yarn",),
@@ -45,7 +48,7 @@ def unreadable_reason(file: GGUFFile, name: str, head_dim: int) -> str | None:
     if LLAMA_3 in file.tensors and (kind != "none" or not _is_llama_3(file, name, head_dim)):
         return f"rotary positions with other factors than Llama 3's ({LLAMA_3})"
     rotated = file.metadata.get(f"{name}.rope.dimension_count", head_dim)
-    if name != "phi3" and rotated != head_dim:
+    if rotated != head_dim and (name not in _PARTIAL or not 0 < rotated < head_dim):
         return f"rotary positions of {rotated} of the {head_dim} numbers of a head"
     return None
 
@@ -73,8 +76,8 @@ def parameters(file: GGUFFile, name: str, theta: float, length: int, head_dim: i
     """Return the parameters. `unreadable_reason` must be None. `length`: of the longest text."""
     kind, scaling = _kind(file, name), f"{name}.rope.scaling"
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if name == "phi3":
-        found["partial_rotary_factor"] = file.metadata.get("phi3.rope.dimension_count", head_dim) / head_dim
+    if name in _PARTIAL:
+        found["partial_rotary_factor"] = _share(file.metadata.get(f"{name}.rope.dimension_count", head_dim), head_dim)
     if LLAMA_3 in file.tensors:
         return found | {"rope_type": "llama3", "factor": float(_factors(file, LLAMA_3).max())} | _LLAMA_3
     if kind == "longrope":
@@ -92,6 +95,12 @@ def parameters(file: GGUFFile, name: str, theta: float, length: int, head_dim: i
     if kind in ("yarn", "longrope") and (factor := file.metadata.get(f"{scaling}.attn_factor")) is not None:
         found["attention_factor"] = factor
     return found
+
+
+def _share(part: int, whole: int) -> float:
+    """Return part / whole such that transformers, which rounds down its product with `whole`, finds `part` again."""
+    share = part / whole
+    return share if int(whole * share) == part else math.nextafter(share, 1)
 
 
 def _kind(file: GGUFFile, name: str) -> str:

@@ -73,10 +73,10 @@ class QuantisedMatrix:
         made._build(codes, outputs, bias, update)
         return made
 
-    def with_update(self, update: Update) -> QuantisedMatrix:
-        """Return this matrix with a low-rank update, which replaces the one that it has. Both share their codes."""
+    def with_update(self, update: Update, bias: Tensor | None) -> QuantisedMatrix:
+        """Return this matrix with a low-rank update and a bias, which replace those that it has. Both share their codes."""
         codes = Codes(self._tensors[Matrix.CODES], self._tensors[Matrix.SCALES])
-        return QuantisedMatrix.of(codes, self.outputs, self.bias, update)
+        return QuantisedMatrix.of(codes, self.outputs, bias, update)
 
     def _build(self, codes: Codes, outputs: int, bias: Tensor | None, update: Update | None) -> None:
         panels, half_inputs = codes.codes.shape[:2]
