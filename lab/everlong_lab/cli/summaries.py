@@ -8,6 +8,7 @@ SUMMARIES = {
     "bench": "Measure speed and memory, and compare them with the targets.",
     "train": "Train a memory by a recipe.",
     "train-reranker": "Train the reranker, which chooses the sentences that instruct models are shown.",
+    "train-probe": "Train the probe that tells whether the passages before a question hold its answer.",
     "prompts": "Write prompts with questions about texts, as training data for `everlong train`.",
     "sentences": "Rewrite the short answers in prompts for training as sentences.",
     "eval": "Measure the quality of models and their answers.",

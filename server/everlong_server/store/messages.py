@@ -48,7 +48,7 @@ class Citation:
 class AnswerMessage:
     """An answer. While it is being generated, only the first fields are known.
 
-    `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the model saw.
+    `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the search chose for the model.
     `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested. `memory_progress`: the share
     of the documents' text that had been read, if the memory was not ready and the answer rests on the evidence alone. `tool_calls`,
     and `stop_sequence`, the stop string that ended the answer, are not part of the JSON; responses store calls apart.

@@ -168,7 +168,7 @@ class GPTNeoXLayers(SplitLayers):
 class FalconLayers(SplitLayers):
     """Like GPT-NeoX, with fewer keys and values, and with one or two norms. Not with ALiBi.
 
-    A whole layer consists of its halves: transformers' own module wants ALiBi or rotary positions, and returns attention weights, too.
+    `__call__` runs the two halves, because transformers' own layer needs other arguments and returns attention weights, too.
     """
 
     parts = ("rotary_emb", "h", "ln_f")

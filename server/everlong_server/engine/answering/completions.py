@@ -101,4 +101,4 @@ class Completions:
                         pace.token()
                         yield event
             finally:  # charge the work of the device, even if the caller has left
-                cost.tokens = paid + request.prompt_read + request.generated
+                cost.tokens = paid + request.computed_tokens

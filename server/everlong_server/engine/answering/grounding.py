@@ -54,19 +54,11 @@ _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "y
 _LATIN_END = 0x250
 """First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
 _QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")
-_INTERROGATIVES = frozenset(
+_ENGLISH_INTERROGATIVES = frozenset(
+    ["who", "whom", "whose", "what", "when", "where", "why", "which", "how", "does", "did"]
+)
+_INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset(
     [
-        "who",
-        "whom",
-        "whose",
-        "what",
-        "when",
-        "where",
-        "why",
-        "which",
-        "how",
-        "does",
-        "did",
         "wer",
         "wen",
         "wem",
@@ -233,6 +225,12 @@ def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: b
         and not (has_history and not _PERSONAL_WORDS.isdisjoint(map(str.casefold, words(question))))
         and all(ord(letter) < _LATIN_END for letter in question if letter.isalpha())
     )
+
+
+def asks_for_fact(message: str) -> bool:
+    """Return whether a message is a question in English that a text can answer or not: not about the conversation, and no request."""
+    found = set(map(str.casefold, words(message)))
+    return is_question(message) and not found.isdisjoint(_ENGLISH_INTERROGATIVES) and found.isdisjoint(_PERSONAL_WORDS)
 
 
 def select_passages(

@@ -13,6 +13,7 @@ from everlong_server.engine.answering.grounding import (
     TEMPLATE,
     Recall,
     Template,
+    asks_for_fact,
     paragraphs,
     search_query,
     select_passages_in_segment,
@@ -67,7 +68,8 @@ def whole_template(overview: Overview) -> Template:
 class Prompt:
     """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`.
 
-    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone.
+    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `fallback`: the tokens of
+    another prompt, which asks for “The text does not say.”, for the model's probe; None if the model answers in any case.
     """
 
     tokens: list[int]
@@ -75,6 +77,7 @@ class Prompt:
     visible_kept: int | None
     own_before: int | None
     question: str
+    fallback: list[int] | None = None
 
 
 class PromptBuilder:
@@ -114,12 +117,24 @@ class PromptBuilder:
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
-        if (lacks_answer or not found) and not await self._passages.complete(documents):
+        # The search has found something, but the model may not find the answer in it.
+        may_lack_answer = (
+            self._engine.model.probe is not None and bool(found) and result.english and template is None and not tools
+            and not has_history and await asyncio.to_thread(asks_for_fact, question)
+        )  # fmt: skip
+        if (lacks_answer or may_lack_answer or not found) and not await self._passages.complete(documents):
             # A document was deleted. The memory still has it.
-            found, lacks_answer = found or None, False
+            found, lacks_answer, may_lack_answer = found or None, False, False
         # On a thread: this takes time in proportion to the message.
         return await asyncio.to_thread(
-            build, context, content, found, recall, lacks_answer=lacks_answer, template=template
+            build,
+            context,
+            content,
+            found,
+            recall,
+            lacks_answer=lacks_answer,
+            may_lack_answer=may_lack_answer,
+            template=template,
         )
 
     def continuation(self, context: TurnContext, recall: Recall) -> Prompt:
@@ -152,12 +167,12 @@ class PromptBuilder:
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
-        small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,
+        may_lack_answer: bool = False, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
-        documents do not hold the answer. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
+        documents do not hold the answer. `may_lack_answer`: the evidence may not hold it. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
         the message. `template`: None takes that of the model. With tools, it is `WITH_TOOLS`.
         """
         question = content if question is None else question
@@ -184,7 +199,11 @@ class PromptBuilder:
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
         visible, own_before = RECENT_TOKENS if searched else None, 0 if prompt_only else None
-        return Prompt(tokens, evidence, visible, own_before, question)
+        # The probe learnt from prompts with passages, which the model read alone.
+        alone = prompt_only or not context.session.snapshot.position
+        may_lack_answer = may_lack_answer and alone and bool(text) and template is INSTRUCT
+        fallback = [*lead, *tokenizer.encode(template.nothing), *message] if may_lack_answer else None
+        return Prompt(tokens, evidence, visible, own_before, question, fallback)
 
     def _select(
         self,

@@ -31,7 +31,7 @@ from everlong_server.engine.answering.tool_calls import CallParser
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
+from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, Fallback
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.snapshots import encode_snapshot
 from everlong_server.errors import InvalidRequest, TooLarge
@@ -100,9 +100,9 @@ class _Answer:
         )
 
 
-def _prompt_usage(before: Snapshot, prompt: Prompt) -> Usage:
-    """Return the counts of a prompt. `before`: the snapshot that it follows."""
-    return Usage(before.position + len(prompt.tokens), 0, before.position - len(before.open))
+def _prompt_usage(before: Snapshot, tokens: int) -> Usage:
+    """Return the counts of a prompt of so many tokens. `before`: the snapshot that it follows."""
+    return Usage(before.position + tokens, 0, before.position - len(before.open))
 
 
 class TurnRunner:
@@ -170,7 +170,7 @@ class TurnRunner:
             await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             context = await stack.enter_async_context(entering)
             prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
-            return _prompt_usage(context.session.snapshot, prompt).prompt_tokens
+            return _prompt_usage(context.session.snapshot, len(prompt.tokens)).prompt_tokens
 
     async def _turn(
         self,
@@ -201,7 +201,7 @@ class TurnRunner:
             turn.attach(request, self._engine)
             message = AnswerMessage(
                 turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
-                usage=_prompt_usage(context.session.snapshot, prompt), memory_progress=context.memory_progress,
+                usage=_prompt_usage(context.session.snapshot, len(prompt.tokens)), memory_progress=context.memory_progress,
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
@@ -217,9 +217,11 @@ class TurnRunner:
                     async for delta in deltas:
                         yield delta
             finally:  # charge the work of the device, even if the caller has left
-                usage.tokens = request.prompt_read + request.generated
+                usage.tokens = request.computed_tokens
             if turn._error is not None:
                 raise turn._error
+            # The engine can have used the other prompt.
+            message = replace(message, usage=_prompt_usage(context.session.snapshot, len(request.prompt)))
             message = answer.complete(message, request)
             if context.continued is not None:
                 message = message.joined_to(context.continued, context.added)
@@ -256,7 +258,7 @@ class TurnRunner:
         self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None
     ) -> AnswerRequest:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
-        open = list(context.session.snapshot.open)
+        open, probe = list(context.session.snapshot.open), self._engine.model.probe
         return AnswerRequest(
             context.state,
             open,
@@ -269,6 +271,7 @@ class TurnRunner:
             grammar,
             self._quota.tenant,
             [] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
+            fallback=None if probe is None or prompt.fallback is None or grammar else Fallback(prompt.fallback, probe),
         )
 
     async def _deltas(

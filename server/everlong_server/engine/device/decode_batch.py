@@ -22,14 +22,24 @@ class DecodeBatch:
         """Positions of each row in the last step."""
         self.rows: list[AnswerRequest] = []
 
-    def add(self, request: AnswerRequest) -> None:
-        """Prefill the answer's open segment (1 … S tokens) into a new row, and set the logits of the next token."""
+    def add(self, request: AnswerRequest) -> bool:
+        """Prefill the answer's open segment (1 … S tokens) into a new row, and set the logits of the next token.
+
+        Returns False, without adding it, if the evidence in its prompt lacks the answer, and it has a `fallback`.
+        """
         tokens = request.open[request.hidden_open :]
         request.logits = self._cached.open(request.state, tokens, request.visible_kept, request.own_before is None)
         request.ahead.clear()
+        if (fallback := request.fallback) and not fallback.probe.holds_answer(
+            self._cached.last_values(fallback.probe.layer)
+        ):
+            self._cached.remove(len(self.rows))
+            return False
+        request.fallback = request.beginning = None
         if self._drafting is not None:
             self._drafting.begin(request)
         self.rows.append(request)
+        return True
 
     def start_next_segment(self, request: AnswerRequest) -> bool:
         """Commit the answer's full segment to its memory and reuse its row for the next segment.

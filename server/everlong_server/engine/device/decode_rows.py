@@ -42,6 +42,12 @@ class DecodeRows:
         self._slots.add(cache)
         return logits[0]
 
+    def last_values(self, layer: int) -> Tensor:
+        """Return the values (kv heads, head dim) that `layer` has cached for the last token of the newest row."""
+        rows = self._slots.rows
+        at = int(rows["before"][-1] + rows.lengths[-1]) - 1
+        return rows["kv"][-1, layer, 1, :, at]
+
     def start_next_segment(self, row: int, tokens: list[int], state: MemoryState) -> MemoryState | None:
         """Return the state after the full segment `tokens` of `row`, and reuse the row for the next segment.
 

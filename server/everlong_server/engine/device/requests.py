@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams, SegmentReader
+from everlong_models import AnswerProbe, Grammar, MemoryState, MemoryView, Sampler, SamplingParams, SegmentReader
 from everlong_models.generate.prompt_lookup import PromptLookup
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.device.answer_text import AnswerText, TokenDelta, logprobs
@@ -45,6 +45,14 @@ class RequestFailed:
     error: BaseException
 
 
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A second prompt, which is used if `probe` says that the evidence in the first one does not hold the answer."""
+
+    prompt: list[int]
+    probe: AnswerProbe
+
+
 Sink = Callable[[TokenDelta | AnswerFinished | RequestFailed], None]
 
 
@@ -57,7 +65,8 @@ class AnswerRequest:
     answer attends to its prompt and to this many tokens before it, in the state and in `open`, which belong to the prompt, too; it does not attend
     to any others, whatever `visible_kept` is. The tokens in `open` still become part of the state with their segment.
     `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `text_before`: the last tokens
-    of a text that the answer continues. `background`: the request waits for all others.
+    of a text that the answer continues. `background`: the request waits for all others. `fallback`: what to do if the evidence in the
+    prompt lacks the answer; None generates one in any case.
     """
 
     state: MemoryState
@@ -72,6 +81,7 @@ class AnswerRequest:
     owner: str = ""
     text_before: Sequence[int] = ()
     background: bool = False
+    fallback: Fallback | None = None
     id: int = -1
     cancelled: bool = False
     # The fields below belong to the runner.
@@ -94,6 +104,8 @@ class AnswerRequest:
     """Number of guesses that were decoded."""
     accepted: int = 0
     """Number of those that were right."""
+    given_up: int = 0
+    """Number of tokens of the first prompt, if that of the fallback replaced it; otherwise 0."""
     generated: int = 0
     """Number of generated tokens, with those of a loop that was cut."""
     text: AnswerText | None = None
@@ -101,6 +113,26 @@ class AnswerRequest:
     """Number of generated tokens that the answer does not keep."""
     committed: list[tuple[MemoryState, list[int]]] = field(default_factory=list)
     """States, and the segments that followed them, that hold tokens which may turn out to be a loop. Oldest first."""
+
+    beginning: tuple[MemoryState, list[int], int | None] | None = None
+    """`state`, `open` and `visible_kept` as they were given, while there is a `fallback`."""
+
+    def __post_init__(self) -> None:
+        if self.fallback is not None:
+            self.beginning = self.state, list(self.open), self.visible_kept
+
+    @property
+    def computed_tokens(self) -> int:
+        """Number of tokens that the device has prefilled and generated for the request."""
+        return self.given_up + self.prompt_read + self.generated
+
+    def fall_back(self) -> None:
+        """Begin again, with the prompt of the fallback."""
+        assert self.fallback is not None
+        assert self.beginning is not None
+        (self.state, self.open, self.visible_kept), self.given_up = self.beginning, len(self.prompt)
+        self.prompt, self.prompt_read, self.hidden_open, self.context = self.fallback.prompt, 0, 0, []
+        self.sampler = self.text = self.logits = self.fallback = self.beginning = None
 
     def commit_segment(self, state: MemoryState, segment: int) -> None:
         """Replace the state by `state`, which includes the open segment of `segment` tokens, and empty the open segment."""

@@ -58,10 +58,10 @@ class Runner:
         device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_streams`: answers generated at once; None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are prefilled in
-        one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `reading_share`, `max_stall`: see `Scheduler`. `graphs`: on a
-        GPU, record decode steps, prefill and sampling as CUDA graphs. `draft_tokens`: see `Drafting.of`. `on_step`: called after each
-        decode step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it prepares a
-        step. `device_lock`: held while the model computes; shared by the runners of other models."""
+        one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `graphs`: on a GPU, record decode steps, prefill and sampling as
+        CUDA graphs. `reading_share`, `max_stall`: see `Scheduler`. `draft_tokens`: see `Drafting.of`. `on_step`: called after each decode
+        step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it prepares a step.
+        `device_lock`: held while the model computes; shared by the runners of other models."""
         self._model, self._on_step = model, on_step
         self._bridge, self._device_lock = bridge or EventLoopBridge(), device_lock or DeviceLock()
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
@@ -73,13 +73,12 @@ class Runner:
         self._prefill_batch = PrefillBatch(self._memory, self._device, rows, reads)
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
-        self._inbox = Inbox()
+        self._inbox, self._ids = Inbox(), itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._decode_batch = DecodeBatch(cached, Drafting.of(draft_tokens, on_cpu=self.on_cpu))
         self._sampler = TokenSampler(CUDAGraphs(self._device) if recorded else None)
         self._full_answers: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
         """Answers whose segment is full, taken out of the batch, and the action that commits it: to continue or to end them."""
-        self._ids = itertools.count(1)
         self._last_step = self._step_seconds = 0.0
         """Time of the last decode step, and how long it took."""
         self._started = self._interrupted_seconds = 0.0
@@ -245,7 +244,6 @@ class Runner:
         self._requests.pop(request.id, None)
 
     def _unschedule(self, request: Request) -> None:
-        """Take the request out of its queue or the batch."""
         self._scheduler.remove(request.id)
         if isinstance(request, AnswerRequest) and request in self._decode_batch.rows:
             self._decode_batch.remove(request)
@@ -305,12 +303,15 @@ class Runner:
         request.state = request.state.to(self._device)
         if request.sampler is None:
             request.open_prompt(self._model.tokenizer, self._memory.vocab_size)
-        self._decode_batch.add(request)
-        self._scheduler.opened(request.id, background=request.background)
+        if self._decode_batch.add(request):
+            self._scheduler.opened(request.id, background=request.background)
+        else:
+            self._unschedule(request)
+            request.fall_back()
+            self._schedule_answer(request)
 
     def _commit_segment(self, request: AnswerRequest) -> None:
-        """Commit the answer's full segment to its state. It is prefilled again, alone, so that the state depends on its tokens alone:
-        the last bits of the batch's cache depend on the other rows."""
+        """Commit the answer's full segment to its state. It is prefilled again, alone: the last bits of the batch's cache depend on other rows."""
         request.commit_segment(
             self._prefill_batch.read_segments(torch.tensor([request.open]), request.state), len(request.open)
         )
@@ -319,8 +320,7 @@ class Runner:
         """Commit the answer's full segment and start the next one with `token`, which is already sampled."""
         self._commit_segment(request)
         request.open = [token]
-        self._decode_batch.add(request)
-        self._scheduler.opened(request.id, background=request.background)
+        self._open(request)
 
     def _step(self) -> None:
         """Sample a token for every answer, and more while they were guessed; run a decode step on the last ones."""

@@ -78,10 +78,11 @@ class Passage:
 @dataclass(frozen=True, slots=True)
 class Found:
     """`passages`: what a search found, in the order in which to take them. `overview`: of the documents, if the query is about the whole
-    text; None otherwise."""
+    text; None otherwise. `english`: all documents are in English."""
 
     passages: list[Passage]
     overview: Overview | None = None
+    english: bool = False
 
 
 _T = TypeVar("_T")
@@ -263,7 +264,7 @@ class Passages:
             elif score_sentences is not None:
                 order = reranked_passages(found, by_document, score_sentences)
                 found = _numbered([found[n] for n, _ in order[:limit]])
-        return Found(found)
+        return Found(found, english=all(part.language == "en" for part in parts))
 
     def _reranker(self, parts: Sequence[Indexed]) -> Reranker | None:
         """Return the reranker, if it can read any of the documents: it knows the languages that have vectors."""

@@ -18,6 +18,7 @@ from everlong_models import load_model
 from everlong_server.engine.answering.grounding import (
     TEMPLATE,
     Recall,
+    asks_for_fact,
     is_question,
     search_query,
     select_passages,
@@ -271,3 +272,21 @@ def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
     query = search_query(message, previous)
     assert query is not None
     assert query.everyday is everyday
+
+
+@pytest.mark.parametrize(
+    ("message", "asks"),
+    [
+        ("Who owns the inn?", True),
+        ("In the end, what did Peter steal?", True),
+        ("Who owns the inn", False),
+        ("Who are you?", False),
+        ("What should I read more closely?", False),
+        ("Can you write a poem about the inn?", False),
+        ("Is the inn open on Monday?", False),
+        ("Wann ist das Gasthaus offen?", False),
+        ("What?", False),
+    ],
+)
+def test_which_messages_ask_for_a_fact(message: str, asks: bool) -> None:
+    assert asks_for_fact(message) is asks

@@ -1,0 +1,190 @@
+"""`LabelledPrompt`: a prompt as the server makes it, and whether its passages hold the answer to its question.
+
+Documents are stretches of texts, of different lengths, around the words that tell an answer. Passages lack an answer because those that tell it
+were taken out, because the question is about another text, or because people wrote it so (SQuAD 2.0). Requests that no passage answers, such as "Can
+you write a poem about this?", count as if the passages held the answer: a model should not decline them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from everlong_lab.corpora.sources import read
+from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
+from everlong_lab.eval.questions import Progress
+from everlong_lab.rerank.examples import of_sources
+from everlong_models.errors import DataError
+from everlong_models.text.embedder import Embedder
+from everlong_server.engine.answering.grounding import search_query, select_passages
+from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.store.records import Document
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.search_corpus import SearchCorpus
+from everlong_server.store.texts.blobs import Blobs
+
+ROOM = (300, 500, 800)
+"""Numbers of tokens of evidence, equally frequent."""
+DATA_SETS = {"fairytaleqa": 110, "squad2_dev_half": 20}
+"""Further data sets, and the number of their training texts that are used."""
+_SHORTEST, _LONGEST = 1_500, 40_000
+"""Characters of a document."""
+_WITHOUT, _OTHER, _REQUEST = 0.6, 0.5, 0.2
+"""Share of the documents for which there is a prompt without the passages that tell the answer, one with a question about another text,
+and one with a request."""
+
+
+class LabelledPrompt(NamedTuple):
+    """`source`: the name of the text. `before`: what stands before the question, with the passages. `holds`: whether they hold the answer."""
+
+    source: str
+    before: str
+    question: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePromptsPlan:
+    """`file`: questions; `folders`: where their texts are. `data`: the folder of data sets; None uses none. `most`: number of questions from
+    each of the file and the data sets, at most. `passages`: how many the search finds."""
+
+    file: Path
+    folders: Sequence[Path]
+    data: Path | None
+    most: int
+    passages: int
+    seed: int = 0
+
+
+class _Stretch(NamedTuple):
+    """A part of a text, used as a document. `asked`: its places are in the document; if it has none, the document does not hold the answer."""
+
+    source: str
+    text: str
+    asked: LabelledQuestion
+
+
+def make_prompts(
+    plan: ProbePromptsPlan, count: Callable[[str], int], embedder: Embedder, progress: Progress
+) -> list[LabelledPrompt]:
+    """Return the prompts. `count` returns the number of tokens of a text. Raises `DataError`, also if one kind of prompt is missing."""
+    rng = random.Random(plan.seed)  # noqa: S311 - for samples
+    stretches = list(_stretches(plan, rng))
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
+        made = asyncio.run(_Writer(plan, corpus, count, rng).prompts(stretches, progress))
+    if len({prompt.holds for prompt in made}) < 2:
+        raise DataError(
+            f"{plan.file}: prompts with and without the answer are needed; {len(made)} of one kind were made"
+        )
+    return made
+
+
+def _stretches(plan: ProbePromptsPlan, rng: random.Random) -> Iterator[_Stretch]:
+    """Yield a document for each chosen question of the file, then of the data sets."""
+    texts = texts_of(plan.file, plan.folders)
+    groups = [[(texts[one.text], one) for one in questions(plan.file, texts) if one.spans]]
+    for name, most in DATA_SETS.items() if plan.data is not None else ():
+        sources = read(plan.data or Path(), name, "train")[:most]
+        groups.append([(text, one) for _, text, asked in of_sources(sources) for one in asked])
+        impossible = [
+            (source.joint.join(source.parts), LabelledQuestion(source.name, question.question, ()))
+            for source in sources
+            for question in source.questions
+            if not question.answers
+        ]
+        groups.append(impossible)
+    for group in groups:
+        for text, asked in rng.sample(group, min(plan.most, len(group))):
+            yield _cut(text, asked, rng)
+
+
+def _cut(text: str, asked: LabelledQuestion, rng: random.Random) -> _Stretch:
+    """Cut a stretch of random length, of whole lines, with the first place that tells the answer somewhere in it."""
+    size = int(math.exp(rng.uniform(math.log(_SHORTEST), math.log(_LONGEST))))
+    first, last = asked.spans[0] if asked.spans else (0, 0)
+    start = max(0, min(first - rng.randint(0, size), len(text) - size))
+    end = min(len(text), max(start + size, last))
+    start, end = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    part = text[start : end if end >= 0 else len(text)]
+    spans = tuple((a - start, b - start) for a, b in asked.spans if a >= start and b - start <= len(part))
+    return _Stretch(asked.text, part, asked._replace(spans=spans))
+
+
+class _Writer:
+    """Searches documents, and writes prompts with what is found."""
+
+    def __init__(
+        self, plan: ProbePromptsPlan, corpus: SearchCorpus, count: Callable[[str], int], rng: random.Random
+    ) -> None:
+        self._plan, self._corpus, self._count, self._rng = plan, corpus, count, rng
+        text = files("everlong_lab.corpora").joinpath("requests.txt").read_text(encoding="utf-8")
+        self._requests = text.splitlines()
+
+    async def prompts(self, stretches: Sequence[_Stretch], progress: Progress) -> list[LabelledPrompt]:
+        """Return the prompts about all documents."""
+        made: list[LabelledPrompt | None] = []
+        for n, stretch in enumerate(stretches):
+            progress(f"searching {stretch.source}", n / len(stretches))
+            document = await self._corpus.put(stretch.text, stretch.source)
+            await self._corpus.passages.ensure_vectors(document)
+            made += await self._about(stretch, document, stretches)
+            await self._corpus.remove(document)
+        return [prompt for prompt in made if prompt is not None]
+
+    async def _about(
+        self, stretch: _Stretch, document: Document, stretches: Sequence[_Stretch]
+    ) -> list[LabelledPrompt | None]:
+        """Return the prompts about one document; None for one whose passages do not have what it is for."""
+        asked, rng = stretch.asked, self._rng
+        made = []
+        if rng.random() < _REQUEST:
+            made.append(await self._prompt(stretch, document, rng.choice(self._requests), holds=True))
+        if not asked.spans:
+            return [*made, await self._prompt(stretch, document, asked.question, holds=False)]
+        made.append(await self._prompt(stretch, document, asked.question, holds=True, told=True))
+        if rng.random() < _WITHOUT:
+            made.append(await self._prompt(stretch, document, asked.question, holds=False, told=False))
+        if rng.random() < _OTHER:
+            other = rng.choice(stretches)
+            if other.source != stretch.source:
+                made.append(await self._prompt(stretch, document, other.asked.question, holds=False, lacks=other))
+        return made
+
+    async def _prompt(
+        self, stretch: _Stretch, document: Document, question: str, *, holds: bool, told: bool | None = None,
+        lacks: _Stretch | None = None,
+    ) -> LabelledPrompt | None:  # fmt: skip
+        """Return the prompt for a question; None if the search finds nothing, or takes the question for one about the whole text.
+
+        `told`: True returns None if the passages do not tell the answer; False takes out those that do. `lacks`: returns None if the passages
+        have the words that tell the answer to its question.
+        """
+        if (query := search_query(question, None)) is None:
+            return None
+        result = await self._corpus.passages.find([document.id], query, self._plan.passages, by_sentences=True)
+        if result.overview is not None:
+            return None
+        found = result.passages
+        if told is False:
+            found = [passage for passage in found if not _may_tell(passage, stretch.asked)]
+        evidence, before = select_passages(found, "", self._rng.choice(ROOM), self._count, INSTRUCT)
+        if not evidence or (told and not any(overlaps(p.start, p.end, stretch.asked) for p in evidence)):
+            return None
+        if lacks is not None and any(places(lacks.text[a:b], before) for a, b in lacks.asked.spans):
+            return None
+        return LabelledPrompt(stretch.source, before, question, holds)
+
+
+def _may_tell(passage: Passage, asked: LabelledQuestion) -> bool:
+    """Return whether a passage has any word that tells the answer, or matches its pattern."""
+    touches = any(passage.start < end and start < passage.end for start, end in asked.spans)
+    return touches or bool(asked.pattern and re.search(asked.pattern, passage.text, re.IGNORECASE))

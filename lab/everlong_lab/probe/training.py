@@ -1,0 +1,122 @@
+"""`ProbeTraining`: fit an `AnswerProbe` to prompts, by logistic regression on the values that one layer caches for a prompt's last token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from everlong_lab.eval.questions import Progress
+from everlong_lab.probe.prompts import LabelledPrompt
+from everlong_models import Backbone, Model
+from everlong_models.errors import DataError
+
+_FOLDS = 8
+_DECAY = 0.01
+"""Weight of the squared weights in the loss, for values of mean 0 and deviation 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeQuality:
+    """How well a probe tells prompts apart whose texts it did not learn from. `area`: under the ROC curve. `declined`: share of the prompts
+    without an answer that it declines, where it declines `wrongly` of those that hold it."""
+
+    area: float
+    declined: float
+    wrongly: float
+
+
+def values_of(model: Model, prompts: Sequence[LabelledPrompt], layer: int, progress: Progress) -> Tensor:
+    """Return the values (N, kv heads, head dim) of each prompt's last token in `layer`, float32, as the server caches them."""
+    backbone, chat, found = model.memory.backbone, model.chat, []
+    assert isinstance(backbone, Backbone)
+    for n, prompt in enumerate(prompts):
+        progress(f"reading {prompt.source}", n / len(prompts))
+        # The server encodes the two separately.
+        parts = (model.tokenizer.encode(part) for part in (prompt.before, prompt.question))
+        tokens = torch.tensor([[*chat.head, *chain(*parts), *chat.ask]], device=backbone.device)
+        kv = backbone.new_kv(1, tokens.shape[1])
+        with torch.inference_mode():
+            backbone.hidden(backbone.embed(tokens), kv=kv, keep=1)
+        found.append(kv[0, layer, 1, :, -1].float().cpu())
+    return torch.stack(found)
+
+
+class ProbeTraining:
+    """Fits a probe. `values` (N, kv heads, head dim) of the prompts. Raises `DataError` for prompts of fewer than two texts."""
+
+    def __init__(self, prompts: Sequence[LabelledPrompt], values: Tensor, *, wrongly: float, seed: int = 0) -> None:
+        """`wrongly`: the share of the prompts with an answer that may be declined."""
+        self._values, self._wrongly = values, wrongly
+        self._holds = torch.tensor([prompt.holds for prompt in prompts])
+        sources = sorted({prompt.source for prompt in prompts})
+        if len(sources) < 2:
+            raise DataError("prompts about at least two texts are needed: each is held out once")
+        order = np.random.default_rng(seed).permutation(len(sources))
+        folds = {sources[number]: place % min(_FOLDS, len(sources)) for place, number in enumerate(order)}
+        self._fold = torch.tensor([folds[prompt.source] for prompt in prompts])
+
+    def fit(self) -> tuple[Tensor, float, ProbeQuality]:
+        """Return weight (kv heads, head dim) and bias of a probe, and the quality of such probes on texts they did not learn from."""
+        scores = torch.empty(len(self._values))
+        for fold in self._fold.unique():
+            held_out = self._fold == fold
+            weight, bias = _regress(self._values[~held_out].flatten(1), self._holds[~held_out])
+            scores[held_out] = self._values[held_out].flatten(1) @ weight + bias
+        limit = float(scores[self._holds].quantile(self._wrongly, interpolation="lower"))
+        quality = ProbeQuality(
+            _area(scores, self._holds),
+            float((scores[~self._holds] < limit).float().mean()),
+            float((scores[self._holds] < limit).float().mean()),
+        )
+        weight, bias = _regress(self._values.flatten(1), self._holds)
+        return weight.view(self._values.shape[1:]), bias - limit, quality
+
+    def save(self, layer: int, file: Path) -> ProbeQuality:
+        """Fit a probe and write its file. Returns its quality."""
+        weight, bias, quality = self.fit()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"layer": torch.tensor(layer), "weight": weight.contiguous(), "bias": torch.tensor(bias)}, file)
+        return quality
+
+
+def _regress(values: Tensor, holds: Tensor) -> tuple[Tensor, float]:
+    """Return weight (D,) and bias of a logistic regression of `holds` (N,) on `values` (N, D)."""
+    mean, deviation = values.mean(0), values.std(0).clamp_min(1e-6)
+    inputs, targets = ((values - mean) / deviation).double(), holds.double()
+    parameters = torch.zeros(values.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        scores = inputs @ parameters[:-1] + parameters[-1]
+        total = F.binary_cross_entropy_with_logits(scores, targets) + _DECAY * parameters[:-1].square().sum()
+        total.backward()
+        return total
+
+    solver.step(loss)
+    weight = (parameters.detach()[:-1] / deviation).float()
+    return weight, float(parameters.detach()[-1]) - float(weight @ mean)
+
+
+def _area(scores: Tensor, holds: Tensor) -> float:
+    """Return the area under the ROC curve: how often a prompt with the answer has a higher score than one without. Ties count half."""
+    ranks = torch.from_numpy(_ranks(scores.numpy()))
+    positive, negative = int(holds.sum()), int((~holds).sum())
+    if not positive or not negative:
+        return math.nan
+    return float((ranks[holds].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def _ranks(scores: np.ndarray) -> np.ndarray:
+    """Return the rank of each score, from 1 on; equal scores share their mean rank."""
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    return np.asarray((counts.cumsum() - (counts - 1) / 2)[inverse])

@@ -1,0 +1,96 @@
+"""A probe finds what separates the prompts, keeps the limit of wrong refusals, and is loaded by the model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from everlong_lab.cli.probe import train_probe
+from everlong_lab.probe.prompts import LabelledPrompt
+from everlong_lab.probe.training import ProbeTraining, _area
+from everlong_models import load_model
+from everlong_models.answer_probe import PROBE, AnswerProbe
+from everlong_models.errors import DataError
+
+
+def made(count: int, difference: float) -> tuple[list[LabelledPrompt], torch.Tensor]:
+    """Prompts about 40 texts, whose values differ in one direction where the passages hold the answer."""
+    generator = torch.Generator().manual_seed(0)
+    holds = torch.rand(count, generator=generator) < 0.6
+    values = torch.randn(count, 2, 4, generator=generator) * torch.tensor([5.0, 0.1, 1, 1]) + 3
+    values[:, 1, 1] += holds * difference * 0.1
+    return [LabelledPrompt(f"text {n % 40}", "", "?", bool(h)) for n, h in enumerate(holds)], values
+
+
+def test_it_finds_the_direction_and_keeps_the_limit() -> None:
+    prompts, values = made(2000, 4.0)
+    weight, bias, quality = ProbeTraining(prompts, values, wrongly=0.05).fit()
+    assert quality.area > 0.98
+    assert quality.wrongly <= 0.05
+    assert quality.declined > 0.9
+    probe, (others, fresh) = AnswerProbe(0, weight, bias), made(2000, 4.0)
+    right = [probe.holds_answer(value) == prompt.holds for prompt, value in zip(others, fresh, strict=True)]
+    assert sum(right) / len(right) > 0.9
+    assert weight.abs().argmax() == 5, "the direction that differs"
+
+
+def test_without_a_difference_it_declines_as_rarely_in_both_cases() -> None:
+    _, _, quality = ProbeTraining(*made(2000, 0.0), wrongly=0.05).fit()
+    assert 0.45 < quality.area < 0.55
+    assert quality.declined < 0.1
+
+
+def test_one_text_cannot_be_held_out() -> None:
+    prompts, values = made(10, 1.0)
+    with pytest.raises(DataError, match="at least two texts"):
+        ProbeTraining([prompt._replace(source="one") for prompt in prompts], values, wrongly=0.1)
+
+
+def test_the_area_counts_pairs() -> None:
+    scores, holds = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([True, False, True, False])
+    assert _area(scores, holds) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
+
+
+PEOPLE = ("Quill", "Barrow", "Finch", "Marsh", "Thorne", "Vane", "Webb", "Yarrow")
+
+
+def test_the_command_writes_what_the_model_loads(tiny_model: Path, tmp_path: Path) -> None:
+    folder, texts = tmp_path / "tiny-window", tmp_path / "texts"
+    shutil.copytree(tiny_model / "backbone", folder / "backbone")
+    spec = {"name": "window", "segment_length": 16, "sinks": 4, "window": 64}
+    (folder / "everlong.json").write_text(
+        json.dumps({"backbone": "backbone", "memory": spec, "trained": False, "template": "instruct"})
+    )
+    texts.mkdir()
+    rows = []
+    for person in PEOPLE:
+        told = f"The inn by the harbour belonged to Mrs. {person}."
+        (texts / f"{person}.md").write_text(
+            f"{told}\n\n" + f"The boats of {person} were full of fish and rope.\n\n" * 9
+        )
+        rows.append(
+            {
+                "text": f"{person}.md",
+                "q": "Who owned the inn by the harbour?",
+                "a": person,
+                "quote": told,
+                "answer": person,
+            }
+        )
+    file, to = tmp_path / "q.jsonl", folder / PROBE
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = [str(file), "--texts", str(texts), "--out", str(to), "--model", str(folder), "--wrongly", "0.1"]
+    refused = CliRunner().invoke(train_probe, [*arguments, "--layer", "2"])
+    assert refused.exit_code == 1
+    assert "--layer 2: must be below 2" in " ".join(refused.output.split())
+    trained = CliRunner().invoke(train_probe, [*arguments, "--layer", "1"])
+    assert trained.exit_code == 0, trained.output
+    assert "area under the ROC curve" in " ".join(trained.output.split())
+    probe = load_model(str(folder), models_dir=tmp_path).probe
+    assert probe is not None
+    assert probe.layer == 1

@@ -1,0 +1,120 @@
+"""Over HTTP: where the model's probe says that the evidence lacks the answer, the prompt says so, and only there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from everlong_models import load_model
+from everlong_models.answer_probe import PROBE
+from everlong_server.engine.answering.prompt import INSTRUCT
+from tests.process import Server
+from tests.tinymodel import STORY
+
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "seed": 1}
+ALICE = STORY.read_text()[:20_000]
+QUESTION = "What would Dinah do with the black kitten's face?"
+SPEC = {"name": "window", "segment_length": 64, "sinks": 4, "window": 128}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose probe says of every prompt that its evidence lacks the answer."""
+    target = tmp_path_factory.mktemp("model") / "tiny-window"
+    shutil.copytree(tiny_model / "backbone", target / "backbone")
+    manifest = {"backbone": "backbone", "memory": SPEC, "trained": False, "template": "instruct"}
+    (target / "everlong.json").write_text(json.dumps(manifest))
+    save_file({"layer": torch.tensor(1), "weight": torch.zeros(2, 16), "bias": torch.tensor(-1.0)}, target / PROBE)
+    return target
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    with Server(folder, tmp_path_factory.mktemp("data"), recall_tokens=96) as server:
+        yield server.start()
+
+
+def test_the_prompt_says_so(server: Server, folder: Path) -> None:
+    model = load_model(str(folder), models_dir=folder.parent)
+    document = server.read(ALICE)["id"]
+    session = server.session(document)["id"]
+    message = server.say(session, QUESTION, **GREEDY)
+    assert any("Dinah" in passage["text"] for passage in message["evidence"]), "what was found is shown"
+    prompt = [
+        *model.chat.head, *model.tokenizer.encode(INSTRUCT.nothing), *model.tokenizer.encode(QUESTION),
+        *model.chat.ask,
+    ]  # fmt: skip
+    after = server.get_session(session)
+    before = server.session(document)
+    assert message["usage"]["prompt_tokens"] == before["position"] + len(prompt)
+    assert after["position"] == before["position"] + len(prompt) + message["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("question", "more"),
+    [
+        ("Tell me what Dinah would do with the black kitten.", {}),
+        ("Can you tell what Dinah would do with the black kitten?", {}),
+        ("Dinah and the black kitten's face?", {}),
+        (QUESTION, {"json_schema": {"type": "string", "maxLength": 4}}),
+    ],
+    ids=["no question", "a request", "no question word", "a schema"],
+)
+def test_other_messages_get_an_answer_in_any_case(server: Server, question: str, more: dict) -> None:
+    document = server.read(ALICE)["id"]
+    message = server.say(server.session(document)["id"], question, **GREEDY, **more)
+    plain = server.say(server.session(document)["id"], question, **GREEDY, **more, recall=False)
+    assert message["evidence"]
+    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30, "it has the evidence"
+
+
+def test_a_later_question_gets_an_answer_in_any_case(server: Server) -> None:
+    """The conversation can hold the answer."""
+    document = server.read(ALICE)["id"]
+    session = server.session(document)["id"]
+    server.say(session, "My friend John is 40.", **GREEDY)
+    before = server.get_session(session)["position"]
+    message = server.say(session, QUESTION, **GREEDY)
+    assert message["evidence"]
+    assert message["usage"]["prompt_tokens"] - before > 60, "it has the evidence"
+
+
+def test_a_text_that_the_model_sees_anyway_gets_an_answer_in_any_case(server: Server, folder: Path) -> None:
+    """Its prompt has no passages."""
+    document = server.read("The black kitten's face was washed by Dinah.")["id"]
+    session = server.session(document)["id"]
+    before = server.get_session(session)["position"]
+    message = server.say(session, QUESTION, **GREEDY)
+    model = load_model(str(folder), models_dir=folder.parent)
+    nothing = len(model.tokenizer.encode(INSTRUCT.nothing))
+    assert message["evidence"]
+    assert message["usage"]["prompt_tokens"] - before < nothing
+
+
+def test_texts_in_another_language_get_an_answer_in_any_case(server: Server) -> None:
+    text = (
+        "Der Fahrradkeller ist von sieben bis zwanzig Uhr geöffnet. Die Miete ist am ersten Tag des Monats fällig. " * 6
+    )
+    document = server.read(text)["id"]
+    question = "Wann ist der Fahrradkeller geöffnet?"
+    message = server.say(server.session(document)["id"], question, **GREEDY)
+    plain = server.say(server.session(document)["id"], question, **GREEDY, recall=False)
+    assert message["evidence"]
+    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30
+
+
+def test_a_model_without_a_probe_answers(new_server, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "without"
+    shutil.copytree(folder, other)
+    (other / PROBE).unlink()
+    server = new_server(other, recall_tokens=96).start()
+    document = server.read(ALICE)["id"]
+    message = server.say(server.session(document)["id"], QUESTION, **GREEDY)
+    plain = server.say(server.session(document)["id"], QUESTION, **GREEDY, recall=False)
+    assert message["evidence"]
+    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30
