@@ -142,7 +142,7 @@ def test_every_block_is_run_or_has_a_reason() -> None:
         "docs/research/results.md": [0, 1, 2, 3, 4, 5, 6, 8],
         "docs/guide/operations.md": [1],
         "docs/research/reliability.md": [0, 1, 2],
-        "docs/research/data.md": [0, 1, 2, 3, 4],
+        "docs/research/data.md": [0, 1, 2, 3, 4, 5],
         "deploy/README.md": [*range(8), *range(9, 14)],
     }
     elsewhere = {block.test for block in every if block.test}
