@@ -117,9 +117,9 @@ class PromptBuilder:
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
-        # The search has found something, but the model may not find the answer in it.
+        # The search does not judge whether short texts hold the answer. The model's probe can.
         may_lack_answer = (
-            self._engine.model.probe is not None and bool(found) and result.english and template is None and not tools
+            self._engine.model.probe is not None and bool(found) and result.unjudged and template is None and not tools
             and not has_history and await asyncio.to_thread(asks_for_fact, question)
         )  # fmt: skip
         if (lacks_answer or may_lack_answer or not found) and not await self._passages.complete(documents):

@@ -86,6 +86,11 @@ class Chosen:
         return list(dict.fromkeys(turns))[:limit]
 
 
+def shown_whole(parts: Sequence[Indexed]) -> bool:
+    """Return whether the texts are so short that a question gets all of them, whether or not they hold its answer."""
+    return sum(part.bytes for part in parts) <= _SHOWN_WHOLE
+
+
 def choose(
     query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0, best: int = 0
 ) -> Chosen:
@@ -97,7 +102,7 @@ def choose(
         return Chosen()
     found: Sequence[int] = ()
     foreign = not ranking.compared.any() and all(part.language != "en" for part in parts)
-    if sum(part.bytes for part in parts) <= _SHOWN_WHOLE:
+    if shown_whole(parts):
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
     elif _is_found(query, ranking, _MIN_SHARE_FOREIGN if foreign else _MIN_SHARE):
         found = _best(ranking, max(limit, best))

@@ -17,7 +17,9 @@ from tests.process import Server
 from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "seed": 1}
-ALICE = STORY.read_text()[:20_000]
+LONG = STORY.read_text()[:20_000]
+ALICE = LONG[LONG.index("The way Dinah") :][:3000]
+"""So short that every question gets it as evidence."""
 QUESTION = "What would Dinah do with the black kitten's face?"
 SPEC = {"name": "window", "segment_length": 64, "sinks": 4, "window": 128}
 
@@ -69,6 +71,14 @@ def test_other_messages_get_an_answer_in_any_case(server: Server, question: str,
     document = server.read(ALICE)["id"]
     message = server.say(server.session(document)["id"], question, **GREEDY, **more)
     plain = server.say(server.session(document)["id"], question, **GREEDY, **more, recall=False)
+    assert message["evidence"]
+    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30, "it has the evidence"
+
+
+def test_the_search_decides_about_longer_texts(server: Server) -> None:
+    document = server.read(LONG)["id"]
+    message = server.say(server.session(document)["id"], QUESTION, **GREEDY)
+    plain = server.say(server.session(document)["id"], QUESTION, **GREEDY, recall=False)
     assert message["evidence"]
     assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30, "it has the evidence"
 
