@@ -114,11 +114,12 @@ def test_it_computes_what_float_weights_with_these_updates_compute(
 
 @pytest.mark.parametrize(
     ("family", "memory"),
-    [(family, memory) for family in ("qwen2", *tiny_gguf.GPT) for memory in (WINDOW, COMPACT)],
+    [(family, memory) for family in ("qwen2", *tiny_gguf.GPT) for memory in (WINDOW, COMPACT) if (family, memory) != ("falcon", COMPACT)],
     ids=lambda value: value if isinstance(value, str) else value["name"],
 )  # fmt: skip
 @torch.no_grad()
 def test_memories_read_and_answer_as_with_float_weights(family, memory, tmp_path):
+    """Not `compact` around Falcon: with float weights, transformers does not show its queries."""
     folder = make(tmp_path / "mine", family, memory=memory)
     # Not any tokens: where two entries have nearly equal scores, `compact` keeps another one of them with rounded weights.
     tokens = torch.randint(0, tiny_gguf.VOCABULARY, (1, 110), generator=torch.Generator().manual_seed(1))
