@@ -370,7 +370,8 @@ def _fingerprint_and_optimise(
                 progress("optimising the weights (the first time on a machine, kernels are compiled: some seconds)")
                 backbone.optimize(quantize=quantize, bfloat16=bfloat16)
             merge(backbone)
-        module.optimize()
+    # After hashing: with several processes, both compute together with the other processes, in one order.
+    module.optimize()
     return fingerprint.result()
 
 
