@@ -23,6 +23,7 @@ from tests.process import wait_for
 
 BEGIN, AGAIN, CLIENT = run_by("tests/test_newcomer.py")
 BOOK = ROOT / "tests" / "data" / "looking-glass.md"
+LEAFLET = ROOT / "tests" / "data" / "campsite.md"
 ANSWERS = {
     "What does Humpty Dumpty sit on?": "wall",
     "How many impossible things did the White Queen believe before breakfast?": r"\bsix\b",
@@ -35,6 +36,18 @@ FOLLOW_UPS = {"And of Italy?": "Rome"}
 """Questions about the answer before."""
 WITHOUT_AN_ANSWER = {"How is the weather in Paris?", "Who was paid?"}
 """A question for a tool, and a query that texts are ranked by: the model answers neither."""
+
+
+ABOUT_THE_LEAFLET = {
+    "How many pitches are there?": "forty-?six|46",
+    "Who lets people in late at night?": "Dora|Whitlock",
+    "How deep is the lake?": r"\bnine\b|\b9\b",
+    "When does the shop close on Sundays?": r"\bnoon\b|\b12\b",
+    "Who is the butler at Baskerville Hall?": "does not say",
+    "How did the Wizard leave Oz?": "does not say",
+    "Who invented the telephone?": "does not say",
+}
+"""Questions about a short text. The search does not decide which of them the text answers."""
 
 
 def environment(folder: Path, port: int) -> dict[str, str]:
@@ -79,9 +92,13 @@ def wrong_answers(port: int) -> list[str]:
     """Ask the server the questions of the pages, and return those that it answers wrong, with their answers."""
     wrong = []
     with Everlong(f"http://127.0.0.1:{port}", timeout=300) as client:
-        document = client.documents.wait(client.documents.upload(BOOK).id)
+        book, leaflet = (client.documents.wait(client.documents.upload(file).id) for file in (BOOK, LEAFLET))
+        for question, pattern in ABOUT_THE_LEAFLET.items():
+            answer = client.sessions.send(client.sessions.create([leaflet.id]).id, question, temperature=0).content
+            if re.search(pattern, answer, re.IGNORECASE) is None:
+                wrong.append(f"{question} {answer}")
         for question, pattern in ANSWERS.items():
-            session = client.sessions.create([document.id] if "capital" not in question else [])
+            session = client.sessions.create([book.id] if "capital" not in question else [])
             answer = client.sessions.send(session.id, question, temperature=0).content
             if re.search(pattern, answer, re.IGNORECASE) is None:
                 wrong.append(f"{question} {answer}")

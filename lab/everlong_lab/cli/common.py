@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
-from typer import Option
+from typer import Argument, Option
 
 from everlong_client.cli.uploads import exit_on_sigterm
 from everlong_server.cli.common import chosen_models_dir, err, fail, out
@@ -35,6 +35,13 @@ def writable(file: Path | None) -> Path | None:
 
 
 DataDir = Annotated[Path, Option(envvar="EVERLONG_DATA", help="Find data sets in this folder, packed or not.")]
+LabelledFile = Annotated[
+    Path, Argument(help="JSON lines of questions: text, q, a and quote, as in docs/research/data.md.", metavar="FILE")
+]
+TextFolders = Annotated[list[Path], Option(help="Find the texts in this folder. Repeat it for more folders.")]
+MoreData = Annotated[
+    Path | None, Option(envvar="EVERLONG_DATA", help="Also use FairytaleQA and SQuAD, from this folder.")
+]
 Output = Annotated[Path | None, Option("--json", help="Write the figures to this file.", callback=writable)]
 Device = Annotated[str, Option(help="Run on cpu, cuda, ….")]
 Seed = Annotated[int, Option(help="Choose the sample by this seed.", min=0)]

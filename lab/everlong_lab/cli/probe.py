@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option, Typer
+from typer import Option, Typer
 
-from everlong_lab.cli.common import Device, Seed, Threads, load, reported, writable
+from everlong_lab.cli.common import Device, LabelledFile, MoreData, Seed, TextFolders, Threads, load, reported, writable
 from everlong_server.cli.common import ModelsDir, err, fail
 
 train_probe = Typer(add_completion=False)
@@ -15,18 +15,13 @@ train_probe = Typer(add_completion=False)
 
 @train_probe.command()
 def _train_probe(
-    file: Annotated[
-        Path,
-        Argument(help="JSON lines of questions: text, q, a and quote, as in docs/research/data.md.", metavar="FILE"),
-    ],
-    texts: Annotated[list[Path], Option(help="Find the texts in this folder. Repeat it for more folders.")],
+    file: LabelledFile,
+    texts: TextFolders,
     to: Annotated[Path, Option("--out", callback=writable, help="Write the probe to this file.")],
     model: Annotated[
         str, Option(help="Train a probe of this model. It needs the memory window.")
     ] = "qwen2.5-coder-1.5b-reader",
-    data: Annotated[
-        Path | None, Option(envvar="EVERLONG_DATA", help="Also use FairytaleQA and SQuAD, from this folder.")
-    ] = None,
+    data: MoreData = None,
     questions: Annotated[
         int,
         Option(
@@ -50,8 +45,9 @@ def _train_probe(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    with reported():
+        from everlong_lab.probe.training import ProbeTraining, values_of
     from everlong_lab.probe.prompts import ProbePromptsPlan, make_prompts
-    from everlong_lab.probe.training import ProbeTraining, values_of
     from everlong_models.text.embedder import Embedder
     from everlong_server.settings import Settings
 

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option, Typer
+from typer import Option, Typer
 
-from everlong_lab.cli.common import Device, Seed, Threads, reported, writable
+from everlong_lab.cli.common import Device, LabelledFile, MoreData, Seed, TextFolders, Threads, reported, writable
 from everlong_server.cli.common import err, fail
 
 train_reranker = Typer(add_completion=False)
@@ -16,15 +16,10 @@ train_reranker = Typer(add_completion=False)
 
 @train_reranker.command()
 def _train_reranker(
-    file: Annotated[
-        Path,
-        Argument(help="JSON lines of questions: text, q, a and quote, as in docs/research/data.md.", metavar="FILE"),
-    ],
-    texts: Annotated[list[Path], Option(help="Find the texts in this folder. Repeat it for more folders.")],
+    file: LabelledFile,
+    texts: TextFolders,
     to: Annotated[Path, Option("--out", callback=writable, help="Write the weights to this file.")],
-    data: Annotated[
-        Path | None, Option(envvar="EVERLONG_DATA", help="Also use FairytaleQA and SQuAD, from this folder.")
-    ] = None,
+    data: MoreData = None,
     rounds: Annotated[int, Option(min=1, help="Number of times to use each question.")] = 2,
     lr: Annotated[float, Option(min=0, help="Learning rate.")] = 1e-4,
     max_minutes: Annotated[float | None, Option(min=0, help="Stop after so many minutes, with a checkpoint.")] = None,

@@ -15,7 +15,7 @@ def squad(answer: str, references: Sequence[str]) -> tuple[float, float]:
     try:
         from torchmetrics.functional.text import squad as measure  # noqa: PLC0415 - the library serves without it
     except ImportError as error:
-        raise _missing(error) from error
+        raise missing(error) from error
     expected = {"id": "0", "answers": {"text": list(references), "answer_start": [0] * len(references)}}
     scores = measure([{"id": "0", "prediction_text": answer}], [expected])
     return float(scores["f1"]) / 100, float(scores["exact_match"]) / 100
@@ -33,7 +33,7 @@ def overlap_scores(given: Sequence[str], references: Sequence[str]) -> dict[str,
         from nltk.translate.meteor_score import single_meteor_score  # noqa: PLC0415
         from torchmetrics.functional.text import rouge_score  # noqa: PLC0415
     except ImportError as error:
-        raise _missing(error) from error
+        raise missing(error) from error
     pairs = list(zip(given, references, strict=True))
     rouge = rouge_score(list(given), list(references), rouge_keys=("rouge1", "rougeL"))
     stemmer, synonyms = PorterStemmer(), _NoSynonyms()
@@ -48,8 +48,9 @@ def overlap_scores(given: Sequence[str], references: Sequence[str]) -> dict[str,
     }
 
 
-def _missing(error: ImportError) -> RunError:
-    return RunError(f"scoring answers needs {error.name}: pip install 'everlong-lab[train]'")
+def missing(error: ImportError) -> RunError:
+    """Return the error for a library that scores are computed with."""
+    return RunError(f"scoring needs {error.name}: pip install 'everlong-lab[train]'")
 
 
 class _NoSynonyms:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from everlong_lab.corpora.sources import read
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
 from everlong_lab.eval.questions import Progress
-from everlong_lab.rerank.examples import of_sources
+from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.grounding import search_query, select_passages
@@ -33,8 +33,6 @@ from everlong_server.store.texts.blobs import Blobs
 
 ROOM = (300, 500, 800)
 """Numbers of tokens of evidence, equally frequent."""
-DATA_SETS = {"fairytaleqa": 110, "squad2_dev_half": 20}
-"""Further data sets, and the number of their training texts that are used."""
 _SHORTEST, _LONGEST = 1_500, 40_000
 """Characters of a document."""
 _WITHOUT, _OTHER, _REQUEST = 0.6, 0.5, 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,10 +13,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from everlong_lab.eval.answer_scores import missing
 from everlong_lab.eval.questions import Progress
 from everlong_lab.probe.prompts import LabelledPrompt
 from everlong_models import Backbone, Model
 from everlong_models.errors import DataError
+
+try:  # before prompts are read for half an hour
+    from torchmetrics.functional.classification import binary_auroc
+except ImportError as error:
+    raise missing(error) from error
 
 _FOLDS = 8
 _DECAY = 0.01
@@ -73,7 +78,7 @@ class ProbeTraining:
             scores[held_out] = self._values[held_out].flatten(1) @ weight + bias
         limit = float(scores[self._holds].quantile(self._wrongly, interpolation="lower"))
         quality = ProbeQuality(
-            _area(scores, self._holds),
+            area(scores, self._holds),
             float((scores[~self._holds] < limit).float().mean()),
             float((scores[self._holds] < limit).float().mean()),
         )
@@ -86,6 +91,11 @@ class ProbeTraining:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file({"layer": torch.tensor(layer), "weight": weight.contiguous(), "bias": torch.tensor(bias)}, file)
         return quality
+
+
+def area(scores: Tensor, holds: Tensor) -> float:
+    """Return the area under the ROC curve: how often a prompt with the answer has a higher score than one without. Ties count half."""
+    return float(binary_auroc(scores.double().sigmoid(), holds.int()))  # it takes probabilities
 
 
 def _regress(values: Tensor, holds: Tensor) -> tuple[Tensor, float]:
@@ -105,18 +115,3 @@ def _regress(values: Tensor, holds: Tensor) -> tuple[Tensor, float]:
     solver.step(loss)
     weight = (parameters.detach()[:-1] / deviation).float()
     return weight, float(parameters.detach()[-1]) - float(weight @ mean)
-
-
-def _area(scores: Tensor, holds: Tensor) -> float:
-    """Return the area under the ROC curve: how often a prompt with the answer has a higher score than one without. Ties count half."""
-    ranks = torch.from_numpy(_ranks(scores.numpy()))
-    positive, negative = int(holds.sum()), int((~holds).sum())
-    if not positive or not negative:
-        return math.nan
-    return float((ranks[holds].sum() - positive * (positive + 1) / 2) / (positive * negative))
-
-
-def _ranks(scores: np.ndarray) -> np.ndarray:
-    """Return the rank of each score, from 1 on; equal scores share their mean rank."""
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    return np.asarray((counts.cumsum() - (counts - 1) / 2)[inverse])

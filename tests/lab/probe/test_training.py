@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from everlong_lab.cli.probe import train_probe
 from everlong_lab.probe.prompts import LabelledPrompt
-from everlong_lab.probe.training import ProbeTraining, _area
+from everlong_lab.probe.training import ProbeTraining, area
 from everlong_models import load_model
 from everlong_models.answer_probe import PROBE, AnswerProbe
 from everlong_models.errors import DataError
@@ -53,7 +53,7 @@ def test_one_text_cannot_be_held_out() -> None:
 
 def test_the_area_counts_pairs() -> None:
     scores, holds = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([True, False, True, False])
-    assert _area(scores, holds) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
+    assert area(scores, holds) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
 
 
 PEOPLE = ("Quill", "Barrow", "Finch", "Marsh", "Thorne", "Vane", "Webb", "Yarrow")

@@ -132,11 +132,15 @@ def _scaled(block: Any, branch: Tensor) -> Tensor:
 
 
 class Phi3Layers(LlamaLayers):
-    """One projection gives queries, keys and values, and some dimensions of a head may not rotate."""
+    """Dropout of what both halves add, in training."""
 
     def attend(self, layer: int, normed: Tensor, shared: LayerContext) -> SelfAttention:
         queries, context = super().attend(layer, normed, shared)
         return SelfAttention(queries, self._base.layers[layer].resid_attn_dropout(context))
+
+    def feed_forward(self, layer: int, h: Tensor, context: Tensor) -> Tensor:
+        block, x = self._base.layers[layer], h + context
+        return torch.add(x, block.resid_mlp_dropout(block.mlp(self._normed(layer, "between", x))))
 
 
 class GPTNeoXLayers(SplitLayers):
@@ -198,9 +202,8 @@ class FalconLayers(SplitLayers):
             attention.query_key_value(normed), attention.num_kv_heads, attention.head_dim
         )
         rotated, keys = apply_rotary_pos_emb(queries, keys, *shared.rotary[layer])
-        copies = (
-            attention.num_heads // attention.num_kv_heads
-        )  # the cache has keys of all heads, as transformers' own forward needs them
+        # The cache has keys of all heads, as transformers' own forward needs them.
+        copies = attention.num_heads // attention.num_kv_heads
         keys, values = keys.repeat_interleave(copies, 1), values.repeat_interleave(copies, 1)
         context = attention.dense(
             self._attention_over(shared, layer, rotated, keys, values, attention.head_dim**-0.5, 0.0)
