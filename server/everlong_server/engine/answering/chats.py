@@ -15,7 +15,7 @@ from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import TurnContext, load_state
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
@@ -29,11 +29,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChatCheckpoint:
-    """A chat after an answer: its `session`, whose id is the chat's digest, and memory `state`. `question`: the message answered."""
+    """A chat after an answer: its `session`, whose id is the chat's digest, and memory `state`. `question`: the message that was answered, with `answer`."""
 
     session: Session
     state: MemoryState
     question: str | None
+    answer: str | None = None
 
 
 class ChatTurns:
@@ -88,10 +89,11 @@ class ChatTurns:
         fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
         asked = (message.content for message in reversed(messages[:-1]) if message.role == "user")
         question = next((words for text in asked if (words := format.question_of(text) if format else text)), None)
+        answer = next((message.content for message in reversed(messages[:-1]) if message.role == "assistant"), None)
         shown = format.definitions(tools.shown) if format and tools and tools.shown else ""
         if checkpoint is not None:
             after, session, state, included = checkpoint.session.id, checkpoint.session, checkpoint.state, 0
-            question = question or checkpoint.question
+            question, answer = question or checkpoint.question, answer or checkpoint.answer
         else:
             if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
                 await self._documents.readings.ensure(fingerprint, documents)
@@ -114,7 +116,8 @@ class ChatTurns:
             if on_complete is not None:
                 await on_complete(answer, next_session)
 
-        yield TurnContext(session, state, messages[included:-1], question, commit)
+        previous = Exchange(question, answer or "") if question else None
+        yield TurnContext(session, state, messages[included:-1], previous, commit)
 
     async def _stored(
         self, chat_ids: Sequence[str], messages: Sequence[Message]

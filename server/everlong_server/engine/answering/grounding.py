@@ -190,13 +190,14 @@ def search_query(question: str, previous: str | None) -> Query | None:
     if everyday and asks:
         own = list(dict.fromkeys(all_words))
     weights = dict.fromkeys(_first_and_last(own, _MAX_WORDS), 1.0)
-    text, start = question[-_MAX_CHARS:], 0
+    text, start, alone = question[-_MAX_CHARS:], 0, None
     if follows and previous is not None:
+        alone = text if own else None
         earlier = [word for word in words(previous) if word.casefold() not in STOP_WORDS and word not in weights]
         weights |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(weights)), _PREVIOUS_WEIGHT)
         before = f"{previous[-_MAX_CHARS:]} "
         text, start = before + text, len(before)
-    return Query(text, weights, asks, everyday, start) if weights else None
+    return Query(text, weights, asks, everyday, start, alone) if weights else None
 
 
 def passage_query(text: str) -> Query:

@@ -20,13 +20,15 @@ from everlong_server.engine.answering.grounding import (
     select_passages_in_window,
     texts_lack_answer,
 )
-from everlong_server.engine.answering.turn_context import TurnContext
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
 from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Found, Passage, Passages
 
+_REPEATED = 300
+"""Characters of the previous question and of its answer that are repeated, at most."""
 LINE_BREAK = "\n"
 """Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
 
@@ -64,6 +66,13 @@ def whole_template(overview: Overview) -> Template:
     )
 
 
+def follow_up_template(template: Template, previous: Exchange) -> Template:
+    """Return the template for a question that refers to the one before it: it repeats `previous`, which the passages separate from the question."""
+    asked, answered = (" ".join(text.split()) for text in previous)
+    repeated = f"{asked[-_REPEATED:]}\nAnswer: {answered[:_REPEATED]}\nQuestion: "
+    return replace(template, closing=template.closing + repeated)
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`.
@@ -97,14 +106,14 @@ class PromptBuilder:
         """
         documents = tuple(dict.fromkeys((*context.session.documents, *(recall.also_in or ()))))
         format = self._engine.model.tools
-        question, previous = content if format is None else format.question_of(content), context.previous_question
+        question, previous = content if format is None else format.question_of(content), context.previous
         if not question:  # the results of calls, for an earlier question
-            question, previous = previous or "", None
+            question, previous = previous.question if previous else "", None
         build = partial(self.build, question=question, tools=tools)
         if not recall.passages or (not documents and recall.also_in is None):
             return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
         has_history = bool(context.session.messages or context.unread)
-        query = await asyncio.to_thread(search_query, question, previous)
+        query = await asyncio.to_thread(search_query, question, previous and previous.question)
         build = partial(build, small_talk=query is None)
         by_sentences = self._template.gap is not None
         result = (
@@ -114,6 +123,8 @@ class PromptBuilder:
         )
         found: list[Passage] | None = result.passages
         template = whole_template(result.overview) if result.overview and by_sentences else None
+        if by_sentences and query and query.message_start and previous:
+            template = follow_up_template(template or self._template, previous)
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
@@ -141,6 +152,7 @@ class PromptBuilder:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
         model, answer, snapshot = self._engine.model, context.continued, context.session.snapshot
         assert answer is not None, "only an answer can be extended"
+        asked = context.previous.question if context.previous else ""
         # The continuation sees the same tokens as the first part did: see `build`.
         searched, reused = (
             bool(answer.evidence or (recall.passages and context.session.documents)),
@@ -151,19 +163,25 @@ class PromptBuilder:
         if context.unread:
             prompt_only = prompt_only and not context.session.messages
             *earlier, question, cut = context.unread
-            passages = paragraphs(answer.evidence[::-1], self._template.gap)
-            text = self._template.render(passages) if passages else ""
+            template, passages = self._template, paragraphs(answer.evidence[::-1], self._template.gap)
+            if template.gap is not None and len(earlier) > 1:
+                before = Exchange(earlier[-2].content, earlier[-1].content)
+                if (query := search_query(question.content, before.question)) and query.message_start:
+                    template = follow_up_template(template, before)
+            text = template.render(passages) if passages else ""
             unread = [*earlier, replace(question, content=text + question.content), cut]
             lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
-        elif prompt_only := prompt_only and bool(reused) and context.session.messages == 2:
+        elif prompt_only := context.session.messages == 2 and (
+            (prompt_only and bool(reused)) or self._for_probe(asked, answer.evidence)
+        ):
             own = snapshot.position - (reused if context.read_before is None else context.read_before)
         elif searched:
             visible = RECENT_TOKENS + snapshot.position - len(snapshot.open) - reused
         # The state has the whole answer if that ended with a segment: see `SessionTurns`.
         tokens = tokens or model.tokenizer.encode(LINE_BREAK)
         own_before = own if prompt_only else None
-        return Prompt(tokens, list(answer.evidence), visible, own_before, context.previous_question or "")
+        return Prompt(tokens, list(answer.evidence), visible, own_before, asked)
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
@@ -182,8 +200,10 @@ class PromptBuilder:
         # Where the search found nothing, the model would only quote the end of the text, which the memory keeps.
         searched, found = found is not None, found or []
         window = memory.visible_tokens - memory.segment_length
-        # For a question, the model sees all of a text that fits into the open segment. For small talk it does not: it would continue it.
-        keeps_tokens = bool(memory.kept_tokens(context.state)) or (small_talk and window > 0)
+        # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
+        # probe may judge the passages.
+        hides_open = window > 0 and (small_talk or self._for_probe(question, found))
+        keeps_tokens = bool(memory.kept_tokens(context.state)) or hides_open
         prompt_only = keeps_tokens and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
         lead = self._lead(context, _unread(context), from_start=prompt_only)
@@ -204,6 +224,10 @@ class PromptBuilder:
         may_lack_answer = may_lack_answer and alone and bool(text) and template is INSTRUCT
         fallback = [*lead, *tokenizer.encode(template.nothing), *message] if may_lack_answer else None
         return Prompt(tokens, evidence, visible, own_before, question, fallback)
+
+    def _for_probe(self, question: str, passages: Sequence[Passage]) -> bool:
+        """Return whether the model's probe may judge passages for a first question. It learnt from prompts that the model reads alone."""
+        return self._engine.model.probe is not None and bool(passages) and asks_for_fact(question)
 
     def _select(
         self,

@@ -184,7 +184,9 @@ class ResponseTurns:
                 error,
             )
             return None
-        return ChatCheckpoint(previous.session, state, previous.question)
+        return ChatCheckpoint(
+            previous.session, state, previous.question, previous.message.content if previous.message else None
+        )
 
     async def _messages_until(self, last: Response) -> list[Message]:
         """Return all messages up to the answer of `last`. Raises `Conflict` if a response among them was deleted."""

@@ -16,7 +16,7 @@ from everlong_models import SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.prompt import LINE_BREAK
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import TurnContext, load_state
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
@@ -141,14 +141,14 @@ class SessionTurns:
                     await self._sessions.commit(session, lease, kept, None, answer, replaces=first.id)
 
             read = replace(session, messages=session.messages - session.unread)
-            previous_question = (pair or last)[-2]["content"] if pair or last else None
+            previous = Exchange(*(m["content"] for m in (pair or last)[-2:])) if pair or last else None
             if first is not None and not unread:
                 if read.snapshot.open:
                     read, ending = _without_last_token(read)
                 else:
                     added = LINE_BREAK
             yield TurnContext(
-                read, state, unread, previous_question, commit, progress, instructions, first, ending, added,
+                read, state, unread, previous, commit, progress, instructions, first, ending, added,
                 None if reading is None else reading.snapshot.position,
             )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from everlong_models import EverlongModelError, MemoryState, Model
 from everlong_server.engine.snapshots import decode_snapshot
@@ -13,11 +14,18 @@ from everlong_server.store.records import Message, Session
 from everlong_server.store.snapshot import Snapshot
 
 
+class Exchange(NamedTuple):
+    """A question and its answer."""
+
+    question: str
+    answer: str
+
+
 @dataclass(frozen=True, slots=True)
 class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
-    `previous_question`: the user message before it. `commit`: stores the message, its answer and the snapshot after it.
+    `previous`: the user message before it and its answer. `commit`: stores the message, its answer and the snapshot after it.
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
     extended instead of answering a message, `last` the tokens of it that the model reads once more, `added` the text that follows it before
     anything is generated, and `read_before` the number of tokens that the session had read before its first message; None if it is not known.
@@ -26,7 +34,7 @@ class TurnContext:
     session: Session
     state: MemoryState
     unread: Sequence[Message]
-    previous_question: str | None
+    previous: Exchange | None
     commit: Callable[[AnswerMessage, Snapshot], Awaitable[None]]
     memory_progress: float | None = None
     instructions: str | None = None

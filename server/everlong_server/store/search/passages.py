@@ -279,10 +279,11 @@ class Passages:
         if vector is not None and self._vectors is not None:
             vector = vector if named is None else self._vectors.of_text(named.question)
             whole = self._vectors.nearest(vector, WHOLE)
+            if named is None and query.alone is not None:  # the question before can be about the whole text
+                whole = min(whole, self._vectors.nearest(self._vectors.of_text(query.alone), WHOLE))
         if named is None:
             return choose(query, parts, ranking, limit, whole, best)
-        without_name = rank(parts, query.words, vector)
-        return choose_in_part(query, parts, ranking, limit, best, named, without_name, whole)
+        return choose_in_part(query, parts, ranking, limit, best, named, rank(parts, query.words, vector), whole)
 
     def _overview(
         self, documents: Sequence[Document], parts: Sequence[Indexed], first: Ints, named: NamedPart | None
@@ -369,8 +370,7 @@ class Passages:
     def _part(self, document: Document, index: Any, stack: contextlib.ExitStack, damaged: list[Document]) -> Indexed:
         """Return the document's part of a search, for which `stack` keeps its files. Damaged vectors are left out."""
         word_index.check_layout(index)
-        last = index.execute("SELECT id + 1, end_byte FROM passages ORDER BY id DESC LIMIT 1").fetchone()
-        size, end_byte = last or (0, 0)
+        size, end = index.execute("SELECT id + 1, end_byte FROM passages ORDER BY id DESC LIMIT 1").fetchone() or (0, 0)
         language = index.execute("SELECT language FROM document").fetchone()[0]
         vectors = None
         if self._vectors is not None:
@@ -380,7 +380,7 @@ class Passages:
                 log.warning("the vectors of document %s are built again: %s", document.id, error)
                 damaged.append(document)
         load = partial(outline.load, self._blobs, document.id) if document.format else tuple
-        return Indexed(index, size, end_byte, language, vectors, load)
+        return Indexed(index, size, end, language, vectors, load)
 
     def _is_damaged(self, document: Document, error: Exception) -> bool:
         """Whether the document's index is damaged. `error`: the error of the search, for the log."""

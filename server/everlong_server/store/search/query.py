@@ -14,6 +14,7 @@ class Query:
 
     `asks`: it is a question. A remark is searched for more strictly, since it may be small talk. `everyday`: it
     has no other words, like "How are you?". `message_start`: where the message begins in `text`, behind the question before it.
+    `alone`: the message, if there is a question before it in `text` and it has words of its own.
     """
 
     text: str
@@ -21,6 +22,7 @@ class Query:
     asks: bool = True
     everyday: bool = False
     message_start: int = 0
+    alone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

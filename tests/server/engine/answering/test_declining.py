@@ -24,15 +24,18 @@ QUESTION = "What would Dinah do with the black kitten's face?"
 SPEC = {"name": "window", "segment_length": 64, "sinks": 4, "window": 128}
 
 
-@pytest.fixture(scope="module")
-def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose probe says of every prompt that its evidence lacks the answer."""
-    target = tmp_path_factory.mktemp("model") / "tiny-window"
+def with_probe(tiny_model: Path, target: Path, bias: float) -> Path:
+    """Make a model whose probe has the score `bias` for every prompt: below 0, the evidence lacks the answer."""
     shutil.copytree(tiny_model / "backbone", target / "backbone")
     manifest = {"backbone": "backbone", "memory": SPEC, "trained": False, "template": "instruct"}
     (target / "everlong.json").write_text(json.dumps(manifest))
-    save_file({"layer": torch.tensor(1), "weight": torch.zeros(2, 16), "bias": torch.tensor(-1.0)}, target / PROBE)
+    save_file({"layer": torch.tensor(1), "weight": torch.zeros(2, 16), "bias": torch.tensor(bias)}, target / PROBE)
     return target
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_probe(tiny_model, tmp_path_factory.mktemp("model") / "tiny-window", -1.0)
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +97,34 @@ def test_a_later_question_gets_an_answer_in_any_case(server: Server) -> None:
     assert message["usage"]["prompt_tokens"] - before > 60, "it has the evidence"
 
 
-def test_a_text_that_the_model_sees_anyway_gets_an_answer_in_any_case(server: Server, folder: Path) -> None:
-    """Its prompt has no passages."""
-    document = server.read("The black kitten's face was washed by Dinah.")["id"]
+NOTE = "The black kitten's face was washed by Dinah."
+"""Shorter than a segment."""
+
+
+def test_the_prompt_says_so_of_a_text_shorter_than_a_segment(server: Server, folder: Path) -> None:
+    document = server.read(NOTE)["id"]
     session = server.session(document)["id"]
     before = server.get_session(session)["position"]
     message = server.say(session, QUESTION, **GREEDY)
     model = load_model(str(folder), models_dir=folder.parent)
-    nothing = len(model.tokenizer.encode(INSTRUCT.nothing))
+    prompt = [*model.chat.head, *model.tokenizer.encode(INSTRUCT.nothing), *model.tokenizer.encode(QUESTION)]
     assert message["evidence"]
-    assert message["usage"]["prompt_tokens"] - before < nothing
+    assert message["usage"]["prompt_tokens"] == before + len([*prompt, *model.chat.ask])
+
+
+def test_a_text_shorter_than_a_segment_is_seen_as_passages(new_server, tiny_model: Path, tmp_path: Path) -> None:
+    """So that the probe knows such prompts. An answer that is cut and extended is that of one request."""
+    holds = with_probe(tiny_model, tmp_path / "holds", 1.0)
+    server = new_server(holds, recall_tokens=96).start()
+    note, other = server.read(NOTE)["id"], server.read("\n\n" + NOTE + "\n")["id"]
+    asked = {document: server.say(server.session(document)["id"], QUESTION, **GREEDY) for document in (note, other)}
+    assert asked[note]["usage"]["prompt_tokens"] != asked[other]["usage"]["prompt_tokens"]
+    assert asked[note]["content"] == asked[other]["content"], "it sees the passages, which are the same, not the texts"
+    session = server.session(note)["id"]
+    cut = server.say(session, QUESTION, **GREEDY | {"max_tokens": 3})
+    extended = server.say(session, "-", continue_answer=True, **GREEDY | {"max_tokens": 5})
+    assert cut["finish_reason"] == "length"
+    assert extended["content"] == asked[note]["content"]
 
 
 def test_texts_in_another_language_get_an_answer_in_any_case(server: Server) -> None:

@@ -25,8 +25,14 @@ from everlong_server.engine.answering.grounding import (
     select_passages_in_window,
     texts_lack_answer,
 )
-from everlong_server.engine.answering.prompt import INSTRUCT, PromptBuilder, template_of, whole_template
-from everlong_server.engine.answering.turn_context import TurnContext
+from everlong_server.engine.answering.prompt import (
+    INSTRUCT,
+    PromptBuilder,
+    follow_up_template,
+    template_of,
+    whole_template,
+)
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.store.records import Session
 from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Passage
@@ -272,6 +278,27 @@ def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
     query = search_query(message, previous)
     assert query is not None
     assert query.everyday is everyday
+
+
+@pytest.mark.parametrize(
+    ("message", "alone"),
+    [("Who died?", "Who died?"), ("Why?", None), ("Which ships sank in the storm of May?", None)],
+)
+def test_a_follow_up_with_words_of_its_own_is_also_compared_alone(message: str, alone: str | None) -> None:
+    query = search_query(message, "Summarise the letter.")
+    assert query is not None
+    assert query.alone == alone
+    assert query.text.endswith(message)
+
+
+def test_a_follow_up_repeats_the_question_and_answer_before_it() -> None:
+    before = Exchange("Whose offer\nwas accepted?", "Croft Marine's. " + "It costs more. " * 50)
+    template = follow_up_template(INSTRUCT, before)
+    text = template.render(["A passage."])
+    assert text.startswith(INSTRUCT.render(["A passage."]) + "Whose offer was accepted?\nAnswer: Croft Marine's. It")
+    assert text.endswith("\nQuestion: ")
+    assert len(text) < len(INSTRUCT.render(["A passage."])) + 400
+    assert template.render([]) == ""
 
 
 @pytest.mark.parametrize(

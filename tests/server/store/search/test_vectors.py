@@ -78,6 +78,12 @@ def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_n
             about_a_place = search_query("Who is asleep under the tree?", None)
             assert about_a_place is not None
             assert (await corpus.passages.find([document.id], about_a_place, 16)).overview is None
+            after_the_whole = search_query("Who snores?", "Summarise the book in three sentences.")
+            assert after_the_whole is not None
+            assert (await corpus.passages.find([document.id], after_the_whole, 16)).overview is None
+            again = search_query("And its moral?", "Summarise the book in three sentences.")
+            assert again is not None
+            assert (await corpus.passages.find([document.id], again, 16)).overview is not None
 
     asyncio.run(run())
 
