@@ -26,6 +26,8 @@ from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
 from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Found, Passage, Passages
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.terms import words
 
 _REPEATED = 300
 """Characters of the previous question and of its answer that are repeated, at most."""
@@ -136,6 +138,8 @@ class PromptBuilder:
         if (lacks_answer or may_lack_answer or not found) and not await self._passages.complete(documents):
             # A document was deleted. The memory still has it.
             found, lacks_answer, may_lack_answer = found or None, False, False
+        elif query and not found and not lacks_answer and not has_history and _all_open(context):
+            found = await self._seen_anyway(context, documents, recall.passages)
         # On a thread: this takes time in proportion to the message.
         return await asyncio.to_thread(
             build,
@@ -147,6 +151,12 @@ class PromptBuilder:
             may_lack_answer=may_lack_answer,
             template=template,
         )
+
+    async def _seen_anyway(self, context: TurnContext, documents: Sequence[str], limit: int) -> list[Passage]:
+        """Return the passages of texts that fit into the open segment, which the model sees whether or not the search finds them."""
+        text = self._engine.model.tokenizer.decode(list(context.session.snapshot.open))
+        ranked = await self._passages.rank(documents, Query(text, dict.fromkeys(words(text), 1.0)), limit, rerank=False)
+        return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(ranked, 1)]
 
     def continuation(self, context: TurnContext, recall: Recall) -> Prompt:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
@@ -319,6 +329,12 @@ class PromptBuilder:
         if read > (model.memory.remembered_tokens or 0):
             return text
         return model.tokenizer.decode(model.tokenizer.encode(text)[read - kept :]) or text
+
+
+def _all_open(context: TurnContext) -> bool:
+    """Return whether all that the session has read is in its open segment."""
+    snapshot = context.session.snapshot
+    return 0 < snapshot.position == len(snapshot.open)
 
 
 def _unread(context: TurnContext) -> list[Message]:

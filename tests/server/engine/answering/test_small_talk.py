@@ -29,6 +29,16 @@ def test_small_talk_does_not_see_a_short_text(own_server: Server, message: str) 
     assert beside["content"] == without["content"]
 
 
+def test_a_request_about_a_short_text_has_it_as_evidence(own_server: Server) -> None:
+    """The search finds nothing about it, but the model sees the text."""
+    note, request = own_server.read(NOTE)["id"], "Please turn that into nice German prose."
+    answer = own_server.say(own_server.session(note)["id"], request, **GREEDY)
+    plain = own_server.say(own_server.session(note)["id"], request, **GREEDY, recall=False)
+    assert "".join(passage["text"] for passage in answer["evidence"]).split() == NOTE.split()
+    assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert answer["content"] == plain["content"]
+
+
 def test_a_question_sees_a_short_text(own_server: Server) -> None:
     note, question = own_server.read(NOTE)["id"], "When is the picnic?"
     without = own_server.say(own_server.session()["id"], question, **GREEDY)
