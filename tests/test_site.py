@@ -168,7 +168,7 @@ def check_command(arguments: list[str]) -> None:
     command: Any = typer.main.get_command(server[name].load() if name in server else app)
     if name not in server:
         rest = arguments
-    while isinstance(command, click.Group) or hasattr(command, "commands"):
+    while rest and (isinstance(command, click.Group) or hasattr(command, "commands")):
         if rest[0] not in command.commands:
             raise click.UsageError(f"no command {rest[0]!r}")
         command, rest = command.commands[rest[0]], rest[1:]

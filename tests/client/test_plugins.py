@@ -86,7 +86,20 @@ def words(output: str) -> str:
 def test_help_describes_all_commands():
     result = run("--help")
     assert result.exit_code == 0
-    for name in ("ask", "ingest", "chat", "memory", "status", "tree", "clicked", "plain", "gone", "absent"):
+    for name in (
+        "ask",
+        "ingest",
+        "chat",
+        "memory",
+        "status",
+        "documents",
+        "sessions",
+        "tree",
+        "clicked",
+        "plain",
+        "gone",
+        "absent",
+    ):
         assert f" {name} " in result.stdout
     assert "tree Grow a tree of commands." in words(result.stdout)
     assert result.stdout.index("Use a server") < result.stdout.index("Other commands")

@@ -1,4 +1,4 @@
-"""The `everlong` command: `ask`, `chat`, `ingest`, `mcp`, `memory`, `search` and `status`, and what other distributions add."""
+"""The `everlong` command: the client's own commands, and those of other distributions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,22 @@ from typing import Annotated
 
 import typer
 
+from everlong_client.cli import stored
 from everlong_client.cli.ask import Asking
 from everlong_client.cli.chat import Chat
 from everlong_client.cli.ingest import ingest_files
+from everlong_client.cli.options import (
+    ASK,
+    ApiKey,
+    AsJson,
+    DocumentIds,
+    MaxTokens,
+    ModelName,
+    Seed,
+    Temperature,
+    Url,
+    connect,
+)
 from everlong_client.cli.originals import Originals
 from everlong_client.cli.plugins import Commands
 from everlong_client.cli.search import Searching
@@ -27,25 +40,8 @@ from everlong_client.transport.wire import DEFAULT_URL, VERSION
 from everlong_client.types.message import Sampling
 
 app = typer.Typer(name="everlong", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-
-ASK = "Use a server"
-"""The heading of the commands in the help."""
-
-Url = Annotated[str, typer.Option("--url", envvar="EVERLONG_URL", help="The server's address.")]
-ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="EVERLONG_API_KEY", help="The API key.")]
-DocumentIds = Annotated[
-    list[str] | None, typer.Option("--document", help="The id of a document to ask about; may be repeated.")
-]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="The model to use, one of those that the server offers.")
-]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="The maximum number of tokens of an answer.")]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="The sampling temperature; 0 always takes the likeliest token.")
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="The sampling seed; the same seed gives the same answer.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
+app.add_typer(stored.documents, name="documents", rich_help_panel=ASK)
+app.add_typer(stored.sessions, name="sessions", rich_help_panel=ASK)
 
 def main() -> None:
     """Run the command line."""
@@ -100,7 +96,7 @@ def ingest(
     """Upload files, wait until the server has read them, and print their document ids."""
     require_stream(sys.stdout, "standard output")  # checked first: without it the ids would be lost
     failed = False
-    with _client(url, api_key) as client:
+    with connect(url, api_key) as client:
         for document in ingest_files(client, files, wait=wait, ocr_language=ocr_language, unpack=unpack):
             failed |= document is None
             if document is not None:
@@ -138,7 +134,7 @@ def ask(
     if Path(question).is_file():
         fail(f"the question is missing: {question} is a file, and the last argument must be the question")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with _client(url, api_key) as client:
+    with connect(url, api_key) as client:
         asking = Asking(client, url, as_json=as_json, keep=keep)
         if not asking.run([*map(Path, names)], documents or [], question, model, sampling):
             raise typer.Exit(1)
@@ -165,7 +161,7 @@ def chat(
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     piped = None if file or documents or session else _piped_questions()
     originals = Originals()
-    with _client(url, api_key) as client:
+    with connect(url, api_key) as client:
         if session is not None:
             current = client.sessions.get(session)
         else:
@@ -219,7 +215,7 @@ def search(
     *names, query = words
     if not names:
         fail('name the files or documents, then the query: everlong search FILE "QUERY"')
-    with _client(url, api_key) as client:
+    with connect(url, api_key) as client:
         if not Searching(client, as_json=as_json).run(names, query, limit):
             raise typer.Exit(1)
 
@@ -250,14 +246,14 @@ def memory(
 ) -> None:
     """Show what a session's memory holds, how full it is, and where its attention and space go."""
     if png is None:
-        with _client(url, api_key) as client:
+        with connect(url, api_key) as client:
             write(table(client.sessions.memory(session)))
         return
     try:
         from everlong_client.cli.picture import draw
     except ImportError as error:
         fail(f"--png needs matplotlib: pip install 'everlong-client[plot]' ({error})")
-    with _client(url, api_key) as client:
+    with connect(url, api_key) as client:
         png.write_bytes(draw(client.sessions.memory(session)))
     print_note(f"wrote {png}")
 
@@ -290,7 +286,7 @@ def mcp(
         from everlong_client.mcp.server import DocumentServer
     except ImportError as error:
         fail(f"`everlong mcp` needs the MCP SDK: pip install 'everlong-client[mcp]' ({error})")
-    _client(url, api_key).close()  # checks the address and the key
+    connect(url, api_key).close()  # checks the address and the key
     server = DocumentServer(url, api_key=api_key, folders=folders or ())
     if not http:
         server.run("stdio")
@@ -305,10 +301,3 @@ def mcp(
             fail(f"--host {host} needs --allowed-host: the host names by which clients call this server")
     print_note(f"MCP server at http://{host}:{port}/mcp")
     run_http(server, host, port, names or ())
-
-
-def _client(url: str, api_key: str | None) -> Everlong:
-    try:
-        return Everlong(url, api_key=api_key)
-    except ValueError as error:
-        fail(str(error))

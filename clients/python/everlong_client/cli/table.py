@@ -1,8 +1,8 @@
-"""Formats a session's memory as text for a terminal."""
+"""Tables as text for a terminal, such as that of a session's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from rich.filesize import decimal
 
@@ -29,8 +29,24 @@ def phrase_text(phrase: MemoryPhrase) -> str:
     """Return a phrase as one line: its quoted words, or its token positions if the words are unknown."""
     if phrase.quote is None:
         return _span(phrase.start, phrase.end)
-    text = " ".join(phrase.quote.text.split())
-    return f"“{text if len(text) <= _WIDEST else text[: _WIDEST - 1] + '…'}”"
+    return f"“{shortened(phrase.quote.text)}”"
+
+
+def shortened(text: str, widest: int = _WIDEST) -> str:
+    """Return a text as one line of at most `widest` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= widest else text[: widest - 1] + "…"
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[str] = ()) -> Iterator[str]:
+    """Yield the head and the rows with aligned columns: the first one and those named in `left` to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    to_left = [name in (head[0], *left) for name in head]
+    for row in (head, *rows):
+        yield "  ".join(
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, to_left, strict=True)
+        )
 
 
 def _lines(memory: Memory) -> Iterator[str]:
@@ -39,7 +55,7 @@ def _lines(memory: Memory) -> Iterator[str]:
         yield f"{document.document} is tokens {_span(document.start, document.end)}"
     if memory.parts:
         yield ""
-        yield from _aligned(
+        yield from aligned(
             ("part", "tokens", "used", "of", "age", "change"),
             [
                 (
@@ -55,10 +71,10 @@ def _lines(memory: Memory) -> Iterator[str]:
         )
     if memory.layers:
         yield ""
-        yield from _aligned(
+        yield from aligned(
             ("layer", "half of the attention", "space", "most space"),
             [(str(layer.layer), _half_of_attention(layer), *_largest_phrase(layer)) for layer in memory.layers],
-            last_left=True,
+            left=("most space",),
         )
 
 
@@ -88,14 +104,3 @@ def _half_of_attention(layer: MemoryLayer) -> str:
 
 def _span(start: int, end: int) -> str:
     return f"{start:,} – {end:,}" if end > start else "none"
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, last_left: bool = False) -> Iterator[str]:
-    """Yield the rows with aligned columns: the first to the left, others to the right, the last left if `last_left`."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        left = {0, len(row) - 1} if last_left else {0}
-        cells = [
-            cell.ljust(w) if n in left else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells)

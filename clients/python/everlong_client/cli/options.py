@@ -1,0 +1,36 @@
+"""The options that several commands have, and the client that they describe."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everlong_client.cli.terminal import fail
+from everlong_client.client import Everlong
+
+ASK = "Use a server"
+"""The heading of the client's commands in the help."""
+
+Url = Annotated[str, typer.Option("--url", envvar="EVERLONG_URL", help="The server's address.")]
+ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="EVERLONG_API_KEY", help="The API key.")]
+DocumentIds = Annotated[
+    list[str] | None, typer.Option("--document", help="The id of a document to ask about; may be repeated.")
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="The model to use, one of those that the server offers.")
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="The maximum number of tokens of an answer.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="The sampling temperature; 0 always takes the likeliest token.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="The sampling seed; the same seed gives the same answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def connect(url: str, api_key: str | None) -> Everlong:
+    """Return a client of the server at `url`. Ends the command if the address or the key is invalid."""
+    try:
+        return Everlong(url, api_key=api_key)
+    except ValueError as error:
+        fail(str(error))
