@@ -37,6 +37,8 @@ class Fake:
     memory: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Any] = field(default_factory=dict)
     """The evidence and the citations of every answer."""
+    finish_reason: str = "stop"
+    """Why every answer ended."""
     asked_about: list[str] = field(default_factory=list)
     """The documents of the last session."""
     conversions: dict[str, int] = field(default_factory=dict)
@@ -118,7 +120,7 @@ async def events(fake: Fake, session: str, content: str, stop: asyncio.Event) ->
         return
     for piece in pieces:
         yield {"type": delta, "delta": piece}
-    yield {"type": "response.completed", "message": fake.answer(session, ANSWER)}
+    yield {"type": "response.completed", "message": fake.answer(session, ANSWER, fake.finish_reason)}
 
 
 app = FastAPI()

@@ -54,16 +54,48 @@ def test_a_question_about_files(run: Run, fake: Fake, book: Path):
 
 def test_the_source_of_an_answer_is_a_line_of_the_original(run: Run, book: Path, cited: dict):
     book.write_text("\ufeff" + TEXT)
-    assert run("ask", book, "Who?").stderr.splitlines()[-1] == "[1] book.txt, line 3: “Ishmael.”"
+    assert run("ask", book, "Who?").stderr.splitlines()[-1] == "from book.txt, line 3: “Ishmael.”"
     cited["citations"] = []
     assert run("ask", book, "Who?").stderr.splitlines()[-1] == "the model was shown book.txt, line 3"
     cited["evidence"][0] |= {"page": 7, "section": "Loomings"}
     assert run("ask", book, "Who?").stderr.splitlines()[-1] == "the model was shown book.txt, page 7, Loomings"
 
 
-def test_chat_shows_the_line_of_the_original(run: Run, book: Path, cited: dict):
+def test_chat_shows_the_sources_as_ask_does(run: Run, fake: Fake, book: Path, cited: dict):
     book.write_text(TEXT)
-    assert "[1] book.txt, line 3: “Ishmael.”" in run("chat", book, input="Who?").stderr
+    assert "from book.txt, line 3: “Ishmael.”" in run("chat", book, input="Who?").stderr.splitlines()
+    cited["citations"] = []
+    cited["evidence"][0]["document"] = "doc_2"
+    assert "the model was shown book.txt, line 3" in run("chat", book, input="Who?").stderr.splitlines()
+    assert "the model was shown book.txt" in run("chat", "--document", "doc_2", input="Who?").stderr.splitlines()
+    del fake.documents["doc_2"]
+    assert "the model was shown doc_2" in run("chat", "--session", "ses_1", input="Who?").stderr.splitlines()
+    cited["evidence"] = []
+    assert "the search found no passage" in run("chat", "--session", "ses_1", input="Who?").stderr.splitlines()
+    assert "found no passage" not in run("chat", input="Who?").stderr, "there is no document to search"
+
+
+def test_an_answer_from_many_passages_names_the_first_places(run: Run, book: Path, cited: dict):
+    passage = cited["evidence"][0]
+    cited |= {"evidence": [passage | {"page": page} for page in (1, 1, 2, 3, 4, 5, 6, 7)], "citations": []}
+    places = "; ".join(f"book.txt, page {page}" for page in range(1, 6))
+    assert run("ask", book, "Who?").stderr.splitlines()[-1] == f"the model was shown {places}; and 2 more"
+
+
+@pytest.mark.parametrize("command", ["ask", "chat"])
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("length", "cut off after 7 tokens: raise --max-tokens"),
+        ("repetition", "cut off after 7 tokens: the model began to repeat itself"),
+    ],
+)
+def test_an_answer_that_was_cut_off(run: Run, fake: Fake, book: Path, command: str, reason: str, line: str):
+    words = ["ask", book, "Who?"] if command == "ask" else ["chat", book]
+    assert "cut off" not in run(*words, input="Who?").stderr
+    fake.finish_reason = reason
+    result = run(*words, input="Who?")
+    assert (result.stdout, line in result.stderr.splitlines()) == (f"{ANSWER}\n", True)
 
 
 def test_json(run: Run, book: Path, cited: dict):
@@ -78,7 +110,11 @@ def test_json(run: Run, book: Path, cited: dict):
 
 def test_what_is_kept(run: Run, fake: Fake, server: FakeServer, book: Path):
     kept = run("ask", "--json", "--keep", book, "Who?")
-    assert kept.stderr.splitlines()[-1] == f"to continue: everlong chat --session ses_1 --url {server.url}"
+    assert kept.stderr.splitlines()[-2:] == [
+        f"to continue: everlong chat --session ses_1 --url {server.url}",
+        f"to delete what stays on the server: everlong sessions delete ses_1 --url {server.url} && "
+        f"everlong documents delete doc_1 --url {server.url}",
+    ]
     answer = json.loads(kept.stdout)
     assert (answer["documents"], answer["session"]) == (["doc_1"], "ses_1")
     assert (list(fake.documents), list(fake.sessions)) == (["doc_1"], ["ses_1"])

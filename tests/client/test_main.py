@@ -161,7 +161,35 @@ def test_chat_through_a_pipe(run: Run, server: FakeServer, book: Path):
     sampling = {"max_tokens": 9, "temperature": 0.0}
     assert server.fake.questions == [{"content": "Who?", **sampling}, {"content": "Where?", **sampling}]
     assert server.fake.sessions["ses_1"]["documents"] == ["doc_1"]
-    assert result.stderr.endswith(f"to continue: everlong chat --session ses_1 --url {server.url}\n")
+    assert result.stderr.splitlines()[-2:] == [
+        f"to continue: everlong chat --session ses_1 --url {server.url}",
+        f"to delete what stays on the server: everlong sessions delete ses_1 --url {server.url} && "
+        f"everlong documents delete doc_1 --url {server.url}",
+    ]
+
+
+def test_chat_about_several_files(run: Run, fake: Fake, book: Path):
+    other = book.with_name("other.txt")
+    other.write_text("x")
+    assert run("chat", other, book, input="Who?").stdout == f"{ANSWER}\n"
+    assert [fake.documents[id]["filename"] for id in fake.asked_about] == ["other.txt", "book.txt"]
+
+
+def test_chat_names_what_it_has_left(run: Run, fake: Fake, server: FakeServer, book: Path):
+    """Its documents if it fails, and the sessions of its own if it was about others."""
+    bad = book.with_name("broken")
+    bad.write_bytes(b"\xff")
+    result = run("chat", book, bad, input="Who?")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"to delete what stays on the server: everlong documents delete doc_1 doc_2 --url {server.url}"
+    )
+    fake.session([])
+    assert "to delete" not in run("chat", "--session", "ses_1", input="Who?").stderr
+    result = run("chat", "--session", "ses_1", input="/fork\n/new\n")
+    assert result.stderr.splitlines()[-1] == (
+        f"to delete what stays on the server: everlong sessions delete ses_2 ses_3 --url {server.url}"
+    )
 
 
 def test_chat_about_documents(run: Run, fake: Fake, book: Path):

@@ -30,7 +30,7 @@ from everlong_client import (
     TextDelta,
     Usage,
 )
-from everlong_client.cli.citations import citation_lines
+from everlong_client.cli.answer import citation_lines
 from everlong_client.cli.originals import Originals
 from everlong_client.types.record import from_json
 from tests.client.fake_server import ANSWER, Fake, FakeServer
@@ -286,9 +286,9 @@ def test_citations_are_parsed_and_written_as_lines() -> None:
     one = from_json(Message, message)
     assert one.citations == (Citation(**first),)
     quote = "“The club owns fourteen boats.”"
-    assert citation_lines(one, Originals()) == [f"[1] handbook.pdf, page 3: {quote}"]
+    assert citation_lines(one, Originals()) == [f"from handbook.pdf, page 3: {quote}"]
     assert citation_lines(from_json(Message, message | {"citations": [first, second]}), Originals()) == [
-        f"“It owns fourteen.” [1] handbook.pdf, page 3: {quote}",
-        f"“Juniors pay 120.” [1] doc_1, page 3: {quote}",
+        f"“It owns fourteen.” from handbook.pdf, page 3: {quote}",
+        f"“Juniors pay 120.” from doc_1, page 3: {quote}",
     ]
     assert citation_lines(from_json(Message, {"id": "msg_1", "content": "Hi."}), Originals()) == []

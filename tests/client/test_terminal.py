@@ -90,7 +90,8 @@ def test_chat_on_a_terminal(terminal: Callable[..., Terminal], server: FakeServe
     chat.expect("> ")
     chat.type("Who?\n")
     chat.expect(ANSWER)
-    chat.expect("rests on no passage, 7 tokens")
+    chat.expect("the search found no passage")
+    chat.expect("7 tokens")
     chat.expect("> ")
     chat.type("/what is this\n")
     chat.expect("error: /what is not a command; /help lists the commands")
@@ -109,7 +110,7 @@ def test_interrupting_an_answer(terminal: Callable[..., Terminal], fake: Fake):
     chat.type("hang\n")
     chat.expect(ANSWER[:5])
     chat.type("\x03")
-    chat.expect("7 tokens (cancelled)")
+    chat.expect("cancelled after 7 tokens")
     assert fake.cancelled.is_set()
     chat.expect("> ")
     chat.type("Who?\n")
@@ -141,6 +142,20 @@ def test_interrupting_an_ingest(terminal: Callable[..., Terminal], fake: Fake, b
     ingest.expect("the server continues to read stuck as doc_2")
     ingest.expect("the server continues to read book.txt as doc_3")
     assert ingest.wait() == 130
+
+
+@pytest.mark.parametrize("words", [["chat"], ["ask", "--keep"]])
+def test_interrupting_the_reading_before_an_answer(
+    terminal: Callable[..., Terminal], fake: Fake, book: Path, words: list[str]
+):
+    question = ["Who?"] if "ask" in words else []
+    command = terminal(*words, book.rename(book.with_name("stuck")), *question)
+    command.expect("reading stuck")
+    command.type("\x03")
+    command.expect("the server continues to read stuck as doc_1")
+    command.expect("everlong documents delete doc_1")
+    assert command.wait() == 130
+    assert not fake.sessions
 
 
 def test_ingest_from_a_named_pipe(terminal: Callable[..., Terminal], fake: Fake, tmp_path: Path):

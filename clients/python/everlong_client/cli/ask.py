@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from everlong_client.cli.citations import citation_lines, place
-from everlong_client.cli.terminal import console, note_how_to_continue, print_note, write
+from everlong_client.cli.answer import end_lines, source_lines
+from everlong_client.cli.terminal import console, note_what_is_left, print_note, write
 from everlong_client.cli.uploads import Uploads, exit_on_sigterm
 from everlong_client.client import Everlong
 from everlong_client.types.event import TextDelta
@@ -28,7 +28,7 @@ class Asking:
         self._url = url
         self._as_json = as_json
         self._keep = keep
-        self._uploads = Uploads(client)
+        self._uploads = Uploads(client, keep=keep)
         self._session: str | None = None
 
     def run(
@@ -72,17 +72,14 @@ class Asking:
                 json.dumps(asdict(message) | {"session": None, "evidence": evidence} | kept, ensure_ascii=False) + "\n"
             )
             return
-        for line in citation_lines(message, self._uploads.originals):
+        for line in (*source_lines(message, self._uploads.originals, names.get), *end_lines(message)):
             print_note(line)
-        if not message.citations:
-            places = [place(each, names.get(each.document), self._uploads.originals) for each in message.evidence]
-            print_note(f"the model was shown {'; '.join(places)}" if places else "the search found no passage")
 
     def _end(self) -> None:
         """Delete what was made on the server, or say how to use it again."""
         if self._keep:
-            if self._session is not None:
-                note_how_to_continue(self._session, self._url)
+            sessions = [self._session] if self._session is not None else []
+            note_what_is_left(self._url, self._session, sessions, self._uploads.documents)
             return
         if self._session is not None:
             self._client.sessions.delete(self._session)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from everlong_client.cli.citations import citation_lines
-from everlong_client.cli.originals import Originals
-from everlong_client.cli.terminal import console, fail, print_error, print_note, write
+from everlong_client.cli.answer import end_lines, source_lines, token_count
+from everlong_client.cli.terminal import console, fail, note_what_is_left, print_error, print_note, write
+from everlong_client.cli.uploads import Uploads
 from everlong_client.client import Everlong
-from everlong_client.errors import EverlongError
+from everlong_client.errors import EverlongError, NotFoundError
 from everlong_client.streams import Conversation
 from everlong_client.types.event import TextDelta
-from everlong_client.types.message import Sampling
+from everlong_client.types.message import Message, Sampling
 from everlong_client.types.session import Session
 
 with suppress(ImportError):  # Windows has no readline
@@ -29,23 +30,38 @@ Ctrl-C during an answer cancels the answer."""
 
 
 class Chat:
-    """Reads questions from standard input, one a line, sends them and writes the answers to standard output."""
+    """Reads questions from standard input, one a line, sends them and writes the answers to standard output.
 
-    def __init__(
-        self,
-        client: Everlong,
-        session: Session,
-        sampling: Sampling,
-        originals: Originals,
-        piped: Iterable[str] | None = None,
-    ) -> None:
-        """`originals`: the local files of documents. `piped`: the lines to read instead of standard input, without a terminal."""
+    Call `start` or `resume`, then `run`, and always `end`. What it creates stays on the server.
+    """
+
+    def __init__(self, client: Everlong, url: str, sampling: Sampling, piped: Iterable[str] | None = None) -> None:
+        """`url`: the address of the client's server. `piped`: the lines to read instead of standard input, without a terminal."""
         self._client = client
-        self._originals = originals
+        self._url = url
         self._piped = sys.stdin if piped is None else piped
         self._sampling = sampling
         self._terminal = sys.stdin.isatty()
-        self.session = session
+        self._uploads = Uploads(client, keep=True)
+        self._names: dict[str, str | None] = {}
+        self._created: list[str] = []
+        self._session: Session | None = None
+
+    def start(self, files: Sequence[Path], documents: Sequence[str], model: str | None) -> bool:
+        """Create a session about the documents, then the files. Return False if a file could not be uploaded or read."""
+        if not self._uploads.upload(files):
+            return False
+        self._create([*documents, *(document.id for document in self._uploads.documents)], model)
+        return True
+
+    def resume(self, session: str) -> None:
+        """Continue a session."""
+        self._session = self._client.sessions.get(session)
+
+    def end(self) -> None:
+        """Write how to continue the session, and how to delete what this command has created."""
+        session = None if self._session is None else self._session.id
+        note_what_is_left(self._url, session, self._created, self._uploads.documents)
 
     def run(self) -> None:
         """Run until the input ends or the user leaves. On a terminal an error ends only the current answer."""
@@ -61,6 +77,18 @@ class Chat:
                 if not self._terminal:
                     raise
                 print_error(str(error))
+
+    @property
+    def _current(self) -> Session:
+        assert self._session is not None  # after `start` or `resume`
+        return self._session
+
+    def _create(self, documents: Sequence[str], model: str | None) -> None:
+        self._enter(self._client.sessions.create(documents, model=model))
+
+    def _enter(self, created: Session) -> None:
+        self._session = created
+        self._created.append(created.id)
 
     def _lines(self) -> Iterator[str]:
         try:
@@ -81,12 +109,12 @@ class Chat:
             case "/help":
                 write(HELP + "\n")
             case "/new":
-                self.session = self._client.sessions.create(self.session.documents, model=self.session.model)
+                self._create(self._current.documents, self._current.model)
                 self._wait_until_ready()
             case "/fork":
-                left = self.session.id
-                self.session = self._client.sessions.fork(left)
-                print_note(f"session {self.session.id}, a fork of {left}")
+                left = self._current.id
+                self._enter(self._client.sessions.fork(left))
+                print_note(f"session {self._current.id}, a fork of {left}")
             case _ if line.startswith("/") and self._terminal:  # from a pipe it is a question
                 print_error(f"{line.split(maxsplit=1)[0]} is not a command; /help lists the commands")
             case _:
@@ -94,14 +122,14 @@ class Chat:
 
     def _wait_until_ready(self) -> None:
         with console().status("waiting for the session's documents"):
-            self.session = self._client.sessions.wait(self.session.id)
+            self._session = session = self._client.sessions.wait(self._current.id)
         if self._terminal:
-            print_note(f"session {self.session.id}, {self.session.position:,} tokens read; /help lists the commands")
+            print_note(f"session {session.id}, {session.position:,} tokens read; /help lists the commands")
             print_note("answers can be wrong: compare them with the passages that they cite")
 
     def _ask(self, question: str) -> None:
         # One connection per question: it need not survive the user's pauses, or a restart of the server.
-        with self._client.sessions.connect(self.session.id) as conversation:
+        with self._client.sessions.connect(self._current.id) as conversation:
             answer = conversation.send(question, **self._sampling)
             try:
                 with cancelled_by_interrupt(conversation):
@@ -110,14 +138,22 @@ class Chat:
                             write(event.delta)
             finally:
                 write("\n")
-        for line in citation_lines(answer.message, self._originals):
+        self._note_below(answer.message)
+
+    def _note_below(self, message: Message) -> None:
+        """Write the sources of an answer, and how it ended."""
+        sources = source_lines(message, self._uploads.originals, self._filename) if self._current.documents else []
+        ended = end_lines(message) or ([token_count(message)] if self._terminal else [])
+        for line in (*sources, *ended):
             print_note(line)
-        if self._terminal:
-            usage, end = answer.message.usage, answer.message.finish_reason
-            ended = "" if end == "stop" else f" ({end})"
-            passages = len(answer.message.evidence)
-            rests = f"rests on {passages} passage{'s' * (passages != 1)}" if passages else "rests on no passage"
-            print_note(f"{rests}, {usage.completion_tokens:,} tokens{ended}")
+
+    def _filename(self, document: str) -> str | None:
+        """Return the name of a document; None if it has none, or was deleted."""
+        if document not in self._names:
+            self._names[document] = None
+            with suppress(NotFoundError):
+                self._names[document] = self._client.documents.get(document).filename
+        return self._names[document]
 
 
 def _prompt() -> str:

@@ -27,14 +27,15 @@ def ingest_files(
     ocr_language: str | None = None,
     unpack: bool = False,
     on_upload: Callable[[Document, Path], None] | None = None,
+    kept: bool = True,
 ) -> Iterator[Document | None]:
     """Upload the files (`-` is standard input) and yield their documents in the same order. `unpack`: the files are archives, of whose
     files each becomes a document.
 
     With `wait`, yields each document once the server has read it. For a file that the server refuses or cannot read,
     prints an error and yields None. Uploads all files before it waits for the first, so that the server is never idle.
-    `on_upload`: called for each document as soon as the server has it. Without it, an interruption prints their ids.
-    Raises `OSError` if a local file cannot be opened, before any upload.
+    `on_upload`: called for each document as soon as the server has it. `kept`: whether the documents stay on the server; an
+    interruption then prints their ids. Raises `OSError` if a local file cannot be opened, before any upload.
     """
     for file in files:
         if file == Path("-"):
@@ -62,7 +63,7 @@ def ingest_files(
         except (KeyboardInterrupt, EverlongError, OSError) as error:
             reads = isinstance(error, KeyboardInterrupt)
             for name, left in documents:  # print the ids that the caller will not get
-                if left is not None and on_upload is None:
+                if left is not None and kept:
                     print_note(
                         f"the server continues to read {name} as {left.id}"
                         if reads

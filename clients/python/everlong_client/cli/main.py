@@ -29,12 +29,11 @@ from everlong_client.cli.options import (
     Url,
     connect,
 )
-from everlong_client.cli.originals import Originals
 from everlong_client.cli.plugins import Commands
 from everlong_client.cli.search import Searching
 from everlong_client.cli.status import status_of
 from everlong_client.cli.table import table
-from everlong_client.cli.terminal import fail, note_how_to_continue, print_note, require_stream, write
+from everlong_client.cli.terminal import fail, print_note, require_stream, write
 from everlong_client.client import Everlong
 from everlong_client.transport.wire import DEFAULT_URL, VERSION
 from everlong_client.types.message import Sampling
@@ -42,6 +41,7 @@ from everlong_client.types.message import Sampling
 app = typer.Typer(name="everlong", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(stored.documents, name="documents", rich_help_panel=ASK)
 app.add_typer(stored.sessions, name="sessions", rich_help_panel=ASK)
+
 
 def main() -> None:
     """Run the command line."""
@@ -143,7 +143,7 @@ def ask(
 @app.command(rich_help_panel=ASK)
 def chat(
     *,
-    file: Annotated[Path | None, typer.Argument(help="A file to upload and read first.", metavar="FILE")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Files to upload and read first.", metavar="FILE")] = None,
     documents: DocumentIds = None,
     session: Annotated[str | None, typer.Option(help="The id of a session to continue.", callback=_not_empty)] = None,
     model: ModelName = None,
@@ -156,27 +156,20 @@ def chat(
     """Ask questions about documents, typed on the terminal or piped in, one a line."""
     require_stream(sys.stdin, "standard input")
     require_stream(sys.stdout, "standard output")
-    if session is not None and (file or documents or model):
+    if session is not None and (files or documents or model):
         fail("--session has its own documents and model: leave out FILE, --document and --model")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    piped = None if file or documents or session else _piped_questions()
-    originals = Originals()
+    piped = None if files or documents or session else _piped_questions()
     with connect(url, api_key) as client:
-        if session is not None:
-            current = client.sessions.get(session)
-        else:
-            ids = list(documents or [])
-            for document in list(ingest_files(client, [file] if file else [])):
-                if document is None or file is None:
-                    raise typer.Exit(1)
-                originals.add(document, file)
-                ids.append(document.id)
-            current = client.sessions.create(ids, model=model)
-        conversation = Chat(client, current, sampling, originals, piped)
+        conversation = Chat(client, url, sampling, piped)
         try:
+            if session is not None:
+                conversation.resume(session)
+            elif not conversation.start(files or [], documents or [], model):
+                raise typer.Exit(1)
             conversation.run()
         finally:
-            note_how_to_continue(conversation.session.id, url)
+            conversation.end()
 
 
 def _piped_questions() -> Iterable[str] | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from everlong_client.cli.citations import place
+from everlong_client.cli.answer import place
 from everlong_client.cli.terminal import print_note, write
 from everlong_client.cli.uploads import Uploads, exit_on_sigterm
 from everlong_client.client import Everlong

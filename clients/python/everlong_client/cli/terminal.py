@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NoReturn, Self, TextIO, TypeAlias
 
@@ -50,10 +50,18 @@ def print_note(text: str) -> None:
     console().print(Text(_line(text), style="dim"), soft_wrap=True)
 
 
-def note_how_to_continue(session: str, url: str) -> None:
-    """Write the command that continues the session of the server at `url`."""
+def note_what_is_left(url: str, session: str | None, sessions: Iterable[str], documents: Iterable[Document]) -> None:
+    """Write the commands that continue `session`, and that delete what the command has left on the server at `url`.
+
+    `sessions` and `documents`: those that the command created.
+    """
     where = "" if url == DEFAULT_URL else f" --url {url}"
-    print_note(f"to continue: everlong chat --session {session}{where}")
+    if session is not None:
+        print_note(f"to continue: everlong chat --session {session}{where}")
+    left = {"sessions": [*sessions], "documents": [document.id for document in documents]}
+    commands = [f"everlong {kind} delete {' '.join(ids)}{where}" for kind, ids in left.items() if ids]
+    if commands:
+        print_note(f"to delete what stays on the server: {' && '.join(commands)}")
 
 
 def print_error(text: str) -> None:

@@ -18,14 +18,16 @@ from everlong_client.types.document import Document
 class Uploads:
     """`documents`: those that were uploaded, also if one of the files after them failed. `originals`: their local files."""
 
-    def __init__(self, client: Everlong) -> None:
+    def __init__(self, client: Everlong, *, keep: bool = False) -> None:
+        """`keep`: the documents are to stay on the server."""
         self._client = client
+        self._keep = keep
         self.documents: list[Document] = []
         self.originals = Originals()
 
     def upload(self, files: Sequence[Path]) -> bool:
         """Upload the files and wait until the server has read them. Return False if a file could not be uploaded or read."""
-        return None not in list(ingest_files(self._client, files, on_upload=self._add))
+        return None not in list(ingest_files(self._client, files, on_upload=self._add, kept=self._keep))
 
     def _add(self, document: Document, file: Path) -> None:
         self.documents.append(document)
