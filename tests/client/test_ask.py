@@ -129,12 +129,34 @@ def test_what_is_kept(run: Run, fake: Fake, server: FakeServer, book: Path):
         (["Who?"], "name the files"),
         (["book", "book"], "is a file, and the last argument must be the question"),
         (["none.txt", "Who?"], "No such file or directory"),
+        (["book", ""], "error: the question is empty"),
+        (["book", " \n"], "error: the question is empty"),
     ],
 )
 def test_missing_words(run: Run, fake: Fake, book: Path, words: list[str], error: str):
     result = run("ask", *(book if word == "book" else word for word in words))
     assert (result.exit_code, result.stdout) == (1, "")
     assert error in result.stderr
+    assert not fake.uploads
+
+
+def test_a_question_may_be_longer_than_the_name_of_a_file(run: Run, fake: Fake, book: Path):
+    assert run("ask", book, "Who? " * 100).exit_code == 0
+    assert fake.questions[0]["content"] == "Who? " * 100
+
+
+def test_an_empty_query(run: Run, fake: Fake, book: Path):
+    result = run("search", book, "")
+    assert (result.exit_code, result.stderr) == (1, "error: the query is empty\n")
+    assert not fake.uploads
+
+
+@pytest.mark.parametrize("words", [["ingest"], ["chat"], ["ask", "Who?"], ["search", "Ishmael"]])
+def test_a_folder_in_place_of_a_file(run: Run, fake: Fake, book: Path, words: list[str]):
+    command, *question = words
+    result = run(command, book, book.parent, *question)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: {book.parent} is a folder: name its files, for example {book.parent}/*\n"
     assert not fake.uploads
 
 

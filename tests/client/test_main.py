@@ -59,13 +59,20 @@ def test_ingest_the_files_of_an_archive(run: Run, book: Path):
     assert (result.exit_code, result.stdout) == (1, "doc_1\ndoc_3\n")
     assert "all.zip: b.bin: it was left out\n" in result.stderr
     assert "reading two.txt: 100 %" in result.stderr
+    assert "one.txt: doc_1\n" in result.stderr
+    assert "two.txt: doc_3\n" in result.stderr
     assert "error: broken: doc_2 could not be read" in result.stderr
 
 
 def test_ingest_many(run: Run, fake: Fake, book: Path):
     other = book.with_name("other [1].txt")
     other.write_text("x")
-    assert run("ingest", book, other).stdout == "doc_1\ndoc_2\n"
+    result = run("ingest", book, other)
+    assert result.stdout == "doc_1\ndoc_2\n"
+    assert [line for line in result.stderr.splitlines() if "doc_" in line] == [
+        "book.txt: doc_1",
+        "other [1].txt: doc_2",
+    ]
     assert [document["filename"] for document in fake.documents.values()] == ["book.txt", "other [1].txt"]
 
 

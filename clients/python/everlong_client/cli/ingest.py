@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from everlong_client.cli.terminal import ProgressReport, print_error, print_note, progress_report, require_stream
+from everlong_client.cli.terminal import ProgressReport, fail, print_error, print_note, progress_report, require_stream
 from everlong_client.client import Everlong
 from everlong_client.errors import (
     EverlongError,
@@ -35,11 +35,14 @@ def ingest_files(
     With `wait`, yields each document once the server has read it. For a file that the server refuses or cannot read,
     prints an error and yields None. Uploads all files before it waits for the first, so that the server is never idle.
     `on_upload`: called for each document as soon as the server has it. `kept`: whether the documents stay on the server; an
-    interruption then prints their ids. Raises `OSError` if a local file cannot be opened, before any upload.
+    interruption then prints their ids. Before any upload, raises `OSError` if a local file cannot be opened, and ends the
+    command if one is a folder.
     """
     for file in files:
         if file == Path("-"):
             require_stream(sys.stdin, "standard input")
+        elif file.is_dir():
+            fail(f"{file} is a folder: name its files, for example {file / '*'}")
         elif not file.is_fifo():  # opening a pipe blocks until its writer opens it, and closing it breaks the writer
             file.open("rb").close()
     with progress_report() as progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -95,12 +96,14 @@ def ingest(
 ) -> None:
     """Upload files, wait until the server has read them, and print their document ids."""
     require_stream(sys.stdout, "standard output")  # checked first: without it the ids would be lost
-    failed = False
+    failed, several = False, unpack or len(files) > 1
     with connect(url, api_key) as client:
         for document in ingest_files(client, files, wait=wait, ocr_language=ocr_language, unpack=unpack):
             failed |= document is None
             if document is not None:
                 write(f"{document.id}\n")
+                if several:
+                    print_note(f"{document.filename or 'standard input'}: {document.id}")
     if failed:
         raise typer.Exit(1)
 
@@ -131,7 +134,9 @@ def ask(
     *names, question = words
     if not names and not documents:
         fail('name the files, or documents with --document, then the question: everlong ask FILE "QUESTION"')
-    if Path(question).is_file():
+    if not question.strip():
+        fail("the question is empty")
+    if os.path.isfile(question):  # `Path.is_file` raises an error for a question that is too long for a file's name
         fail(f"the question is missing: {question} is a file, and the last argument must be the question")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with connect(url, api_key) as client:
@@ -208,6 +213,8 @@ def search(
     *names, query = words
     if not names:
         fail('name the files or documents, then the query: everlong search FILE "QUERY"')
+    if not query.strip():
+        fail("the query is empty")
     with connect(url, api_key) as client:
         if not Searching(client, as_json=as_json).run(names, query, limit):
             raise typer.Exit(1)
