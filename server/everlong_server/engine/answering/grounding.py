@@ -51,6 +51,8 @@ _REFERRING_WORDS = {
 }
 _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
 """A question with one of these can be about the conversation itself, which no document holds."""
+_ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
+"""A question with one of these asks the model for something, which no document holds either."""
 _LATIN_END = 0x250
 """First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
 _QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")
@@ -229,9 +231,11 @@ def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: b
 
 
 def asks_for_fact(message: str) -> bool:
-    """Return whether a message is a question in English that a text can answer or not: not about the conversation, and no request."""
+    """Return whether a message, the first of a conversation, is a question in English that a text can answer or not, and no request."""
     found = set(map(str.casefold, words(message)))
-    return is_question(message) and not found.isdisjoint(_ENGLISH_INTERROGATIVES) and found.isdisjoint(_PERSONAL_WORDS)
+    return (
+        is_question(message) and not found.isdisjoint(_ENGLISH_INTERROGATIVES) and found.isdisjoint(_ADDRESSING_WORDS)
+    )
 
 
 def select_passages(
