@@ -61,6 +61,12 @@ def test_the_source_of_an_answer_is_a_line_of_the_original(run: Run, book: Path,
     assert run("ask", book, "Who?").stderr.splitlines()[-1] == "the model was shown book.txt, page 7, Loomings"
 
 
+def test_the_line_is_that_of_the_cited_part(run: Run, book: Path, cited: dict):
+    book.write_text(TEXT)
+    cited["evidence"][0] |= {"start": 0, "start_byte": 0, "text": TEXT[:27]}
+    assert run("ask", book, "Who?").stderr.splitlines()[-1] == "from book.txt, line 3: “Ishmael.”"
+
+
 def test_chat_shows_the_sources_as_ask_does(run: Run, fake: Fake, book: Path, cited: dict):
     book.write_text(TEXT)
     assert "from book.txt, line 3: “Ishmael.”" in run("chat", book, input="Who?").stderr.splitlines()

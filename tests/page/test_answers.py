@@ -268,3 +268,19 @@ def test_a_cited_passage_is_not_folded_up(tab: Tab, server: Server, talk: str) -
     expect(numbers).to_have_text(["1", "2", "3", "4", "5", "6"])
     page.get_by_role("button", name="Fewer passages").click()
     expect(numbers).to_have_text(["1", "2", "3", "5"])
+
+
+def test_a_passage_is_shown_from_its_cited_part_on(tab: Tab, server: Server, talk: str) -> None:
+    (_, stored) = server.http.get(f"/v1/sessions/{talk}/messages").json()["data"]
+    document = stored["evidence"][0]["document"]
+    size = server.http.get(f"/v1/documents/{document}").json()["bytes"]
+    passage = {"document": document, "start": 10, "end": 42, "start_byte": size // 2, "end_byte": size, "score": 1}
+    passage |= {"text": "Cats é sleep. Banks lend. So on.", "section": "a-cats.txt"}
+    cited = {"start": 0, "end": 5, "evidence": 0, "document": document, "filename": "a"}
+    cited |= {"document_start": 24, "document_end": 35, "section": "c-bank.txt"}
+    show(tab.page, "Lend.", evidence=[passage], citations=[cited])
+    card = tab.open(talk).locator(".evidence a")
+    expect(card.locator(".snippet")).to_have_text("c-bank.txt · … Banks lend. So on.")
+    expect(card.locator("mark")).to_have_text("Banks lend.")
+    expect(card.locator(".note")).to_have_text("at 50%")
+    expect(tab.page.locator(".citation a")).to_have_attribute("title", "c-bank.txt: Banks lend.")

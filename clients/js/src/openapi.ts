@@ -16,6 +16,8 @@ export interface components {
             filename: string | null;
             /** @description page that the cited part begins on, if the document has pages */
             page?: number | null;
+            /** @description where the cited part begins, as `section` of `Evidence` */
+            section?: string | null;
             start: number;
         };
         /** @description The parts of a complete upload. */

@@ -189,6 +189,7 @@ class Citation(Wire):
     document_end: int
     filename: str | None
     page: int | None = Field(None, description="page that the cited part begins on, if the document has pages")
+    section: str | None = Field(None, description="where the cited part begins, as `section` of `Evidence`")
 
 
 class UpdateSession(Wire):

@@ -27,7 +27,7 @@ class Citation:
     """A sentence of an answer, its characters `start` to `end`, rests on `document_start` to `document_end` of `document`.
 
     `evidence`: the position of the passage in the answer's evidence, from 0. `filename`: the document's; None if it has none.
-    `page`: where the cited part begins, if the document has pages.
+    `page` and `section`: where the cited part begins, if the document has these.
     """
 
     start: int
@@ -38,10 +38,11 @@ class Citation:
     document_end: int
     filename: str | None = None
     page: int | None = None
+    section: str | None = None
 
     def json(self) -> dict[str, Any]:
-        """Return the JSON object of the citation, without a page if it has none."""
-        return {name: value for name, value in asdict(self).items() if name != "page" or value is not None}
+        """Return the JSON object of the citation, without a page and a section if it has none."""
+        return {name: v for name, v in asdict(self).items() if v is not None or name not in ("page", "section")}
 
 
 @dataclass(frozen=True, slots=True)

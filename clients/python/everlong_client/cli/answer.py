@@ -67,7 +67,11 @@ def token_count(message: Message) -> str:
 
 def _line(message: Message, citation: Citation, originals: Originals, *, named: bool) -> str:
     passage = message.evidence[citation.evidence]
-    quote = passage.text[citation.document_start - passage.start : citation.document_end - passage.start]
-    cited = passage if citation.page is None else replace(passage, page=citation.page)
+    before = passage.text[: citation.document_start - passage.start]
+    quote = passage.text[len(before) : citation.document_end - passage.start]
+    cited = replace(
+        passage, start_byte=passage.start_byte + len(before.encode()), text=quote,
+        page=citation.page or passage.page, section=citation.section or passage.section,
+    )  # fmt: skip
     sentence = f"“{shortened(message.content[citation.start : citation.end], _MAX_CHARS)}” " if named else ""
     return f"{sentence}from {place(cited, citation.filename, originals)}: “{shortened(quote, _MAX_CHARS)}”"

@@ -70,10 +70,15 @@ class SearchResult(BaseModel):
 
 
 class CitedSentence(BaseModel):
-    """A sentence of the answer, and the position in `sources` of the passage that it rests on, from 0."""
+    """A sentence of the answer, and the position in `sources` of the passage that it rests on, from 0.
+
+    `page` and `section`: where the cited part of the passage begins.
+    """
 
     sentence: str
     source: int
+    page: int | None
+    section: str | None
 
 
 class Answer(BaseModel):
@@ -113,7 +118,7 @@ def answer(message: Message, session: str) -> Answer:
         session=session,
         sources=[_shown(Source, passage) for passage in message.evidence],
         citations=[
-            CitedSentence(sentence=message.content[cited.start : cited.end], source=cited.evidence)
+            _shown(CitedSentence, cited, sentence=message.content[cited.start : cited.end], source=cited.evidence)
             for cited in message.citations
         ],
         finish_reason=message.finish_reason,

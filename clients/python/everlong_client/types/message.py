@@ -69,8 +69,8 @@ class Evidence:
 class Citation:
     """A sentence of an answer, `content[start:end]`, rests on `document_start` to `document_end` of a document.
 
-    All offsets count characters. `evidence` is the position of the passage in the answer's evidence, from 0. `page` is where the
-    cited part begins, if the document has pages.
+    All offsets count characters. `evidence` is the position of the passage in the answer's evidence, from 0. `page` and
+    `section` are where the cited part begins, if the document has these.
     """
 
     start: int
@@ -81,6 +81,7 @@ class Citation:
     document_end: int
     filename: str | None = None
     page: int | None = None
+    section: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

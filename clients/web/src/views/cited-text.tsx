@@ -37,7 +37,7 @@ function PassageLink({ citation, message }: { citation: Citation; message: Messa
         href={hrefTo({ panel: { kind: "text", document: citation.document, start, end } })}
         onClick={(event) => rememberOpener(event.currentTarget)}
         aria-label={`Source ${citation.evidence + 1}, ${nameOf(citation.document)}: ${quote.slice(0, 120)}`}
-        title={quote}
+        title={[citation.section, quote].filter(Boolean).join(": ")}
       >
         {citation.evidence + 1}
       </a>

@@ -5,6 +5,7 @@ import { rememberOpener } from "../lib/focus.js";
 import { percent, plural } from "../lib/format.js";
 import { documents, nameOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
+import { citedPart } from "./cited-text.js";
 
 const SHOWN = 3;
 
@@ -23,6 +24,9 @@ export function Passages({ evidence, citations = [] }: { evidence: readonly Evid
         {shown.map(([passage, n]) => {
           const name = nameOf(passage.document);
           const bytes = documents.value.get(passage.document)?.bytes;
+          const cite = citations?.find((citation) => citation.evidence === n);
+          const [page, section] = [cite?.page ?? passage.page, cite?.section ?? passage.section];
+          const start = cite ? citedPart(cite, passage)[0] : passage.start_byte;
           const here = panel?.kind === "text" && panel.document === passage.document && panel.start === passage.start_byte;
           return (
             <li key={`${passage.document}${passage.start}`}>
@@ -34,12 +38,12 @@ export function Passages({ evidence, citations = [] }: { evidence: readonly Evid
               >
                 <span class="number">{n + 1}</span>
                 <span class="snippet">
-                  {passage.section && <b>{passage.section} · </b>}
-                  {passage.text}
+                  {section && <b>{section} · </b>}
+                  {cite ? <Cited passage={passage} citation={cite} /> : passage.text}
                 </span>
                 <span class="note">
                   {several && <span class="title">{name}</span>}
-                  {passage.page ? `page ${passage.page}` : bytes ? `at ${percent(passage.start_byte / bytes)}` : ""}
+                  {page ? `page ${page}` : bytes ? `at ${percent(start / bytes)}` : ""}
                 </span>
               </a>
             </li>
@@ -52,5 +56,18 @@ export function Passages({ evidence, citations = [] }: { evidence: readonly Evid
         </button>
       )}
     </section>
+  );
+}
+
+/** A passage from its cited part on, which is marked. */
+function Cited({ passage, citation }: { passage: Evidence; citation: Citation }) {
+  const letters = [...passage.text];
+  const [from, to] = [citation.document_start - passage.start, citation.document_end - passage.start];
+  return (
+    <>
+      {from > 0 && "… "}
+      <mark>{letters.slice(from, to).join("")}</mark>
+      {letters.slice(to).join("")}
+    </>
   );
 }

@@ -244,12 +244,12 @@ class TurnRunner:
         return await self._passages.located(await self._token_offsets.with_tokens(passages))
 
     async def _cited(self, question: str, message: AnswerMessage) -> AnswerMessage:
-        """Return the complete answer with the citations of its sentences, their file names and pages."""
+        """Return the complete answer with the citations of its sentences, their file names, pages and sections."""
         found = await asyncio.to_thread(cite, question, message.content, message.evidence)
         names = await self._passages.filenames({citation.document for citation in found})
         parts = await self._passages.located([cited_part(citation, message.evidence) for citation in found])
         citations = [
-            replace(citation, filename=names.get(citation.document), page=part.page)
+            replace(citation, filename=names.get(citation.document), page=part.page, section=part.section)
             for citation, part in zip(found, parts, strict=True)
         ]
         return replace(message, citations=citations)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests import files
 from tests.process import Server
 from tests.server.api.openai.talk import chat, respond, user
 
@@ -39,6 +40,15 @@ def test_a_session_stores_them(server: Server, handbook: str, citation: dict[str
     passage = answer["evidence"][0]
     part = slice(citation["document_start"] - passage["start"], citation["document_end"] - passage["start"])
     assert passage["text"][part] == SENTENCE
+
+
+def test_a_citation_names_the_section_of_its_own_part(server: Server) -> None:
+    """Both files are in one passage, which begins in the first of them."""
+    packed = files.zipped({"a.txt": "Cats.", "b.txt": SENTENCE})
+    document = server.read(packed, filename="all.zip")["id"]
+    answer = server.say(server.session(document)["id"], QUESTION, json_schema=SCHEMA, max_tokens=60)
+    assert [passage["section"] for passage in answer["evidence"]] == ["a.txt"]
+    assert [citation["section"] for citation in answer["citations"]] == ["b.txt"]
 
 
 def test_what_no_passage_holds_has_none(server: Server, handbook: str) -> None:
