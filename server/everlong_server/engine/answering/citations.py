@@ -2,6 +2,7 @@
 
 A sentence rests on the part of a passage that has most of its words. Rare words count more than frequent ones, as in a
 search, and words of the question count little, since an answer repeats them whether or not a passage supports it.
+In English, words of grammar do not count, and the cited parts must have all numbers of the sentence, in digits or words.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from everlong_server.engine.answering.grounding import STOP_WORDS
 from everlong_server.store.messages import Citation
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.sentences import FULL_STOP
-from everlong_server.store.search.terms import words
+from everlong_server.store.search.terms import language_of, words
 
 _MIN_SUPPORT = 0.6
 """Share of a sentence's weight that the cited passages must have together."""
@@ -28,14 +30,45 @@ _CLOSE = 0.9
 """Share of the best passage's words that another must have to be chosen because it is more about the question."""
 _MIN_WEIGHT = 0.5
 """Share of the weight of the rarest possible word that the words of each passage must have: more than "yes" and "the"."""
+_NUMBER_SIGN = "#"
+"""Start of a number as it is compared."""
 _PREFIX = 5
 """Letters by which words are compared, so that most inflections of a word are equal."""
 
-# A sentence ends with the last of several marks, so that a long row of them takes linear time.
-_SENTENCE = re.compile(rf"[^\n]+?(?:(?:[!?…]|{FULL_STOP})(?![.!?…])[\"'”’»)\]]*+(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))")
+_LIST_NUMBER = r"\(?\d{1,3}[.)][^\S\n]"
+# The number of a list's item belongs to its first sentence. A sentence ends with the last of several marks, so that a long row of
+# them takes linear time.
+_SENTENCE = re.compile(
+    rf"(?:(?<![^\n]){_LIST_NUMBER})?[^\n]+?(?:(?:[!?…]|{FULL_STOP})(?![.!?…])[\"'”’»)\]]*+(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))"
+)
 _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+
+_BELOW_TEN = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_TEENS = [
+    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9}
+_VALUES = (
+    {word: n for n, word in enumerate(_BELOW_TEN + _TEENS, 1)}
+    | {word: 10 * n for n, word in enumerate(_TENS, 2)}
+    | _SCALES
+)
+_UNIT, _TEEN, _TEN, _SCALE = ("|".join(names) for names in (_BELOW_TEN, _TEENS, _TENS, _SCALES))
+_SMALL = rf"(?:(?:{_TEN})(?:[\s-](?:{_UNIT}))?|{_TEEN}|{_UNIT})\b"
+_MORE = rf"(?:[\s-]{_SMALL}|\sand\s{_SMALL}(?![\s-](?:{_SCALE})\b))?"
+_DIGITS = r"\d+(?:,\d{3}(?!\d))*(?:\.\d+)?"
+# Digits, or number words; both with words such as "million". "One" can be a pronoun, as in "no one", "one of" and "the old one".
+_NUMBER = re.compile(
+    rf"(?<![^\W_])(?:{_DIGITS}(?:st|nd|rd|th)?(?:[\s-](?:{_SCALE})\b)*"
+    rf"|(?!one\b(?:(?<=no one)|(?<=\w one)(?!\s\w)|\s(?:of|another|who|that|can|may|must|should)\b))"
+    rf"(?:{_SMALL}|(?:{_SCALE})\b{_MORE})(?:[\s-](?:{_SCALE})\b{_MORE})*)"
+)
+_GRAMMAR = STOP_WORDS | {"one"}
+_NUMBER_PART = re.compile(rf"(?P<digits>{_DIGITS})|\b(?:{'|'.join(_VALUES)})\b")
+_NOT_ITS_OWN = re.compile(rf"^{_LIST_NUMBER}|\[\d{{1,2}}\]")  # numbers of a list's items and of sources
 
 
 def cited_part(citation: Citation, evidence: Sequence[Passage]) -> Passage:
@@ -47,12 +80,13 @@ def cited_part(citation: Citation, evidence: Sequence[Passage]) -> Passage:
 def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citation]:
     """Return the citations of `answer`, in its order. A sentence that no passage supports has none."""
     spans = [(number, start, end) for number, p in enumerate(evidence) for start, end in _sentences(p.text)]
-    parts = [_words(evidence[number].text[start:end]) for number, start, end in spans]
+    english = language_of("\n".join(passage.text for passage in evidence)) == "en"
+    parts = [_words(evidence[number].text[start:end], english) for number, start, end in spans]
     if not parts:
         return []
-    counts, asked = Counter(word for part in parts for word in part), _words(question)
+    counts, asked = Counter(word for part in parts for word in part), _words(question, english)
     rarity = {word: math.log((1 + len(parts)) / count) for word, count in counts.items()}
-    wholes = [_words(passage.text) & asked for passage in evidence]
+    wholes = [_words(passage.text, english) & asked for passage in evidence]
     # How much of the question a part and its passage have: of two parts with the same words of an answer, one of them is meant.
     about = [
         sum(rarity[word] for word in part & asked) + sum(rarity[word] for word in wholes[span[0]])
@@ -65,7 +99,8 @@ def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citati
 
     citations = []
     for start, end in _sentences(answer):
-        weights = {word: weight(word) for word in _words(answer[start:end])}
+        sentence = _words(_NOT_ITS_OWN.sub("", answer[start:end]), english)
+        weights = {word: weight(word) for word in sentence}
         for part in _supporting(weights, parts, about, _MIN_WEIGHT * rarest):
             number, first, last = spans[part]
             passage = evidence[number]
@@ -91,7 +126,8 @@ def _supporting(
         chosen.append(max(close, key=about.__getitem__))
         missing -= parts[chosen[-1]]
     supported = total - sum(weights[word] for word in missing)
-    return chosen if supported >= _MIN_SUPPORT * total else []
+    has_numbers = not any(word.startswith(_NUMBER_SIGN) for word in missing)
+    return chosen if has_numbers and supported >= _MIN_SUPPORT * total else []
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:
@@ -104,12 +140,31 @@ def _sentences(text: str) -> Iterator[tuple[int, int]]:
             yield start, start + len(stripped)
 
 
-def _words(text: str) -> set[str]:
-    """Return the words of a text as they are compared: pairs of characters for scripts without spaces."""
-    compared = set[str]()
-    for word in map(str.casefold, words(text)):
+def _words(text: str, english: bool) -> set[str]:
+    """Return the words of a text as they are compared: pairs of characters for scripts without spaces.
+
+    Of English, the words without those of grammar, and numbers by their value: "46" and "forty-six" are equal.
+    """
+    text, compared = text.casefold(), set[str]()
+    if english:
+        compared = {_value(number.group()) for number in _NUMBER.finditer(text)}
+        text = _NUMBER.sub(" ", text)
+    for word in words(text):
         if _UNSPACED.fullmatch(word):
             compared |= {word[at : at + 2] for at in range(max(1, len(word) - 1))}
-        else:
+        elif not english or word not in _GRAMMAR:
             compared.add(word[:_PREFIX])
     return compared
+
+
+def _value(number: str) -> str:
+    """Return the value of a number, in a form that no word has."""
+    total, last = 0.0, 0.0
+    for part in _NUMBER_PART.finditer(number):
+        if part["digits"]:
+            last = float(part["digits"].replace(",", ""))
+        elif (scale := _SCALES.get(part.group(), 0)) > 100:
+            total, last = total + (last or 1) * scale, 0
+        else:
+            last = (last or 1) * scale if scale else last + _VALUES[part.group()]
+    return f"{_NUMBER_SIGN}{total + last:.12g}"

@@ -65,6 +65,56 @@ def test_words_of_the_question_support_nothing() -> None:
     assert cited("How many boats does the club own?", "How many boats does the club own: seventy.") == []
 
 
+LEASE = "The landlord keeps the roof in repair. The term is forty-six months. "
+TENANT = "After it, the tenant may end the tenancy with two months' notice in writing."
+LANDLORD = "The landlord must give three months' notice."
+TERMS = [Passage("doc", 0, 500, 0, 0, f"{LEASE}{TENANT} {LANDLORD} The rent is 1,200 euros for one room.")]
+
+
+def test_words_of_grammar_support_nothing() -> None:
+    assert cited("Who mends the roof?", "It may, with this and after it.", TERMS) == []
+    repairs = "The landlord repairs it."
+    assert cited("Who mends the roof?", repairs, TERMS) == [(repairs, 0, "The landlord keeps the roof in repair.")]
+
+
+def test_words_of_grammar_of_other_languages_are_compared() -> None:
+    text = "Der Mieter zahlt die Miete am ersten Dienstag. Der Vermieter will die Wohnung so lange nicht verkaufen."
+    evidence = [Passage("doc", 0, len(text), 0, 0, text)]
+    assert cited("Warum?", "Er will so.", evidence) == [("Er will so.", 0, text[text.index("Der V") :])]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "part"),
+    [
+        ("The landlord must give four months' notice.", None),
+        ("The landlord must give 4 months' notice.", None),
+        ("The landlord must give 3 months' notice.", LANDLORD),
+        ("3. The landlord must give notice.", LANDLORD),
+        ("The landlord must give notice [2].", LANDLORD),
+        ("46 months", "The term is forty-six months."),
+        ("The term is 45 months.", None),
+        ("The rent is one thousand two hundred euros.", "The rent is 1,200 euros for one room."),
+        ("The rent is 1200 euros.", "The rent is 1,200 euros for one room."),
+        ("The rent is twelve hundred euros for a room.", "The rent is 1,200 euros for one room."),
+        ("The rent is 1.2 thousand euros.", "The rent is 1,200 euros for one room."),
+        ("No one keeps the landlord's roof in repair.", "The landlord keeps the roof in repair."),
+        ("One of the landlords must give notice.", LANDLORD),
+    ],
+)
+def test_the_numbers_of_a_sentence_are_in_its_part(sentence: str, part: str | None) -> None:
+    assert cited("What about it?", sentence, TERMS) == ([] if part is None else [(sentence, 0, part)])
+
+
+def test_a_number_may_be_in_another_cited_part() -> None:
+    sentence = "Adults pay 340 euros, rowing is forbidden above 2.4 metres."
+    assert {number for _, number, _ in cited("What are the rules?", sentence)} == {1, 2}
+
+
+def test_numbers_are_found_in_linear_time() -> None:
+    for row in ("one ", "one and ", "hundred ", "twenty-", "1,", "1"):
+        cite("How many?", row * 50_000, EVIDENCE)
+
+
 def test_no_evidence_no_citation() -> None:
     assert cited("Who?", "Persephone was built by Empacher.", []) == []
 
