@@ -141,9 +141,9 @@ REFUSALS = {
         "This file is not an archive. Choose it again",
     (429, "queued_limit", "your tenant has reached its limit of 9 documents being read or waiting to be read; the archive has 20"):
         "This archive has more files than this server reads for you at a time.",
-    (422, "unreadable_document", "the document: the PDF cannot be read: it is encrypted: upload it without a password"):
+    (422, "unreadable_document", "the PDF is encrypted: upload it without a password"):
         "This file is protected by a password. Save a copy without the password",
-    (422, "unreadable_document", "the document: the file cannot be read: it is damaged (OSError)"):
+    (422, "unreadable_document", "the file is damaged (OSError)"):
         "Open it in the program that made it, save it again",
     (413, "too_large", "the document is larger than the limit of 4294967296 bytes (EVERLONG_MAX_DOCUMENT_BYTES)"):
         "larger than this server accepts (4 GB). Split it",

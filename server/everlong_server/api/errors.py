@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Mount
 
 from everlong_models import EverlongModelError
 from everlong_server.api.error_forms import error_form
@@ -71,7 +72,9 @@ def as_server_error(error: BaseException) -> ServerError:
             return NotFound("no such path", code="path_not_found")
         if error.status_code == 400:  # FastAPI's answer to a body that is not UTF-8
             return InvalidRequest("the body is not valid JSON in UTF-8", code="invalid_json")
-        known = InvalidRequest(str(error.detail), code=_HTTP_CODES.get(error.status_code, "invalid_request"))
+        allowed = (error.headers or {}).get("Allow")
+        said = f"this path allows only {allowed}" if error.status_code == 405 and allowed else str(error.detail)
+        known = InvalidRequest(said, code=_HTTP_CODES.get(error.status_code, "invalid_request"))
         known.status = error.status_code
         return known
     if isinstance(error, EverlongModelError):
@@ -95,15 +98,23 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
         )
     param = ".".join(path) or None
     value = first.get("input")
-    shown = (
-        ""
-        if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | list)
-        else f", got {_cut(repr(value))}"
-    )
-    said = first["msg"].removeprefix("Value error, ")  # pydantic's prefix to the messages of our validators
-    return InvalidRequest(f"{param or 'the body'}: {said}{shown}", param=param, code=_CODES.get(first["type"]))
+    is_empty = first["type"] in _LENGTH_ERRORS and (value == [] or (isinstance(value, str) and not value.strip()))
+    unshown = first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | list) or is_empty
+    shown = "" if unshown else f", got {_cut(repr(value))}"
+    said = f": {first['msg'].removeprefix('Value error, ')}"  # pydantic's prefix to the messages of our validators
+    if first["type"] in _OBJECT_ERRORS:
+        said = " must be a JSON object"
+    elif first["type"] == "extra_forbidden":
+        said = ": unknown field"
+    elif first["type"] == "missing" and param is None:
+        said = " is missing"
+    elif is_empty:
+        said = ": is empty"
+    return InvalidRequest(f"{param or 'the body'}{said}{shown}", param=param, code=_CODES.get(first["type"]))
 
 
+_OBJECT_ERRORS = {"dict_type", "dict_attributes_type", "model_type", "model_attributes_type"}
+_LENGTH_ERRORS = {"string_too_short", "string_pattern_mismatch", "too_short"}
 _HTTP_CODES = {405: "method_not_allowed", 408: "request_timeout", 413: "too_large", 415: "unsupported_media_type"}
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
 
@@ -136,10 +147,24 @@ def error_headers(known: ServerError) -> dict[str, str]:
     return headers
 
 
+def _allowed(request: Request) -> str:
+    """Return the methods that the request's path allows. An exception names only those of its first route."""
+
+    def allows(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(
+            route.matches(scope)[0] is Match.FULL for route in request.app.routes if not isinstance(route, Mount)
+        )
+
+    return ", ".join(filter(allows, ("GET", "POST", "PUT", "PATCH", "DELETE")))
+
+
 def install_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception with `error_response`."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error.headers = {"Allow": _allowed(request) or (error.headers or {}).get("Allow", "")}
         response, known = error_response(error, request.url.path)
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response

@@ -239,7 +239,7 @@ AnswerToContinue = Annotated[
 class CreateMessage(SamplingParams):
     """A message to a session, and the sampling parameters of its answer."""
 
-    content: str = Field(min_length=1, description="text of the message")
+    content: str = Field(min_length=1, pattern=r"\S", description="text of the message")
     stream: bool = Field(False, description="return server-sent events")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
     instructions: str | None = Field(

@@ -35,7 +35,7 @@ def session(shared_server: Server) -> str:
         ({"max_tokens": 10**12}, "max_tokens", "less than or equal to"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"seed": 2**64}, "seed", "less than"),
-        ({"stop": [""]}, "stop.0", "at least 1 character"),
+        ({"stop": [""]}, "stop.0", "stop.0: is empty"),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0", "greater than or equal to 0"),
         ({"logit_bias": {"5": 1000}}, "logit_bias.5", "less than or equal to 100"),
@@ -48,15 +48,18 @@ def session(shared_server: Server) -> str:
             "limit of 200000 log-probabilities",
         ),
         ({"stream": "maybe"}, "stream", "boolean"),
-        ({"content": ""}, "content", "at least 1 character"),
+        ({"content": ""}, "content", "content: is empty"),
+        ({"content": " \n\u2003"}, "content", "content: is empty"),
         ({"content": None}, "content", "string"),
         ({"content": ["a"]}, "content", "string"),
-        ({"sparkle": 1}, "sparkle", "not permitted"),
+        ({"sparkle": 1}, "sparkle", "sparkle: unknown field"),
+        ({"recall": {"passages": 1, "pages": 2}}, "recall.pages", "recall.pages: unknown field"),
+        ({"logit_bias": 3}, "logit_bias", "logit_bias must be a JSON object, got 3"),
     ],
 )
 def test_sampling_values(server: Server, session: str, fields: dict, param: str, words: str) -> None:
     answer = server.http.post(f"/v1/sessions/{session}/messages", json={"content": "hi", **fields})
-    error = server.error(answer, 422, "unknown_parameter" if param == "sparkle" else "invalid_value", param)
+    error = server.error(answer, 422, "unknown_parameter" if "unknown" in words else "invalid_value", param)
     assert words in error["message"]
 
 
@@ -99,6 +102,21 @@ def test_bodies_that_are_not_messages(server: Server, session: str, body: bytes)
         answer = server.http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 422, (path, answer.status_code, answer.text)
         assert answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is missing"),
+        (b"[]", "the body must be a JSON object"),
+        (b'"a"', "the body must be a JSON object, got 'a'"),
+    ],
+)
+def test_what_a_body_must_be(server: Server, session: str, body: bytes, message: str) -> None:
+    answer = server.http.post(
+        f"/v1/sessions/{session}/messages", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.json()["error"]["message"] == message
 
 
 def test_missing_fields_are_named(server: Server, session: str) -> None:
@@ -169,7 +187,9 @@ def test_unknown_paths_and_methods(server: Server) -> None:
     answer = server.http.put("/v1/documents", content=b"x")
     assert answer.status_code == 405
     assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert "POST" in answer.headers["allow"]
+    assert answer.headers["allow"] == "GET, POST"
+    assert answer.json()["error"]["message"] == "this path allows only GET, POST"
+    assert server.http.put("/assets/page.js").headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize(

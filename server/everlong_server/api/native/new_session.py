@@ -65,7 +65,7 @@ def past_messages(messages: Sequence[PastMessage], max_chars: int) -> list[dict[
             raise InvalidRequest(
                 f"messages.{n}.role: must be {role!r}, as questions and answers take turns", param="messages"
             )
-        if role == "user" and not message.content:
+        if role == "user" and not message.content.strip():
             raise InvalidRequest(f"messages.{n}.content: a question must not be empty", param="messages")
         if len(message.content) > max_chars:
             raise TooLarge(

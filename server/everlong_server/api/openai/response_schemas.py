@@ -102,7 +102,7 @@ InputEntry = Annotated[
     ),
 ]
 Input = Annotated[
-    Annotated[str, Field(min_length=1), Tag("Text")]
+    Annotated[str, Field(min_length=1, pattern=r"\S"), Tag("Text")]
     | Annotated[list[InputEntry], Field(min_length=1, max_length=MAX_MESSAGES), Tag("Items")],
     Discriminator(
         lambda value: {str: "Text", list: "Items"}.get(type(value)),

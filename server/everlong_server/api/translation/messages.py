@@ -123,7 +123,7 @@ class ParsedMessages:
                 f"{last}.role: the last message must be the user's, got {self._messages[-1].role}",
                 param=f"{last}.role",
             )
-        if not self._messages[-1].content:
+        if not self._messages[-1].content.strip():
             raise InvalidRequest(f"{last}.content: the last message is empty", param=f"{last}.content")
         if len(self._documents) > limit:
             raise InvalidRequest(f"{name}: {len(self._documents)} files, the limit is {limit}", param=name)

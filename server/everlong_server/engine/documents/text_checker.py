@@ -79,10 +79,8 @@ class TextChecker:
         if self.foreign is not None:
             return
         if name := binary_kind(head[:HEAD]):
-            nul = head.find(b"\0")
-            where = f" with a NUL byte at byte {nul}" if nul >= 0 else ""
             raise UnsupportedMedia(
-                f"the document is {name}{where}: upload text or a supported format (GET /v1/formats)", param="file"
+                f"the document is {name}: upload text or a supported format (GET /v1/formats)", param="file"
             )
         if b"\0" in head[:HEAD] or not is_utf8(head[:HEAD]) or iso2022(head[:HEAD]):
             self.foreign = "text"

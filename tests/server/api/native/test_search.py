@@ -83,7 +83,7 @@ def test_filters(server: Server) -> None:
         ({"documents": ["DOCUMENT"] * 257}, "documents", "at most 256 items"),
         ({"documents": ["DOCUMENT"], "limit": 0}, "limit", "greater than or equal to 1"),
         ({"documents": ["DOCUMENT"], "limit": 101}, "limit", "less than or equal to 100"),
-        ({"documents": ["DOCUMENT"], "query": ""}, "query", "at least 1 character"),
+        ({"documents": ["DOCUMENT"], "query": ""}, "query", "is empty"),
         ({"documents": ["DOCUMENT"], "filters": {"pages": 1}}, "filters.pages", "not permitted"),
         ({"documents": ["DOCUMENT"], "filters": {"last_page": 0}}, "filters.last_page", "greater than"),
     ],

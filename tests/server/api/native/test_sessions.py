@@ -331,7 +331,7 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
             [{"role": "assistant", "content": "I."}, {"role": "user", "content": "Who?"}],
             "messages.0.role: must be 'user'",
         ),
-        ([{"role": "user", "content": ""}, {"role": "assistant", "content": "I."}], "a question must not be empty"),
+        ([{"role": "user", "content": " "}, {"role": "assistant", "content": "I."}], "a question must not be empty"),
     ],
 )
 def test_earlier_messages_that_are_no_conversation(server: Server, messages: list[dict], says: str) -> None:

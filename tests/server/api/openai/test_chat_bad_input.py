@@ -24,6 +24,7 @@ from tests.server.api.openai.talk import MODEL, answer, chat, of, user
         ({"messages": [{"role": "system", "content": "x"}]}, "invalid_value", "messages.0.role"),
         ({"messages": [user("x"), {"role": "system", "content": "y"}]}, "invalid_value", "messages.1.role"),
         ({"messages": [user("")]}, "invalid_value", "messages.0.content"),
+        ({"messages": [user(" \n")]}, "invalid_value", "messages.0.content"),
         ({"messages": [user(7)]}, "invalid_value", "messages.0.content"),  # type: ignore[arg-type]
         ({"messages": [{"role": "user", "content": [1]}]}, "invalid_value", "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "invalid_value", "messages.0.content.0"),

@@ -21,6 +21,7 @@ def items(**fields: Any) -> dict[str, Any]:
     [
         ({"input": None}, "missing_parameter", "input"),
         ({"input": ""}, "invalid_value", "input"),
+        ({"input": " \n"}, "invalid_value", "input"),
         ({"input": 7}, "invalid_value", "input"),
         ({"input": {}}, "invalid_value", "input"),
         ({"input": []}, "invalid_value", "input"),

@@ -77,14 +77,14 @@ def test_a_byte_that_is_not_utf8_makes_the_file_one_to_convert_wherever_it_is(be
     ("data", "name"),
     [
         (b"\x7fELF\x02\x01\x01\0", "a program"), (b"GIF89a\x01\0", "a GIF image"), (b"\xff\xfb\x90\x64\0\0", "an audio file"),
-        (b"\0\0\0\x20ftypisom\0\0", "a video or audio file"), (bytes(range(256)), "a binary file of an unknown kind"),
+        (b"\0\0\0\x20ftypisom\0\0", "a video or audio file"), (bytes(range(256)), "a binary file of an unknown kind with a NUL byte at byte 0"),
         (b"\xff\x01\x02\x03", "a binary file of an unknown kind"),
     ],
 )  # fmt: skip
 def test_a_binary_file_is_refused_by_its_name(data: bytes, name: str) -> None:
     text = TextChecker(limit=1 << 20)
     text.feed(data)
-    with pytest.raises(UnsupportedMedia, match=f"the document is {name}"):
+    with pytest.raises(UnsupportedMedia, match=f"the document is {name}: "):
         text.finish()
 
 

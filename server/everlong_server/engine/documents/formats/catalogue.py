@@ -260,7 +260,7 @@ def binary_kind(head: bytes) -> str | None:
             return name
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)) or unmarked_utf16(head):
         return None
-    return "a binary file of an unknown kind"
+    return "a binary file of an unknown kind" + (f" with a NUL byte at byte {head.index(0)}" if has_nul else "")
 
 
 def _declared(filename: str | None, media_type: str | None) -> str | None:

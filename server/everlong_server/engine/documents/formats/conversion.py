@@ -238,7 +238,7 @@ def _error(code: int, kind: str, reason: str, limits: Limits) -> InvalidRequest 
             return _unreadable(f"{_name(kind)} that takes more than {MEMORY >> 20} MiB of memory to read")
         case _ if code in (-signal.SIGXCPU, -signal.SIGKILL):
             return _unreadable(f"{_name(kind)} that takes more than {limits.seconds} seconds to read")
-    return _unreadable(f"{_name(kind)} that cannot be read: it is damaged, or takes too much memory")
+    return _unreadable(f"{_name(kind)} that is damaged, or takes too much memory to read")
 
 
 def not_an_archive(what: str) -> UnsupportedMedia:
@@ -252,4 +252,5 @@ def _name(kind: str) -> str:
 
 
 def _unreadable(why: str) -> InvalidRequest:
-    return InvalidRequest(f"the document: {why}", param="file", code="unreadable_document")
+    said = why if why.startswith("the ") else f"the document: {why}"
+    return InvalidRequest(said, param="file", code="unreadable_document")

@@ -45,7 +45,7 @@ def read(file: Path, format_id: str, notes: Notes) -> Iterator[Block]:
         if _is_disk_full(error):
             raise
         traceback.print_exc(limit=-_MAX_TRACE)
-        raise Unreadable(f"the file cannot be read: it is damaged ({type(error).__name__})") from error
+        raise Unreadable(f"the file is damaged ({type(error).__name__})") from error
 
 
 def _is_disk_full(error: Exception) -> bool:

@@ -82,8 +82,8 @@ def test_the_order_of_texts_is_kept(client: OpenAI) -> None:
     [
         ({"input": [1, 2, 3]}, "input", "check_embedding_ctx_length=False"),
         ({"input": [[1, 2], [3]]}, "input", "lists of token ids"),
-        ({"input": ""}, "input", "at least 1 character"),
-        ({"input": [PAID, ""]}, "input.1", "at least 1 character"),
+        ({"input": ""}, "input", "is empty"),
+        ({"input": [PAID, ""]}, "input.1", "is empty"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": ["a"] * 2049}, "input", "at most 2048 items"),
         ({"input": {"text": "a"}}, "input", "a string or a list of strings"),

@@ -226,9 +226,9 @@ def test_a_position_is_in_the_last_section_that_begins_before_it() -> None:
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (files.pdf(["", ""]), InvalidRequest, "there is no text in it .the page has drawings"),
-        (files.encrypted_pdf(), InvalidRequest, "encrypted"),
-        (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
+        (files.pdf(["", ""]), InvalidRequest, "^the document: there is no text in it .the page has drawings"),
+        (files.encrypted_pdf(), InvalidRequest, "^the PDF is encrypted: upload it without a password$"),
+        (files.pdf(["x"])[:60], InvalidRequest, "^the PDF is damaged$"),
         (files.epub(["<p>x</p>"], encrypted=["OEBPS/text/chapter%200.xhtml"]), InvalidRequest, "encrypted"),
         (files.epub([]), InvalidRequest, "there is no text in it"),
         (b"PK\3\4" + bytes(40), InvalidRequest, "damaged ZIP file"),

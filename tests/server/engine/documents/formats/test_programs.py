@@ -144,7 +144,7 @@ def test_an_email_with_attachments() -> None:
     assert text_of(MAIL, "a.eml") == (
         "From: Ada Quill <ada@x.org>\nTo: bo@y.org\nSubject: Rent für May\n\ncafé at noon\n\n[Attachment] a.csv\n\nx,y"
     )
-    assert notes_of(MAIL, "a.eml") == ["b.png: it was left out: the picture cannot be read: it is damaged"]
+    assert notes_of(MAIL, "a.eml") == ["b.png: it was left out: the picture is damaged"]
 
 
 def test_an_attached_message_in_base64() -> None:

@@ -74,7 +74,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         if name is None:
             notes.add("the book refers to it, but it is not in the file", part=reference)
         elif name in encrypted:
-            raise Unreadable("the EPUB cannot be read: it is encrypted; upload it without encryption")
+            raise Unreadable("the EPUB is encrypted; upload it without encryption")
         elif name in seen:
             notes.left_out("repeated chapters")
         else:

@@ -21,7 +21,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     """Yield the paragraphs, verses and tables. The title of a chapter begins a section."""
     tree, fault = parse(file.read_bytes())
     if tree is None:
-        raise Unreadable("the FictionBook cannot be read: it is damaged")
+        raise Unreadable("the FictionBook is damaged")
     if fault is not None:
         notes.add(fault)
     yield from _Book(tree, notes).blocks()

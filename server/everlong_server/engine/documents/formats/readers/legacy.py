@@ -35,16 +35,12 @@ def read(file: Path, notes: Notes, kind: str) -> Iterator[Block]:
     try:
         result = kreuzberg.extract_file_sync(str(file), FORMATS[kind].media_types[0], config=config)
     except kreuzberg.KreuzbergError as error:
-        why = (
-            "it is encrypted"
-            if "password" in str(error).lower() or "encrypt" in str(error).lower()
-            else "it is damaged"
-        )
-        raise Unreadable(f"the file cannot be read: {why} ({str(error)[:200]})") from None
+        why = "is encrypted" if "password" in str(error).lower() or "encrypt" in str(error).lower() else "is damaged"
+        raise Unreadable(f"the file {why} ({str(error)[:200]})") from None
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of Rust; it is no `Exception`
             raise
-        raise Unreadable("the file cannot be read: it is damaged") from None
+        raise Unreadable("the file is damaged") from None
     for warning in result.processing_warnings or ():
         notes.add(str(warning))
     if kind in _MISSING:

@@ -15,7 +15,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     try:
         picture = Image.open(file, formats=("PNG", "JPEG", "TIFF"))
     except UnidentifiedImageError:
-        raise Unreadable("the picture cannot be read: it is damaged") from None
+        raise Unreadable("the picture is damaged") from None
     except Image.DecompressionBombError as error:
         raise Unreadable(f"the picture cannot be read: {error}") from None
     with picture:

@@ -63,4 +63,4 @@ def _single(file: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
             notes.add("the end of the file is missing or damaged; what was found before it was read")
         yield "", bytes(data)
         return
-    raise Unreadable("the file cannot be read: it is damaged")
+    raise Unreadable("the file is damaged")

@@ -108,7 +108,7 @@ class _Document:
         self._stream = stream
         self._version, flags = struct.unpack_from("<2xH6xH", stream)
         if flags & _ENCRYPTED:
-            raise Unreadable("the file cannot be read: it is encrypted; upload it without a password")
+            raise Unreadable("the file is encrypted; upload it without a password")
         self._is_old = self._version < _WORD_97
         self._layout = _LAYOUT_6 if self._is_old else _LAYOUT_97
         if self._is_old:

@@ -73,7 +73,7 @@ class _Presentation:
         self._stream, self._notes = stream, notes
         token, edit = struct.unpack_from("<2I", user, 12)
         if token == _ENCRYPTED:
-            raise Unreadable("the file cannot be read: it is encrypted; upload it without a password")
+            raise Unreadable("the file is encrypted; upload it without a password")
         self._places: dict[int, int] = {}
         root, seen = 0, set[int]()
         while edit and edit not in seen:
@@ -83,7 +83,7 @@ class _Presentation:
                 raise ValueError("its last edit is missing")
             edit, directory, document = struct.unpack_from("<3I", body, 8)
             if len(body) >= 32:  # it names the key
-                raise Unreadable("the file cannot be read: it is encrypted; upload it without a password")
+                raise Unreadable("the file is encrypted; upload it without a password")
             root = root or document
             self._add_places(self._at(directory)[2])
         self._root = self._of(root)[2]

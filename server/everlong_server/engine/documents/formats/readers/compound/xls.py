@@ -41,7 +41,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         book = _opened(stream) if stream else None
     except Exception as error:  # xlrd raises many kinds of errors for damaged files
         if "encrypted" in str(error):
-            raise Unreadable("the file cannot be read: it is encrypted; upload it without a password") from None
+            raise Unreadable("the file is encrypted; upload it without a password") from None
         book = None
     if book is None:
         yield from legacy.read(file, notes, "xls")

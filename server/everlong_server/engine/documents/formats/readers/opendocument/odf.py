@@ -63,7 +63,7 @@ class _Parts:
             if manifest is None:
                 notes.add("it is missing; the file was read without it", part="META-INF/manifest.xml")
             elif b"encryption-data" in manifest:
-                raise Unreadable("the OpenDocument file cannot be read: it is encrypted; upload it without a password")
+                raise Unreadable("the OpenDocument file is encrypted; upload it without a password")
 
     def read(self, name: str) -> bytes | None:
         """Return the bytes of a part; None if it is missing, or, with a note, damaged."""

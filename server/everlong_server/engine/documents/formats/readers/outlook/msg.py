@@ -36,7 +36,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         with olefile.OleFileIO(file) as ole:
             message = _Storage(ole, [], notes).message()
     except (OSError, ValueError, IndexError) as error:
-        raise Unreadable(f"the message cannot be read: it is damaged ({error})") from None
+        raise Unreadable(f"the message is damaged ({error})") from None
     yield from message.blocks(notes)
 
 

@@ -74,7 +74,7 @@ def _opened(file: Path, notes: Notes) -> Any:
         return pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
         if "password" in str(error).lower():
-            raise Unreadable("the PDF cannot be read: it is encrypted: upload it without a password") from None
+            raise Unreadable("the PDF is encrypted: upload it without a password") from None
     data = file.read_bytes()
     catalog = _CATALOG.search(data)
     try:
@@ -82,7 +82,7 @@ def _opened(file: Path, notes: Notes) -> Any:
             raise pypdfium2.PdfiumError("it has no catalog")
         document = pypdfium2.PdfDocument(data + b"\nendobj\ntrailer << /Root " + catalog[1] + b" R >>\n%%EOF\n")
     except pypdfium2.PdfiumError:
-        raise Unreadable("the PDF cannot be read: it is damaged") from None
+        raise Unreadable("the PDF is damaged") from None
     notes.add("the end of the file is missing; what was found before it was read")
     return document
 
