@@ -62,7 +62,7 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
 def test_an_answer_says_what_it_rests_on(tab: Tab, server: Server, talk: str) -> None:
     page = tab.open(talk)
     expect(page.locator(".caution")).to_have_text("Its memory is not trained, so its answers are nonsense.")
-    serve_model(page, memory_trained=None, parameters=494_032_768, remembered_tokens=1056)
+    serve_model(page, memory_trained=None, parameters=494_032_768, remembered_tokens=1056, memory="window")
     page = tab.open(talk)
     (answer,) = answers(server, talk)
     tokens = answer["usage"]["reused_tokens"]
@@ -73,7 +73,7 @@ def test_an_answer_says_what_it_rests_on(tab: Tab, server: Server, talk: str) ->
     expect(basis).to_contain_text(f"It holds about 3 pages of about {round(tokens / 400)} pages before the question")
     expect(basis).to_contain_text("tiny-rmt, 494 million parameters.")
     page.get_by_role("link", name="New conversation").click()
-    expect(page.locator(".drop")).to_contain_text("the model sees only about 3 pages of the text")
+    expect(page.locator(".drop")).to_contain_text("The model sees no other part of the text.")
 
 
 def test_the_memory_of_a_recurrent_model_is_described_in_plain_words(tab: Tab, server: Server, talk: str) -> None:

@@ -199,8 +199,8 @@ def _limitations(model: Model) -> str:
     if isinstance(model.memory, Window):
         config = model.memory.config
         return (
-            f"It sees the first {config.sinks} tokens, the last {config.window} tokens and the open segment.\n"
-            "It has no long-term memory: of earlier text it knows only the passages found for a question, and may invent the rest."
+            "It has no long-term memory: of the text it sees only the passages found for a question, and may invent the rest.\n"
+            f"Without a search, it sees the first {config.sinks} and the last {config.window} tokens instead."
         )
     if isinstance(model.memory, Compact):
         return (

@@ -48,6 +48,11 @@ export function dismissUpload(key: number): void {
   controls.get(key)?.giveUp();
 }
 
+/** Removes the uploads that failed from a conversation. */
+export function dismissFailed(session: string): void {
+  for (const { key, state, place } of uploads.value) if (state === "failed" && place === session) dismissUpload(key);
+}
+
 export function pauseUpload(key: number): void {
   update(key, { state: "paused" });
   controls.get(key)?.pause();

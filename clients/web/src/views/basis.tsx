@@ -77,11 +77,10 @@ export function caution(served: Model | null): string {
 
 /** What an answer can rest on, before a file is uploaded. */
 export function promise(served: Model | null): string {
-  const kept = served?.remembered_tokens ?? null;
   const memory =
-    kept === null
-      ? "Besides, the model has a memory of the text, which loses most details."
-      : `Besides them, the model sees only ${pages(kept)} of the text.`;
+    served?.memory === "window"
+      ? "The model sees no other part of the text."
+      : "Besides, the model has a memory of the text, which loses most details.";
   return `For each question, the server searches the text, and the answer rests on the passages that it finds. ${memory}`;
 }
 

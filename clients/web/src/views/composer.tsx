@@ -6,6 +6,7 @@ import { modelOf } from "../state/library.js";
 import { draft } from "../state/questions.js";
 import { route } from "../state/route.js";
 import { type Turn, ask, stop, takesQuestions, withdraw } from "../state/turns.js";
+import { dismissFailed } from "../state/uploads.js";
 import { caution } from "./basis.js";
 import { sidebarOpen } from "./sidebar.js";
 
@@ -30,6 +31,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
     const question = text.trim();
     if (!question || answering || !open) return;
     if (turn) withdraw(session.id);
+    dismissFailed(session.id);
     setText("");
     if (draft(session.id) === text) draft(session.id, ""); // else it is that of another tab
     void ask(session.id, question);

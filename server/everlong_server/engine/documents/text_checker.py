@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import hashlib
+import json
 import re
 import unicodedata
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
 _BOM = codecs.BOM_UTF8
 MAX_NAME = 255
+_MAX_JSON = 1 << 20
+"""Bytes of a body that is parsed because its media type is JSON. A larger one is taken as text."""
 _BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp")
 
@@ -56,6 +60,8 @@ class TextChecker:
     _checked: int = 0
     """Number of bytes that were checked to be text."""
     _blank: bool = True
+    _json: bytearray = field(default_factory=bytearray)
+    """The beginning of a file without a name that is declared as JSON."""
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
     def feed(self, data: bytes) -> None:
@@ -64,6 +70,8 @@ class TextChecker:
             raise too_large(self.limit)
         self.size += len(data)
         self.digest.update(data)
+        if self._is_declared_json() and self.size <= _MAX_JSON:
+            self._json += data
         if not self._decided:
             self._head += data
             if len(self._head) >= HEAD:
@@ -117,7 +125,26 @@ class TextChecker:
         if self._blank:
             what = "is empty" if self.size == start else "has only white space and invisible characters"
             raise InvalidRequest(f"the document {what}", param="file", code="empty_document")
+        if self._is_declared_json() and self.size <= _MAX_JSON:
+            _require_json(self._json)
         return start
+
+    def _is_declared_json(self) -> bool:
+        """Return whether the file has the media type of JSON, and no name: then it may be the body of a request to another path."""
+        return not self.declared.filename and (self.declared.media_type or "").lower() == "application/json"
+
+
+def _require_json(data: bytearray) -> None:
+    """Raise `InvalidRequest` unless `data` is JSON."""
+    try:
+        with contextlib.suppress(RecursionError):
+            json.loads(data, parse_int=str)  # any number of digits
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"the document is not valid JSON, as its content type says: {error}: send text/plain for other text",
+            param="file",
+            code="invalid_json",
+        ) from None
 
 
 def too_large(limit: int) -> TooLarge:

@@ -166,6 +166,15 @@ def test_content_types_other_than_text_are_refused(server: Server, kind: str, wo
     assert words in server.error(answer, 415, "unsupported_media_type")["message"]
 
 
+def test_a_body_that_is_declared_as_json_must_be_json(server: Server) -> None:
+    before, kind = server.stored(), {"content-type": "application/json"}
+    error = server.error(server.http.post("/v1/documents", content=b"{bad", headers=kind), 422, "invalid_json", "file")
+    assert "is not valid JSON, as its content type says: " in error["message"]
+    assert server.stored() <= before, "a refused upload left a file"
+    for content, query in ((b'{"a": 1}', {}), (b"{bad", {"filename": "bad.txt"})):
+        assert server.http.post("/v1/documents", content=content, params=query, headers=kind).status_code == 202
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp1251", "koi8-r"])
 def test_a_text_in_another_encoding_is_decoded(server: Server, encoding: str) -> None:
     text = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.\n" * 100

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everlong_server.engine.documents.formats.catalogue import HEAD
-from everlong_server.engine.documents.text_checker import TextChecker
-from everlong_server.errors import ServerError, UnsupportedMedia
+from everlong_server.engine.documents.text_checker import Declared, TextChecker
+from everlong_server.errors import InvalidRequest, ServerError, UnsupportedMedia
 
 
 def verdict(data: bytes, cuts: list[int]) -> tuple[str, str] | int:
@@ -92,6 +94,25 @@ def test_a_binary_file_is_refused_by_its_name(data: bytes, name: str) -> None:
 def test_a_text_that_begins_like_a_binary_file_is_text(text: str) -> None:
     assert verdict(text.encode(), [1]) == 0
     assert foreign(f"{text} Größe".encode("cp1252")) == "text"
+
+
+@pytest.mark.parametrize("data", ["{bad", "text", '{"a": 1} {"b": 2}'])
+def test_a_body_that_is_declared_as_json_is_json_unless_it_has_a_name(data: str) -> None:
+    def check(data: str, *declared: str | None) -> int:
+        text = TextChecker(1 << 22, Declared(*declared))
+        for letter in data.encode():
+            text.feed(bytes([letter]))
+        return text.finish()
+
+    kind = "application/json"
+    with pytest.raises(InvalidRequest, match="the document is not valid JSON, as its content type says: ") as raised:
+        check(data, None, kind)
+    assert raised.value.code == "invalid_json"
+    assert [check(data, name, kind) for name in ("a.jsonl", "a.txt")] == [0, 0]
+    assert check(data, None, "text/plain") == 0
+    assert check("\ufeff" + json.dumps([data]), None, kind) == 3
+    assert [check(valid, None, kind) for valid in ("7" * 5000, "[" * 50_000)] == [0, 0]
+    assert check(json.dumps("x" * (1 << 20)) + data, None, kind) == 0
 
 
 @pytest.mark.parametrize("before", [10, 1023, 1024, HEAD, 3 * HEAD])

@@ -234,7 +234,7 @@ def test_without_the_models_the_reason_names_them(tmp_path: Path, monkeypatch: p
 
 def test_a_damaged_picture_is_refused(recogniser: Recogniser) -> None:
     whole = saved(scan(*below(LINES)))
-    with pytest.raises(Unreadable, match="^the picture is damaged$"):
+    with pytest.raises(Unreadable, match=r"^the picture is damaged$"):
         read(whole[:20], recogniser=recogniser)
     _, (note,) = read(whole[:60], recogniser=recogniser)
     assert note.text == "it is a picture whose text could not be recognised (OSError)"
