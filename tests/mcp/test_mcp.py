@@ -18,7 +18,9 @@ import pytest
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
+from everlong_client.mcp.results import answer
 from everlong_client.mcp.server import DocumentServer
+from everlong_client.types.message import Citation, Evidence, Message
 from everlong_lab.harness.ports import free_port
 from mcp import Client, MCPError, StdioServerParameters
 from tests.pages import run_by
@@ -42,6 +44,16 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def book(own_server: Server) -> str:
     return str(own_server.read(BOOK, filename="alice.txt")["id"])
+
+
+def test_a_cited_sentence_names_the_page_and_section_of_its_source() -> None:
+    passage = Evidence(document="doc_1", start=0, end=5, start_byte=0, end_byte=5, text="A. B.", section="1. Parties")
+    span = {"start": 0, "end": 2, "evidence": 0, "document": "doc_1", "document_start": 3, "document_end": 5}
+    message = Message(
+        id="m", content="B.", evidence=(passage,), citations=(Citation(**span, page=2, section="2. Term"),)
+    )
+    (cited,) = answer(message, "ses_1").citations
+    assert cited.model_dump() == {"sentence": "B.", "source": 0, "page": 2, "section": "2. Term"}
 
 
 def command(url: str, *options: str, **variables: str) -> StdioServerParameters:

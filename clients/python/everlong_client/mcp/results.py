@@ -126,7 +126,7 @@ def answer(message: Message, session: str) -> Answer:
     )
 
 
-def _shown(kind: type[_Result], source: object, **others: object) -> _Result:
+def _shown(kind: type[_Result], source: object, /, **others: object) -> _Result:
     """Return a result with the fields of `source` that have its fields' names, and `others`."""
     same = {name: getattr(source, name) for name in kind.model_fields.keys() - others.keys()}
     return kind.model_validate(same | others)

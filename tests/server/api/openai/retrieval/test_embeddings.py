@@ -84,13 +84,13 @@ def test_the_order_of_texts_is_kept(client: OpenAI) -> None:
         ({"input": [[1, 2], [3]]}, "input", "lists of token ids"),
         ({"input": ""}, "input", "is empty"),
         ({"input": [PAID, ""]}, "input.1", "is empty"),
-        ({"input": []}, "input", "at least 1 item"),
+        ({"input": []}, "input", "is empty"),
         ({"input": ["a"] * 2049}, "input", "at most 2048 items"),
         ({"input": {"text": "a"}}, "input", "a string or a list of strings"),
         ({"input": [PAID, "word " * (MAX_TEXT_TOKENS + 1)]}, "input.1", f"the limit is {MAX_TEXT_TOKENS}"),
         ({"input": PAID, "dimensions": 0}, "dimensions", "greater than or equal to 1"),
         ({"input": PAID, "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
-        ({"input": PAID, "truncate": "END"}, "truncate", "not permitted"),
+        ({"input": PAID, "truncate": "END"}, "truncate", "unknown field"),
     ],
 )
 def test_what_is_refused(server: Server, body: dict[str, Any], param: str, words: str) -> None:
