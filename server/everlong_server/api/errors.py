@@ -156,7 +156,7 @@ def _allowed(request: Request) -> str:
             route.matches(scope)[0] is Match.FULL for route in request.app.routes if not isinstance(route, Mount)
         )
 
-    return ", ".join(filter(allows, ("GET", "POST", "PUT", "PATCH", "DELETE")))
+    return ", ".join(filter(allows, ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")))
 
 
 def install_handlers(app: FastAPI) -> None:
