@@ -294,7 +294,7 @@ def test_citations_are_parsed_and_written_as_lines() -> None:
     assert citation_lines(from_json(Message, {"id": "msg_1", "content": "Hi."}), Originals()) == []
     passage["section"] = "1. Parties"
     assert citation_lines(from_json(Message, message), Originals()) == [
-        f"[1] handbook.pdf, page 3, 1. Parties: {quote}"
+        f"from handbook.pdf, page 3, 1. Parties: {quote}"
     ]
     first |= {"page": 4, "section": "3. Term"}
     assert citation_lines(from_json(Message, message), Originals()) == [f"from handbook.pdf, page 4, 3. Term: {quote}"]

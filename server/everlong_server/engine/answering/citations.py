@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from text_to_num import alpha2digit
+
 from everlong_server.engine.answering.grounding import STOP_WORDS
 from everlong_server.store.messages import Citation
 from everlong_server.store.search.passages import Passage
@@ -32,6 +34,8 @@ _MIN_WEIGHT = 0.5
 """Share of the weight of the rarest possible word that the words of each passage must have: more than "yes" and "the"."""
 _NUMBER_SIGN = "#"
 """Start of a number as it is compared."""
+_LOWEST_NUMBER = 2
+"""Number words below it stay words: "one" is more often a pronoun."""
 _PREFIX = 5
 """Letters by which words are compared, so that most inflections of a word are equal."""
 
@@ -45,29 +49,8 @@ _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
-_BELOW_TEN = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_TEENS = [
-    "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9}
-_VALUES = (
-    {word: n for n, word in enumerate(_BELOW_TEN + _TEENS, 1)}
-    | {word: 10 * n for n, word in enumerate(_TENS, 2)}
-    | _SCALES
-)
-_UNIT, _TEEN, _TEN, _SCALE = ("|".join(names) for names in (_BELOW_TEN, _TEENS, _TENS, _SCALES))
-_SMALL = rf"(?:(?:{_TEN})(?:[\s-](?:{_UNIT}))?|{_TEEN}|{_UNIT})\b"
-_MORE = rf"(?:[\s-]{_SMALL}|\sand\s{_SMALL}(?![\s-](?:{_SCALE})\b))?"
-_DIGITS = r"\d+(?:,\d{3}(?!\d))*(?:\.\d+)?"
-# Digits, or number words; both with words such as "million". "One" can be a pronoun, as in "no one", "one of" and "the old one".
-_NUMBER = re.compile(
-    rf"(?<![^\W_])(?:{_DIGITS}(?:st|nd|rd|th)?(?:[\s-](?:{_SCALE})\b)*"
-    rf"|(?!one\b(?:(?<=no one)|(?<=\w one)(?!\s\w)|\s(?:of|another|who|that|can|may|must|should)\b))"
-    rf"(?:{_SMALL}|(?:{_SCALE})\b{_MORE})(?:[\s-](?:{_SCALE})\b{_MORE})*)"
-)
+_NUMBER = re.compile(r"(?<![^\W_])\d+(?:,\d{3}(?!\d))*(?:\.\d+)?")
 _GRAMMAR = STOP_WORDS | {"one"}
-_NUMBER_PART = re.compile(rf"(?P<digits>{_DIGITS})|\b(?:{'|'.join(_VALUES)})\b")
 _NOT_ITS_OWN = re.compile(rf"^{_LIST_NUMBER}|\[\d{{1,2}}\]")  # numbers of a list's items and of sources
 
 
@@ -147,7 +130,8 @@ def _words(text: str, english: bool) -> set[str]:
     """
     text, compared = text.casefold(), set[str]()
     if english:
-        compared = {_value(number.group()) for number in _NUMBER.finditer(text)}
+        text = alpha2digit(text, "en", threshold=_LOWEST_NUMBER)
+        compared = {_NUMBER_SIGN + number.group().replace(",", "") for number in _NUMBER.finditer(text)}
         text = _NUMBER.sub(" ", text)
     for word in words(text):
         if _UNSPACED.fullmatch(word):
@@ -155,16 +139,3 @@ def _words(text: str, english: bool) -> set[str]:
         elif not english or word not in _GRAMMAR:
             compared.add(word[:_PREFIX])
     return compared
-
-
-def _value(number: str) -> str:
-    """Return the value of a number, in a form that no word has."""
-    total, last = 0.0, 0.0
-    for part in _NUMBER_PART.finditer(number):
-        if part["digits"]:
-            last = float(part["digits"].replace(",", ""))
-        elif (scale := _SCALES.get(part.group(), 0)) > 100:
-            total, last = total + (last or 1) * scale, 0
-        else:
-            last = (last or 1) * scale if scale else last + _VALUES[part.group()]
-    return f"{_NUMBER_SIGN}{total + last:.12g}"
