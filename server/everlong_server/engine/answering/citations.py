@@ -36,6 +36,8 @@ _NUMBER_SIGN = "#"
 """Start of a number as it is compared."""
 _LOWEST_NUMBER = 2
 """Number words below it stay words: "one" is more often a pronoun."""
+_SHORTEST = 2
+"""Words of a sentence that may be words of grammar alone: an answer can be "Will." or "In May."."""
 _PREFIX = 5
 """Letters by which words are compared, so that most inflections of a word are equal."""
 
@@ -49,8 +51,9 @@ _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
-_NUMBER = re.compile(r"(?<![^\W_])\d+(?:,\d{3}(?!\d))*(?:\.\d+)?")
-_GRAMMAR = STOP_WORDS | {"one"}
+# A number, not an ordinal ("2nd"), and the words such as "million" after it, which `alpha2digit` makes numbers of their own.
+_NUMBER = re.compile(r"(?<![^\W_])(\d+(?:,\d{3}(?!\d))*(?:\.\d+)?)((?: (?:100|1000|1000000|1000000000))*)(?![^\W_])")
+_GRAMMAR = {word[:_PREFIX] for word in STOP_WORDS} | {"one"}
 _NOT_ITS_OWN = re.compile(rf"^{_LIST_NUMBER}|\[\d{{1,2}}\]")  # numbers of a list's items and of sources
 
 
@@ -83,8 +86,11 @@ def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citati
     citations = []
     for start, end in _sentences(answer):
         sentence = _words(_NOT_ITS_OWN.sub("", answer[start:end]), english)
+        if english and (len(sentence) > _SHORTEST or sentence - _GRAMMAR):
+            sentence -= _GRAMMAR
         weights = {word: weight(word) for word in sentence}
-        for part in _supporting(weights, parts, about, _MIN_WEIGHT * rarest):
+        numbers = {word for word in sentence - asked if word.startswith(_NUMBER_SIGN)}
+        for part in _supporting(weights, numbers, parts, about, _MIN_WEIGHT * rarest):
             number, first, last = spans[part]
             passage = evidence[number]
             citations.append(
@@ -94,11 +100,12 @@ def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citati
 
 
 def _supporting(
-    weights: dict[str, float], parts: Sequence[set[str]], about: Sequence[float], least: float
+    weights: dict[str, float], numbers: set[str], parts: Sequence[set[str]], about: Sequence[float], least: float
 ) -> list[int]:
-    """Return the parts that support a sentence, best first: those that together have its words. None if too few have them.
+    """Return the parts that support a sentence, best first: those that together have its words; empty if too few have them.
 
-    `about`: how much each part is about the question. `least`: the weight of the words that each must add at least.
+    `weights`: of the words. `numbers`: those of the words that must all be there. `about`: how much each part is about the question.
+    `least`: the weight of the words that each must add at least.
     """
     total, missing, chosen = sum(weights.values()), set(weights), list[int]()
     while missing and len(chosen) < _MAX_PASSAGES:
@@ -109,8 +116,7 @@ def _supporting(
         chosen.append(max(close, key=about.__getitem__))
         missing -= parts[chosen[-1]]
     supported = total - sum(weights[word] for word in missing)
-    has_numbers = not any(word.startswith(_NUMBER_SIGN) for word in missing)
-    return chosen if has_numbers and supported >= _MIN_SUPPORT * total else []
+    return chosen if numbers.isdisjoint(missing) and supported >= _MIN_SUPPORT * total else []
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:
@@ -126,16 +132,21 @@ def _sentences(text: str) -> Iterator[tuple[int, int]]:
 def _words(text: str, english: bool) -> set[str]:
     """Return the words of a text as they are compared: pairs of characters for scripts without spaces.
 
-    Of English, the words without those of grammar, and numbers by their value: "46" and "forty-six" are equal.
+    Of English, numbers are compared by their value: "46" and "forty-six" are equal.
     """
     text, compared = text.casefold(), set[str]()
     if english:
         text = alpha2digit(text, "en", threshold=_LOWEST_NUMBER)
-        compared = {_NUMBER_SIGN + number.group().replace(",", "") for number in _NUMBER.finditer(text)}
+        compared = {_value(*number.groups()) for number in _NUMBER.finditer(text)}
         text = _NUMBER.sub(" ", text)
     for word in words(text):
         if _UNSPACED.fullmatch(word):
             compared |= {word[at : at + 2] for at in range(max(1, len(word) - 1))}
-        elif not english or word not in _GRAMMAR:
+        else:
             compared.add(word[:_PREFIX])
     return compared
+
+
+def _value(digits: str, scales: str) -> str:
+    """Return the value of a number and the scales after it, such as "1000" for "thousand", in a form that no word has."""
+    return f"{_NUMBER_SIGN}{math.prod(map(float, [digits.replace(',', ''), *scales.split()])):.12g}"

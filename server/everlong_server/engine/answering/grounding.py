@@ -52,7 +52,7 @@ _REFERRING_WORDS = {
 _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
 """A question with one of these can be about the conversation itself, which no document holds."""
 _ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
-"""A question with one of these asks the model for something, which no document holds either."""
+"""Such a question is a request to the model, not one about the documents."""
 _LATIN_END = 0x250
 """First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
 _QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")

@@ -29,8 +29,9 @@ from everlong_server.store.search.passages import Found, Passage, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.terms import words
 
-_REPEATED = 300
-"""Characters of the previous question and of its answer that are repeated, at most."""
+_REPEATED, _MOST_REPEATED = 300, 0.25
+"""Characters of the previous question and of its answer that are repeated, at most. If this takes a larger share of the evidence's tokens than
+0.25, nothing is repeated."""
 LINE_BREAK = "\n"
 """Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
 
@@ -69,7 +70,7 @@ def whole_template(overview: Overview) -> Template:
 
 
 def follow_up_template(template: Template, previous: Exchange) -> Template:
-    """Return the template for a question that refers to the one before it: it repeats `previous`, which the passages separate from the question."""
+    """Return the template for a question that refers to the one before it. It repeats `previous` below the passages."""
     asked, answered = (" ".join(text.split()) for text in previous)
     repeated = f"{asked[-_REPEATED:]}\nAnswer: {answered[:_REPEATED]}\nQuestion: "
     return replace(template, closing=template.closing + repeated)
@@ -125,8 +126,8 @@ class PromptBuilder:
         )
         found: list[Passage] | None = result.passages
         template = whole_template(result.overview) if result.overview and by_sentences else None
-        if by_sentences and query and query.message_start and previous:
-            template = follow_up_template(template or self._template, previous)
+        if query and previous and by_sentences:
+            template = await asyncio.to_thread(self._repeating, template, query, previous, recall)
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
@@ -139,7 +140,7 @@ class PromptBuilder:
             # A document was deleted. The memory still has it.
             found, lacks_answer, may_lack_answer = found or None, False, False
         elif query and not found and not lacks_answer and not has_history and _all_open(context):
-            found = await self._seen_anyway(context, documents, recall.passages)
+            found = await self._seen_anyway(context, recall.passages)
         # On a thread: this takes time in proportion to the message.
         return await asyncio.to_thread(
             build,
@@ -152,9 +153,12 @@ class PromptBuilder:
             template=template,
         )
 
-    async def _seen_anyway(self, context: TurnContext, documents: Sequence[str], limit: int) -> list[Passage]:
-        """Return the passages of texts that fit into the open segment, which the model sees whether or not the search finds them."""
-        text = self._engine.model.tokenizer.decode(list(context.session.snapshot.open))
+    async def _seen_anyway(self, context: TurnContext, limit: int) -> list[Passage]:
+        """Return the passages of the session's documents, which fit into the open segment. So the model sees them, whatever the search finds."""
+        text, documents = (
+            self._engine.model.tokenizer.decode(list(context.session.snapshot.open)),
+            context.session.documents,
+        )
         ranked = await self._passages.rank(documents, Query(text, dict.fromkeys(words(text), 1.0)), limit, rerank=False)
         return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(ranked, 1)]
 
@@ -173,17 +177,17 @@ class PromptBuilder:
         if context.unread:
             prompt_only = prompt_only and not context.session.messages
             *earlier, question, cut = context.unread
-            template, passages = self._template, paragraphs(answer.evidence[::-1], self._template.gap)
-            if template.gap is not None and len(earlier) > 1:
+            template, passages = None, paragraphs(answer.evidence[::-1], self._template.gap)
+            if self._template.gap is not None and len(earlier) > 1:
                 before = Exchange(earlier[-2].content, earlier[-1].content)
-                if (query := search_query(question.content, before.question)) and query.message_start:
-                    template = follow_up_template(template, before)
-            text = template.render(passages) if passages else ""
+                query = search_query(question.content, before.question)
+                template = self._repeating(None, query, before, recall) if query else None
+            text = (template or self._template).render(passages) if passages else ""
             unread = [*earlier, replace(question, content=text + question.content), cut]
             lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
         elif prompt_only := context.session.messages == 2 and (
-            (prompt_only and bool(reused)) or self._for_probe(asked, answer.evidence)
+            (prompt_only and bool(reused)) or self._hid_open(asked, answer.evidence)
         ):
             own = snapshot.position - (reused if context.read_before is None else context.read_before)
         elif searched:
@@ -211,8 +215,8 @@ class PromptBuilder:
         searched, found = found is not None, found or []
         window = memory.visible_tokens - memory.segment_length
         # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
-        # probe may judge the passages.
-        hides_open = window > 0 and (small_talk or self._for_probe(question, found))
+        # probe may judge the passages: it learnt from prompts that the model reads alone.
+        hides_open = window > 0 and (small_talk or may_lack_answer)
         keeps_tokens = bool(memory.kept_tokens(context.state)) or hides_open
         prompt_only = keeps_tokens and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
@@ -229,15 +233,29 @@ class PromptBuilder:
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
         visible, own_before = RECENT_TOKENS if searched else None, 0 if prompt_only else None
-        # The probe learnt from prompts with passages, which the model read alone.
         alone = prompt_only or not context.session.snapshot.position
         may_lack_answer = may_lack_answer and alone and bool(text) and template is INSTRUCT
         fallback = [*lead, *tokenizer.encode(template.nothing), *message] if may_lack_answer else None
         return Prompt(tokens, evidence, visible, own_before, question, fallback)
 
-    def _for_probe(self, question: str, passages: Sequence[Passage]) -> bool:
-        """Return whether the model's probe may judge passages for a first question. It learnt from prompts that the model reads alone."""
-        return self._engine.model.probe is not None and bool(passages) and asks_for_fact(question)
+    def _hid_open(self, question: str, evidence: Sequence[Passage]) -> bool:
+        """Return whether the answer to the first question was made without the open segment, as `build` decides it."""
+        memory, judged = self._engine.model.memory, self._engine.model.probe is not None and bool(evidence)
+        without = search_query(question, None) is None or (judged and asks_for_fact(question))
+        return memory.visible_tokens > memory.segment_length and without
+
+    def _repeating(
+        self, template: Template | None, query: Query, previous: Exchange, recall: Recall
+    ) -> Template | None:
+        """Return a template that repeats `previous`, if the query refers to it; otherwise `template`.
+
+        Nothing is repeated if that takes more than a share `_MOST_REPEATED` of the evidence's tokens.
+        """
+        plain = template or self._template
+        repeating = follow_up_template(plain, previous)
+        more = self._count(repeating.closing) - self._count(plain.closing)
+        refers = query.message_start > 0 and bool(previous.answer)
+        return repeating if refers and more <= _MOST_REPEATED * recall.tokens else template
 
     def _select(
         self,

@@ -25,7 +25,7 @@ class Exchange(NamedTuple):
 class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
-    `previous`: the user message before it and its answer. `commit`: stores the message, its answer and the snapshot after it.
+    `previous`: the user message before it and its answer; with `continued`, the exchange that is extended. `commit`: stores the message, its answer and the snapshot after it.
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
     extended instead of answering a message, `last` the tokens of it that the model reads once more, `added` the text that follows it before
     anything is generated, and `read_before` the number of tokens that the session had read before its first message; None if it is not known.

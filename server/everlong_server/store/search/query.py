@@ -14,7 +14,7 @@ class Query:
 
     `asks`: it is a question. A remark is searched for more strictly, since it may be small talk. `everyday`: it
     has no other words, like "How are you?". `message_start`: where the message begins in `text`, behind the question before it.
-    `alone`: the message, if there is a question before it in `text` and it has words of its own.
+    `alone`: the message without the question before it. None if `text` has no such question, or the message has no words of its own to search for.
     """
 
     text: str

@@ -68,7 +68,16 @@ def test_words_of_the_question_support_nothing() -> None:
 LEASE = "The landlord keeps the roof in repair. The term is forty-six months. "
 TENANT = "After it, the tenant may end the tenancy with two months' notice in writing."
 LANDLORD = "The landlord must give three months' notice."
-TERMS = [Passage("doc", 0, 500, 0, 0, f"{LEASE}{TENANT} {LANDLORD} The rent is 1,200 euros for one room.")]
+TERMS = [
+    Passage(
+        "doc",
+        0,
+        500,
+        0,
+        0,
+        f"{LEASE}{TENANT} {LANDLORD} The rent is 1,200 euros for one room. The deposit is two million dollars.",
+    )
+]
 
 
 def test_words_of_grammar_support_nothing() -> None:
@@ -96,12 +105,30 @@ def test_words_of_grammar_of_other_languages_are_compared() -> None:
         ("The rent is one thousand two hundred euros.", "The rent is 1,200 euros for one room."),
         ("The rent is 1200 euros.", "The rent is 1,200 euros for one room."),
         ("The rent is twelve hundred euros for a room.", "The rent is 1,200 euros for one room."),
+        ("The deposit is 2 million dollars.", "The deposit is two million dollars."),
+        ("The deposit is 2.0 million dollars.", "The deposit is two million dollars."),
+        ("The deposit is 3 million dollars.", None),
         ("No one keeps the landlord's roof in repair.", "The landlord keeps the roof in repair."),
         ("One of the landlords must give notice.", LANDLORD),
     ],
 )
 def test_the_numbers_of_a_sentence_are_in_its_part(sentence: str, part: str | None) -> None:
     assert cited("What about it?", sentence, TERMS) == ([] if part is None else [(sentence, 0, part)])
+
+
+def test_a_number_of_the_question_need_not_be_in_the_part() -> None:
+    part = "Twelve of them are new and painted blue."
+    sentence = "Of the 46 boats, 12 are new and painted blue."
+    evidence = [Passage("doc", 0, len(part), 0, 0, part)]
+    assert cited("How many of the 46 boats are new?", sentence, evidence) == [(sentence, 0, part)]
+    assert cited("How many boats are new?", sentence, evidence) == []
+
+
+@pytest.mark.parametrize("answer", ["Will.", "In May."])
+def test_an_answer_of_everyday_words_alone(answer: str) -> None:
+    part = "In May, Will rows the new boat."
+    evidence = [Passage("doc", 0, len(part), 0, 0, part)]
+    assert cited("Who, and when?", answer, evidence) == [(answer, 0, part)]
 
 
 def test_a_number_may_be_in_another_cited_part() -> None:

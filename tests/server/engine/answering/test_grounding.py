@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import unicodedata
 from dataclasses import replace
@@ -35,7 +36,7 @@ from everlong_server.engine.answering.prompt import (
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.store.records import Session
 from everlong_server.store.search.overview import Overview
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.passages import Found, Passage
 from everlong_server.store.search.splitting import split
 from everlong_server.store.snapshot import Snapshot
 from tests.tinymodel import NOVEL, STORY, make_model
@@ -299,6 +300,31 @@ def test_a_follow_up_repeats_the_question_and_answer_before_it() -> None:
     assert text.endswith("\nQuestion: ")
     assert len(text) < len(INSTRUCT.render(["A passage."])) + 400
     assert template.render([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "answer", "tokens", "repeats"),
+    [
+        ("Why?", "She slept.", 800, True),
+        ("Why?", "She slept.", 40, False),
+        ("Why?", "", 800, False),
+        ("Which ships sank in the storm of May?", "She slept.", 800, False),
+    ],
+)
+def test_a_question_is_repeated_if_the_message_refers_to_it_and_there_is_room(
+    model: Path, message: str, answer: str, tokens: int, repeats: bool
+) -> None:
+    engine = SimpleNamespace(model=load_model(str(model), models_dir=model.parent))
+    found = Found(passages_of(ALICE)[4:6])
+    passages = SimpleNamespace(find=AsyncMock(return_value=found))
+    prompts = PromptBuilder(engine, passages, INSTRUCT)  # type: ignore[arg-type]
+    session = Session("", "", "", ("doc",), Snapshot(position=40), 2)
+    state = engine.model.memory.initial_state(1)
+    context = TurnContext(session, state, (), Exchange("Who did not see the queen?", answer), AsyncMock())
+    prompt = asyncio.run(prompts.prompt(context, message, Recall(16, tokens)))
+    said = engine.model.tokenizer.decode(prompt.tokens, skip_special=False)
+    assert ("Who did not see the queen?\nAnswer: She slept.\nQuestion: Why?" in said) is repeats
+    assert said.count("Who did not see the queen?") == repeats
 
 
 @pytest.mark.parametrize(
