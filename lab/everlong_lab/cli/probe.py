@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option, Typer
+from typer import Argument, Option, Typer
 
-from everlong_lab.cli.common import Device, LabelledFile, MoreData, Seed, TextFolders, Threads, load, reported, writable
+from everlong_lab.cli.common import Device, MoreData, Seed, Threads, load, reported, writable
 from everlong_server.cli.common import ModelsDir, err, fail
 
 train_probe = Typer(add_completion=False)
@@ -15,13 +15,24 @@ train_probe = Typer(add_completion=False)
 
 @train_probe.command()
 def _train_probe(
-    file: LabelledFile,
-    texts: TextFolders,
+    *,
+    file: Annotated[
+        Path | None,
+        Argument(
+            help="Also JSON lines of questions: text, q, a and quote, as in docs/research/data.md. Default: only the packaged short texts.",
+            metavar="[FILE]",
+        ),
+    ] = None,
+    texts: Annotated[
+        list[Path] | None, Option(help="Find the texts of FILE in this folder. Repeat it for more folders.")
+    ] = None,
     to: Annotated[Path, Option("--out", callback=writable, help="Write the probe to this file.")],
     model: Annotated[
         str, Option(help="Train a probe of this model. It needs the memory window.")
     ] = "qwen2.5-coder-1.5b-reader",
     data: MoreData = None,
+    short: Annotated[bool, Option("--short/--no-short", help="Whether to use the packaged short texts.")] = True,
+    extend: Annotated[bool, Option("--extend", help="Begin with the model's own probe, and stay near to it.")] = False,
     questions: Annotated[
         int,
         Option(
@@ -63,6 +74,10 @@ def _train_probe(
     layers: int = loaded.memory.backbone.layers  # type: ignore[union-attr, assignment]
     if layer >= layers:
         raise fail(f"--layer {layer}: must be below {layers}, the number of layers of {model}")
+    if extend and loaded.probe is None:
+        raise fail(f"--extend: {model} has no probe")
+    if extend and loaded.probe is not None and loaded.probe.layer != layer:
+        raise fail(f"--layer {layer}: the probe of {model} has the layer {loaded.probe.layer}")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with reported(OSError), Progress(*columns, console=err) as bar:
         shown = bar.add_task("", total=1.0)
@@ -71,10 +86,11 @@ def _train_probe(
             bar.update(shown, description=what[:60], completed=done)
 
         passages = Settings.model_fields["recall_passages"].default
-        plan = ProbePromptsPlan(file, texts, data, questions, passages, seed)
+        plan = ProbePromptsPlan(file, texts or [], data, questions, passages, seed, short)
         prompts = make_prompts(plan, lambda text: len(loaded.tokenizer.encode(text)), embedder, progress)
         values = values_of(loaded, prompts, layer, progress)
-        quality = ProbeTraining(prompts, values, wrongly=wrongly, seed=seed).save(layer, to)
+        start = loaded.probe if extend else None
+        quality = ProbeTraining(prompts, values, wrongly=wrongly, start=start, seed=seed).save(layer, to)
     err.print(
         f"{len(prompts):,} prompts. For texts that the probe did not learn from: area under the ROC curve {quality.area:.3f}; it declines "
         f"{quality.declined:.0%} of the questions without an answer, and {quality.wrongly:.1%} of those with one"

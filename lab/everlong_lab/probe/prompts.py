@@ -2,12 +2,15 @@
 
 Documents are stretches of texts, of different lengths, around the words that tell an answer. Passages lack an answer because those that tell it
 were taken out, because the question is about another text, or because people wrote it so (SQuAD 2.0). Requests that no passage answers, such as "Can
-you write a poem about this?", count as if the passages held the answer: a model should not decline them.
+you write a poem about this?", count as if the passages held the answer: a model should not decline them. The packaged short texts
+(`short-texts.jsonl.xz`) are documents as they are, with questions that they answer and that they do not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import lzma
 import math
 import random
 import re
@@ -51,15 +54,30 @@ class LabelledPrompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbePromptsPlan:
-    """`file`: questions; `folders`: where their texts are. `data`: the folder of data sets; None uses none. `most`: number of questions from
+    """`file`: questions, or None; `folders`: where their texts are. `short`: use the packaged short texts, too. `data`: the folder of data sets; None uses none. `most`: number of questions from
     each of the file and the data sets, at most. `passages`: how many the search finds."""
 
-    file: Path
+    file: Path | None
     folders: Sequence[Path]
     data: Path | None
     most: int
     passages: int
     seed: int = 0
+    short: bool = False
+
+
+class ShortText(NamedTuple):
+    """A text, questions that it answers, and questions that it does not answer."""
+
+    text: str
+    holds: Sequence[str]
+    lacks: Sequence[str]
+
+
+def short_texts() -> list[ShortText]:
+    """Return the packaged short texts."""
+    packed = files("everlong_lab.corpora").joinpath("short-texts.jsonl.xz").read_bytes()
+    return [ShortText(**json.loads(line)) for line in lzma.decompress(packed).decode().splitlines()]
 
 
 class _Stretch(NamedTuple):
@@ -75,21 +93,21 @@ def make_prompts(
 ) -> list[LabelledPrompt]:
     """Return the prompts. `count` returns the number of tokens of a text. Raises `DataError`, also if one kind of prompt is missing."""
     rng = random.Random(plan.seed)  # noqa: S311 - for samples
-    stretches = list(_stretches(plan, rng))
+    stretches = [] if plan.file is None else list(_stretches(plan, plan.file, rng))
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
         made = asyncio.run(_Writer(plan, corpus, count, rng).prompts(stretches, progress))
     if len({prompt.holds for prompt in made}) < 2:
         raise DataError(
-            f"{plan.file}: prompts with and without the answer are needed; {len(made)} of one kind were made"
+            f"{plan.file or 'the packaged short texts'}: prompts with and without the answer are needed; {len(made)} of one kind were made"
         )
     return made
 
 
-def _stretches(plan: ProbePromptsPlan, rng: random.Random) -> Iterator[_Stretch]:
+def _stretches(plan: ProbePromptsPlan, file: Path, rng: random.Random) -> Iterator[_Stretch]:
     """Yield a document for each chosen question of the file, then of the data sets."""
-    texts = texts_of(plan.file, plan.folders)
-    groups = [[(texts[one.text], one) for one in questions(plan.file, texts) if one.spans]]
+    texts = texts_of(file, plan.folders)
+    groups = [[(texts[one.text], one) for one in questions(file, texts) if one.spans]]
     for name, most in DATA_SETS.items() if plan.data is not None else ():
         sources = read(plan.data or Path(), name, "train")[:most]
         groups.append([(text, one) for _, text, asked in of_sources(sources) for one in asked])
@@ -136,7 +154,23 @@ class _Writer:
             await self._corpus.passages.ensure_vectors(document)
             made += await self._about(stretch, document, stretches)
             await self._corpus.remove(document)
+        made += await self._about_short_texts(progress) if self._plan.short else []
         return [prompt for prompt in made if prompt is not None]
+
+    async def _about_short_texts(self, progress: Progress) -> list[LabelledPrompt | None]:
+        """Return the prompts about the packaged short texts."""
+        made, texts = list[LabelledPrompt | None](), short_texts()
+        for n, short in enumerate(texts):
+            source = f"short text {n + 1}"
+            progress(f"searching {source}", n / len(texts))
+            document = await self._corpus.put(short.text, source)
+            await self._corpus.passages.ensure_vectors(document)
+            for holds, asked in ((True, short.holds), (False, short.lacks)):
+                for question in asked:
+                    stretch = _Stretch(source, short.text, LabelledQuestion(source, question, ()))
+                    made.append(await self._prompt(stretch, document, question, holds=holds))
+            await self._corpus.remove(document)
+        return made
 
     async def _about(
         self, stretch: _Stretch, document: Document, stretches: Sequence[_Stretch]

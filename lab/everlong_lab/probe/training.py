@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from everlong_lab.eval.answer_scores import missing
 from everlong_lab.eval.questions import Progress
 from everlong_lab.probe.prompts import LabelledPrompt
-from everlong_models import Backbone, Model
+from everlong_models import AnswerProbe, Backbone, Model
 from everlong_models.errors import DataError
 
 try:  # before prompts are read for half an hour
@@ -26,7 +26,7 @@ except ImportError as error:
 
 _FOLDS = 8
 _DECAY = 0.01
-"""Weight of the squared weights in the loss, for values of mean 0 and deviation 1."""
+"""Weight of the squared distance from the first weights in the loss, for values of mean 0 and deviation 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,18 @@ def values_of(model: Model, prompts: Sequence[LabelledPrompt], layer: int, progr
 class ProbeTraining:
     """Fits a probe. `values` (N, kv heads, head dim) of the prompts. Raises `DataError` for prompts of fewer than two texts."""
 
-    def __init__(self, prompts: Sequence[LabelledPrompt], values: Tensor, *, wrongly: float, seed: int = 0) -> None:
-        """`wrongly`: the share of the prompts with an answer that may be declined."""
+    def __init__(
+        self,
+        prompts: Sequence[LabelledPrompt],
+        values: Tensor,
+        *,
+        wrongly: float,
+        start: AnswerProbe | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`wrongly`: the share of the prompts with an answer that may be declined. `start`: an earlier probe, which the new one stays near to."""
         self._values, self._wrongly = values, wrongly
+        self._start = (torch.zeros(values[0].numel()), 0.0) if start is None else (start.weight.flatten(), start.bias)
         self._holds = torch.tensor([prompt.holds for prompt in prompts])
         sources = sorted({prompt.source for prompt in prompts})
         if len(sources) < 2:
@@ -74,7 +83,7 @@ class ProbeTraining:
         scores = torch.empty(len(self._values))
         for fold in self._fold.unique():
             held_out = self._fold == fold
-            weight, bias = _regress(self._values[~held_out].flatten(1), self._holds[~held_out])
+            weight, bias = _regress(self._values[~held_out].flatten(1), self._holds[~held_out], *self._start)
             scores[held_out] = self._values[held_out].flatten(1) @ weight + bias
         limit = float(scores[self._holds].quantile(self._wrongly, interpolation="lower"))
         quality = ProbeQuality(
@@ -82,7 +91,7 @@ class ProbeTraining:
             float((scores[~self._holds] < limit).float().mean()),
             float((scores[self._holds] < limit).float().mean()),
         )
-        weight, bias = _regress(self._values.flatten(1), self._holds)
+        weight, bias = _regress(self._values.flatten(1), self._holds, *self._start)
         return weight.view(self._values.shape[1:]), bias - limit, quality
 
     def save(self, layer: int, file: Path) -> ProbeQuality:
@@ -98,17 +107,20 @@ def area(scores: Tensor, holds: Tensor) -> float:
     return float(binary_auroc(scores.double().sigmoid(), holds.int()))  # it takes probabilities
 
 
-def _regress(values: Tensor, holds: Tensor) -> tuple[Tensor, float]:
-    """Return weight (D,) and bias of a logistic regression of `holds` (N,) on `values` (N, D)."""
+def _regress(values: Tensor, holds: Tensor, start: Tensor, start_bias: float) -> tuple[Tensor, float]:
+    """Return weight (D,) and bias of a logistic regression of `holds` (N,) on `values` (N, D), with the weight near to `start` (D,)."""
     mean, deviation = values.mean(0), values.std(0).clamp_min(1e-6)
     inputs, targets = ((values - mean) / deviation).double(), holds.double()
-    parameters = torch.zeros(values.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    first = torch.cat(
+        [start * deviation, (start @ mean + start_bias).view(1)]
+    ).double()  # the same for inputs of mean 0 and deviation 1
+    parameters = first.clone().requires_grad_(True)
     solver = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         solver.zero_grad()
         scores = inputs @ parameters[:-1] + parameters[-1]
-        total = F.binary_cross_entropy_with_logits(scores, targets) + _DECAY * parameters[:-1].square().sum()
+        total = F.binary_cross_entropy_with_logits(scores, targets) + _DECAY * (parameters - first)[:-1].square().sum()
         total.backward()
         return total
 
