@@ -59,7 +59,7 @@ def settled(page: Page, place: str) -> None:
     elif "doc_" in place:
         expect(page.locator(".reader .words")).to_be_visible()
         if "-" in place:
-            expect(page.locator("mark")).to_be_in_viewport()
+            expect(page.locator(".reader mark")).to_be_in_viewport()
     if place.startswith("ses_"):
         expect(page.locator(".usage").first).to_be_attached()
     else:

@@ -284,3 +284,19 @@ def test_a_passage_is_shown_from_its_cited_part_on(tab: Tab, server: Server, tal
     expect(card.locator("mark")).to_have_text("Banks lend.")
     expect(card.locator(".note")).to_have_text("at 50%")
     expect(tab.page.locator(".citation a")).to_have_attribute("title", "c-bank.txt: Banks lend.")
+
+
+def test_all_cited_parts_of_a_passage_are_marked(tab: Tab, server: Server, talk: str) -> None:
+    """The card begins with the first part in the text, also if a later part is cited first, and two parts overlap."""
+    (_, stored) = server.http.get(f"/v1/sessions/{talk}/messages").json()["data"]
+    document = stored["evidence"][0]["document"]
+    passage = {"document": document, "start": 0, "end": 46, "start_byte": 0, "end_byte": 47, "score": 1}
+    passage |= {"text": "Cats é sleep. Banks lend. Dogs bark. So it is."}
+    cited = {"start": 0, "end": 5, "evidence": 0, "document": document, "filename": "a"}
+    spans = [(26, 30), (14, 19), (28, 36)]
+    citations = [cited | {"document_start": start, "document_end": end} for start, end in spans]
+    show(tab.page, "Lend.", evidence=[passage], citations=citations)
+    card = tab.open(talk).locator(".evidence a")
+    expect(card.locator(".snippet")).to_have_text("… Banks lend. Dogs bark. So it is.")
+    expect(card.locator("mark")).to_have_text(["Banks", "Dogs", " bark."])
+    expect(card).to_have_attribute("href", re.compile("/15-20$"))

@@ -47,16 +47,16 @@ def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     first = message["evidence"][0]
 
     answer.locator(".evidence a").first.click()
-    expect(page.locator("mark")).to_be_in_viewport()
-    assert page.locator("mark").text_content() == first["text"]
+    expect(page.locator(".reader mark")).to_be_in_viewport()
+    assert page.locator(".reader mark").text_content() == first["text"]
     page.reload()
-    expect(page.locator("mark")).to_be_in_viewport()
+    expect(page.locator(".reader mark")).to_be_in_viewport()
     expect(page.locator(".usage")).to_have_count(1)
     assert page.locator(".answer > .words").text_content() == message["content"].strip()
     page.get_by_role("button", name="Close the text").click()
-    expect(page.locator("mark")).to_have_count(0)
+    expect(page.locator(".reader mark")).to_have_count(0)
     page.go_back()
-    expect(page.locator("mark")).to_be_in_viewport()
+    expect(page.locator(".reader mark")).to_be_in_viewport()
 
 
 def test_an_answer_says_what_it_rests_on(tab: Tab, server: Server, talk: str) -> None:

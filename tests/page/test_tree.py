@@ -86,7 +86,7 @@ def test_the_picture_opens_at_the_page_of_the_cited_sentence(tab: Tab, server: S
     assert (answer["evidence"][0]["page"], citation["page"]) == (1, 2)
     page = tab.open(session)
     page.locator(".citation a").first.click()
-    expect(page.locator("mark")).to_have_text(words)
+    expect(page.locator(".reader mark")).to_have_text(words)
     with page.expect_response(re.compile(r"/pages/2\.png.*start_byte=")) as drawn:
         page.get_by_role("button", name="Page 2").click()
     expect(page.get_by_role("img", name="Page 2 of queen.pdf, with the passage marked")).to_be_visible()
@@ -108,14 +108,14 @@ def test_the_page_of_a_pdf_is_shown_with_the_passage_marked(tab: Tab, server: Se
     evidence = page.locator(".evidence a").filter(has_text="Red Queen").first
     expect(evidence).to_contain_text("page 1")  # the passage begins there
     evidence.click()
-    expect(page.locator("mark")).to_be_in_viewport()
+    expect(page.locator(".reader mark")).to_be_in_viewport()
     page.get_by_role("button", name="Page 1").click()
     expect(page.get_by_role("img", name=re.compile("Page 1 of queen.pdf"))).to_be_visible()
     page.get_by_role("button", name="Page after").click()
     picture = page.get_by_role("img", name=re.compile("Page 2 of queen.pdf"))
     expect(picture).to_be_in_viewport()
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1000
-    expect(page.locator("mark")).not_to_be_visible()
+    expect(page.locator(".reader mark")).not_to_be_visible()
     after = page.get_by_role("button", name="Page after")
     after.click()  # there is no third page
     expect(page.locator(".pages")).to_contain_text("Page 2, the last")
@@ -124,7 +124,7 @@ def test_the_page_of_a_pdf_is_shown_with_the_passage_marked(tab: Tab, server: Se
     page.get_by_role("button", name="Enlarge").click()
     assert picture.evaluate("image => image.clientWidth") > 900
     page.get_by_role("button", name="Text", exact=True).click()
-    expect(page.locator("mark")).to_be_visible()
+    expect(page.locator(".reader mark")).to_be_visible()
     tab.errors = [error for error in tab.errors if "404" not in error]
     page.goto(f"{server.url}/#/{made['id']}")  # without a passage, its pages are shown from the first one
     page.get_by_role("button", name="Page 1").click()

@@ -1,5 +1,6 @@
 /** The list of passages under an answer. */
 import type { Citation, Evidence } from "everlong-client";
+import { Fragment } from "preact";
 import { useState } from "preact/hooks";
 import { rememberOpener } from "../lib/focus.js";
 import { percent, plural } from "../lib/format.js";
@@ -24,14 +25,15 @@ export function Passages({ evidence, citations = [] }: { evidence: readonly Evid
         {shown.map(([passage, n]) => {
           const name = nameOf(passage.document);
           const bytes = documents.value.get(passage.document)?.bytes;
-          const cite = citations?.find((citation) => citation.evidence === n);
+          const cites = (citations ?? []).filter((citation) => citation.evidence === n).sort((a, b) => a.document_start - b.document_start);
+          const [cite] = cites;
           const [page, section] = [cite?.page ?? passage.page, cite?.section ?? passage.section];
-          const start = cite ? citedPart(cite, passage)[0] : passage.start_byte;
-          const here = panel?.kind === "text" && panel.document === passage.document && panel.start === passage.start_byte;
+          const [start, end] = cite ? citedPart(cite, passage) : [passage.start_byte, passage.end_byte];
+          const here = panel?.kind === "text" && panel.document === passage.document && panel.start === start;
           return (
             <li key={`${passage.document}${passage.start}`}>
               <a
-                href={hrefTo({ panel: { kind: "text", document: passage.document, start: passage.start_byte, end: passage.end_byte } })}
+                href={hrefTo({ panel: { kind: "text", document: passage.document, start, end } })}
                 onClick={(event) => rememberOpener(event.currentTarget)}
                 aria-current={here ? "true" : undefined}
                 aria-label={`Evidence ${n + 1}, ${name}: ${passage.text.slice(0, 120)}`}
@@ -39,7 +41,7 @@ export function Passages({ evidence, citations = [] }: { evidence: readonly Evid
                 <span class="number">{n + 1}</span>
                 <span class="snippet">
                   {section && <b>{section} · </b>}
-                  {cite ? <Cited passage={passage} citation={cite} /> : passage.text}
+                  {cite ? <Cited passage={passage} citations={cites} /> : passage.text}
                 </span>
                 <span class="note">
                   {several && <span class="title">{name}</span>}
@@ -59,15 +61,27 @@ export function Passages({ evidence, citations = [] }: { evidence: readonly Evid
   );
 }
 
-/** A passage from its cited part on, which is marked. */
-function Cited({ passage, citation }: { passage: Evidence; citation: Citation }) {
+/** A passage from its first cited part on. Its cited parts are marked. `citations`: those of the passage, in the order of its text. */
+function Cited({ passage, citations }: { passage: Evidence; citations: readonly Citation[] }) {
   const letters = [...passage.text];
-  const [from, to] = [citation.document_start - passage.start, citation.document_end - passage.start];
+  const text = (from: number, to?: number) => letters.slice(from, to).join("");
+  const first = (citations[0]?.document_start ?? passage.start) - passage.start;
+  let shown = first;
+  const marked = citations.map((citation, n) => {
+    const [before, from] = [shown, Math.max(shown, citation.document_start - passage.start)];
+    shown = Math.max(from, citation.document_end - passage.start);
+    return (
+      <Fragment key={n}>
+        {text(before, from)}
+        {shown > from && <mark>{text(from, shown)}</mark>}
+      </Fragment>
+    );
+  });
   return (
     <>
-      {from > 0 && "… "}
-      <mark>{letters.slice(from, to).join("")}</mark>
-      {letters.slice(to).join("")}
+      {first > 0 && "… "}
+      {marked}
+      {text(shown)}
     </>
   );
 }
