@@ -19,7 +19,7 @@ from tests.process import Server
 from tests.tinymodel import NOVEL, STORY
 
 ADDRESS = "http://127.0.0.1:8080"
-PLACEHOLDERS = {"doc_…": r'"(doc_\w+)"', "ses_…": r'"(ses_\w+)"', "revoke ID": r"^key (\w+) of"}
+PLACEHOLDERS = {"doc_…": r"\b(doc_[0-9a-f]{32})\b", "ses_…": r"\b(ses_[0-9a-f]{32})\b", "revoke ID": r"^key (\w+) of"}
 """Placeholders that pages use for an id printed by an earlier command, and the pattern that finds this id in its output."""
 
 

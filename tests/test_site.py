@@ -168,7 +168,11 @@ def check_command(arguments: list[str]) -> None:
     command: Any = typer.main.get_command(server[name].load() if name in server else app)
     if name not in server:
         rest = arguments
-    while rest and (isinstance(command, click.Group) or hasattr(command, "commands")):
+    while isinstance(command, click.Group) or hasattr(command, "commands"):
+        if not rest and command.invoke_without_command:
+            break
+        if not rest:
+            raise click.UsageError(f"no command after {name!r}")
         if rest[0] not in command.commands:
             raise click.UsageError(f"no command {rest[0]!r}")
         command, rest = command.commands[rest[0]], rest[1:]
@@ -180,7 +184,7 @@ def test_commands_of_the_documentation_exist(page: str, line: str) -> None:
     check_command(shlex.split(line))
 
 
-@pytest.mark.parametrize("wrong", ["chat --ulr X", "eval fact X", "train --ouf X", "eval language X --texts"])
+@pytest.mark.parametrize("wrong", ["keys", "chat --ulr X", "eval fact X", "train --ouf X", "eval language X --texts"])
 def test_wrong_commands_are_detected(wrong: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no such option|no command|requires an argument"):
         check_command(shlex.split(wrong))

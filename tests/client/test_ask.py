@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 from everlong_client.cli.main import app
 from everlong_client.cli.originals import Originals
 from everlong_client.cli.status import Status
+from everlong_client.client import Documents
+from everlong_client.errors import APIConnectionError
 from everlong_client.types.document import Document
 from everlong_client.types.model import Model
 from tests.client.fake_server import ANSWER, Fake, FakeServer
@@ -81,11 +83,42 @@ def test_chat_shows_the_sources_as_ask_does(run: Run, fake: Fake, book: Path, ci
     assert "found no passage" not in run("chat", input="Who?").stderr, "there is no document to search"
 
 
-def test_an_answer_from_many_passages_names_the_first_places(run: Run, book: Path, cited: dict):
+def test_chat_survives_a_name_that_cannot_be_fetched(
+    run: Run, book: Path, cited: dict, monkeypatch: pytest.MonkeyPatch
+):
+    """It knows the names of the files that it has uploaded."""
+    run("ingest", book)
+
+    def fail(*_: object) -> None:
+        raise APIConnectionError("no response")
+
+    monkeypatch.setattr(Documents, "get", fail)
+    cited["citations"] = []
+    result = run("chat", "--document", "doc_1", input="Who?\nWhere?\n")
+    assert (result.exit_code, result.stdout) == (0, f"{ANSWER}\n{ANSWER}\n")
+    assert "the model was shown doc_1" in result.stderr.splitlines()
+    cited["evidence"][0] |= {"document": "doc_2", "page": 7}
+    assert "the model was shown book.txt, page 7" in run("chat", book, input="Who?").stderr.splitlines()
+
+
+def test_an_answer_from_many_passages_names_the_first_places(
+    run: Run, book: Path, cited: dict, monkeypatch: pytest.MonkeyPatch
+):
     passage = cited["evidence"][0]
     cited |= {"evidence": [passage | {"page": page} for page in (1, 1, 2, 3, 4, 5, 6, 7)], "citations": []}
     places = "; ".join(f"book.txt, page {page}" for page in range(1, 6))
-    assert run("ask", book, "Who?").stderr.splitlines()[-1] == f"the model was shown {places}; and 2 more"
+    assert run("ask", book, "Who?").stderr.splitlines()[-1] == f"the model was shown {places}; and 2 more passages"
+    found: list[int] = []
+
+    def line(self: Originals, document: str, start_byte: int, text: str) -> int:
+        found.append(start_byte)
+        return start_byte
+
+    monkeypatch.setattr(Originals, "line", line)
+    cited["evidence"] = [passage | {"start_byte": n} for n in range(1, 7)]
+    shown = run("ask", book, "Who?").stderr.splitlines()[-1]
+    assert shown == f"the model was shown {places.replace('page', 'line')}; and 1 more passage"
+    assert found == [1, 2, 3, 4, 5], "no line is looked for that is not shown"
 
 
 @pytest.mark.parametrize("command", ["ask", "chat"])
@@ -116,10 +149,10 @@ def test_json(run: Run, book: Path, cited: dict):
 
 def test_what_is_kept(run: Run, fake: Fake, server: FakeServer, book: Path):
     kept = run("ask", "--json", "--keep", book, "Who?")
-    assert kept.stderr.splitlines()[-2:] == [
+    assert kept.stderr.splitlines()[-3:] == [
         f"to continue: everlong chat --session ses_1 --url {server.url}",
-        f"to delete what stays on the server: everlong sessions delete ses_1 --url {server.url} && "
-        f"everlong documents delete doc_1 --url {server.url}",
+        f"to delete the sessions that stay on the server: everlong sessions delete ses_1 --url {server.url}",
+        f"to delete the documents that stay on the server: everlong documents delete doc_1 --url {server.url}",
     ]
     answer = json.loads(kept.stdout)
     assert (answer["documents"], answer["session"]) == (["doc_1"], "ses_1")

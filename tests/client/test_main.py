@@ -59,8 +59,8 @@ def test_ingest_the_files_of_an_archive(run: Run, book: Path):
     assert (result.exit_code, result.stdout) == (1, "doc_1\ndoc_3\n")
     assert "all.zip: b.bin: it was left out\n" in result.stderr
     assert "reading two.txt: 100 %" in result.stderr
-    assert "one.txt: doc_1\n" in result.stderr
-    assert "two.txt: doc_3\n" in result.stderr
+    assert f"{archive}: one.txt: doc_1\n" in result.stderr
+    assert f"{archive}: two.txt: doc_3\n" in result.stderr
     assert "error: broken: doc_2 could not be read" in result.stderr
 
 
@@ -70,10 +70,18 @@ def test_ingest_many(run: Run, fake: Fake, book: Path):
     result = run("ingest", book, other)
     assert result.stdout == "doc_1\ndoc_2\n"
     assert [line for line in result.stderr.splitlines() if "doc_" in line] == [
-        "book.txt: doc_1",
-        "other [1].txt: doc_2",
+        f"{book}: doc_1",
+        f"{other}: doc_2",
     ]
     assert [document["filename"] for document in fake.documents.values()] == ["book.txt", "other [1].txt"]
+
+
+def test_ingest_tells_files_of_the_same_name_apart(run: Run, book: Path):
+    other = book.parent / "other" / book.name
+    other.parent.mkdir()
+    other.write_text("x")
+    lines = run("ingest", book, other).stderr.splitlines()
+    assert [line for line in lines if "doc_" in line] == [f"{book}: doc_1", f"{other}: doc_2"]
 
 
 def test_ingest_continues_after_a_refused_file(run: Run, fake: Fake, book: Path):
@@ -168,10 +176,10 @@ def test_chat_through_a_pipe(run: Run, server: FakeServer, book: Path):
     sampling = {"max_tokens": 9, "temperature": 0.0}
     assert server.fake.questions == [{"content": "Who?", **sampling}, {"content": "Where?", **sampling}]
     assert server.fake.sessions["ses_1"]["documents"] == ["doc_1"]
-    assert result.stderr.splitlines()[-2:] == [
+    assert result.stderr.splitlines()[-3:] == [
         f"to continue: everlong chat --session ses_1 --url {server.url}",
-        f"to delete what stays on the server: everlong sessions delete ses_1 --url {server.url} && "
-        f"everlong documents delete doc_1 --url {server.url}",
+        f"to delete the sessions that stay on the server: everlong sessions delete ses_1 --url {server.url}",
+        f"to delete the documents that stay on the server: everlong documents delete doc_1 --url {server.url}",
     ]
 
 
@@ -189,13 +197,13 @@ def test_chat_names_what_it_has_left(run: Run, fake: Fake, server: FakeServer, b
     result = run("chat", book, bad, input="Who?")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        f"to delete what stays on the server: everlong documents delete doc_1 doc_2 --url {server.url}"
+        f"to delete the documents that stay on the server: everlong documents delete doc_1 doc_2 --url {server.url}"
     )
     fake.session([])
     assert "to delete" not in run("chat", "--session", "ses_1", input="Who?").stderr
     result = run("chat", "--session", "ses_1", input="/fork\n/new\n")
     assert result.stderr.splitlines()[-1] == (
-        f"to delete what stays on the server: everlong sessions delete ses_2 ses_3 --url {server.url}"
+        f"to delete the sessions that stay on the server: everlong sessions delete ses_2 ses_3 --url {server.url}"
     )
 
 

@@ -22,12 +22,15 @@ def source_lines(message: Message, originals: Originals, filename: Callable[[str
     """
     if message.citations:
         return citation_lines(message, originals)
-    places = [place(passage, filename(passage.document), originals) for passage in message.evidence]
-    if not places:
+    if not message.evidence:
         return ["the search found no passage"]
-    different = list(dict.fromkeys(places))
-    more = f"; and {len(different) - _MAX_PLACES:,} more" if len(different) > _MAX_PLACES else ""
-    return [f"the model was shown {'; '.join(different[:_MAX_PLACES])}{more}"]
+    left, places = [*message.evidence], dict[str, None]()
+    # Finds only the places that are shown, because `place` reads the file up to each line.
+    while left and len(places) < _MAX_PLACES:
+        passage = left.pop(0)
+        places[place(passage, filename(passage.document), originals)] = None
+    more = f"; and {len(left):,} more passage{'s' * (len(left) != 1)}" if left else ""
+    return [f"the model was shown {'; '.join(places)}{more}"]
 
 
 def citation_lines(message: Message, originals: Originals) -> list[str]:

@@ -13,7 +13,7 @@ from everlong_client.cli.answer import end_lines, source_lines, token_count
 from everlong_client.cli.terminal import console, fail, note_what_is_left, print_error, print_note, write
 from everlong_client.cli.uploads import Uploads
 from everlong_client.client import Everlong
-from everlong_client.errors import EverlongError, NotFoundError
+from everlong_client.errors import EverlongError
 from everlong_client.streams import Conversation
 from everlong_client.types.event import TextDelta
 from everlong_client.types.message import Message, Sampling
@@ -51,6 +51,7 @@ class Chat:
         """Create a session about the documents, then the files. Return False if a file could not be uploaded or read."""
         if not self._uploads.upload(files):
             return False
+        self._names |= {document.id: document.filename for document in self._uploads.documents}
         self._create([*documents, *(document.id for document in self._uploads.documents)], model)
         return True
 
@@ -148,10 +149,10 @@ class Chat:
             print_note(line)
 
     def _filename(self, document: str) -> str | None:
-        """Return the name of a document; None if it has none, or was deleted."""
+        """Return the name of a document; None if it has none, or if it cannot be fetched, for example because it was deleted."""
         if document not in self._names:
             self._names[document] = None
-            with suppress(NotFoundError):
+            with suppress(EverlongError):
                 self._names[document] = self._client.documents.get(document).filename
         return self._names[document]
 

@@ -37,6 +37,7 @@ from everlong_client.cli.table import table
 from everlong_client.cli.terminal import fail, print_note, require_stream, write
 from everlong_client.client import Everlong
 from everlong_client.transport.wire import DEFAULT_URL, VERSION
+from everlong_client.types.document import Document
 from everlong_client.types.message import Sampling
 
 app = typer.Typer(name="everlong", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -97,13 +98,21 @@ def ingest(
     """Upload files, wait until the server has read them, and print their document ids."""
     require_stream(sys.stdout, "standard output")  # checked first: without it the ids would be lost
     failed, several = False, unpack or len(files) > 1
+    names: dict[str, str] = {}
+
+    def name(document: Document, file: Path) -> None:
+        shown = "standard input" if file == Path("-") else str(file)
+        names[document.id] = f"{shown}: {document.filename}" if unpack else shown
+
     with connect(url, api_key) as client:
-        for document in ingest_files(client, files, wait=wait, ocr_language=ocr_language, unpack=unpack):
+        for document in ingest_files(
+            client, files, wait=wait, ocr_language=ocr_language, unpack=unpack, on_upload=name
+        ):
             failed |= document is None
             if document is not None:
                 write(f"{document.id}\n")
                 if several:
-                    print_note(f"{document.filename or 'standard input'}: {document.id}")
+                    print_note(f"{names[document.id]}: {document.id}")
     if failed:
         raise typer.Exit(1)
 

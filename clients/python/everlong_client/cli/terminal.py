@@ -59,9 +59,9 @@ def note_what_is_left(url: str, session: str | None, sessions: Iterable[str], do
     if session is not None:
         print_note(f"to continue: everlong chat --session {session}{where}")
     left = {"sessions": [*sessions], "documents": [document.id for document in documents]}
-    commands = [f"everlong {kind} delete {' '.join(ids)}{where}" for kind, ids in left.items() if ids]
-    if commands:
-        print_note(f"to delete what stays on the server: {' && '.join(commands)}")
+    for kind, ids in left.items():
+        if ids:
+            print_note(f"to delete the {kind} that stay on the server: everlong {kind} delete {' '.join(ids)}{where}")
 
 
 def print_error(text: str) -> None:
