@@ -45,8 +45,11 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 """Descriptions of the error responses in the OpenAPI document."""
 
 
-def as_server_error(error: BaseException) -> ServerError:
-    """Convert any exception to the error that the caller gets. The only place that logs unexpected errors."""
+def as_server_error(error: BaseException, allowed: str | None = None) -> ServerError:
+    """Convert any exception to the error that the caller gets. The only place that logs unexpected errors.
+
+    `allowed`: the methods that the request's path allows.
+    """
     if isinstance(error, ServerError):
         return error
     if isinstance(error, RequestValidationError | ValidationError):
@@ -72,7 +75,7 @@ def as_server_error(error: BaseException) -> ServerError:
             return NotFound("no such path", code="path_not_found")
         if error.status_code == 400:  # FastAPI's answer to a body that is not UTF-8
             return InvalidRequest("the body is not valid JSON in UTF-8", code="invalid_json")
-        allowed = (error.headers or {}).get("Allow")
+        allowed = allowed or (error.headers or {}).get("Allow")
         said = f"this path allows only {allowed}" if error.status_code == 405 and allowed else str(error.detail)
         known = InvalidRequest(said, code=_HTTP_CODES.get(error.status_code, "invalid_request"))
         known.status = error.status_code
@@ -109,7 +112,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     elif first["type"] == "missing" and param is None:
         said = " is missing"
     elif is_empty:
-        said = ": is empty"
+        said = " is empty"
     return InvalidRequest(f"{param or 'the body'}{said}{shown}", param=param, code=_CODES.get(first["type"]))
 
 
@@ -124,15 +127,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def error_response(error: BaseException, path: str) -> tuple[JSONResponse, ServerError]:
-    """Return the HTTP response to `error` of a request for `path`, and the server error that it reports."""
-    known = as_server_error(error)
+def error_response(error: BaseException, path: str, allowed: str | None = None) -> tuple[JSONResponse, ServerError]:
+    """Return the HTTP response to `error` of a request for `path`, and the server error that it reports.
+
+    `allowed`: the methods that the path allows.
+    """
+    known = as_server_error(error, allowed)
     headers = error_headers(known)
     if isinstance(known, Internal):
         # The web server closes the connection anyway. A client that does not know would send its next request into it.
         headers["Connection"] = "close"
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
+    if allowed:
+        headers["Allow"] = allowed
     status, body = error_form(known, path)
     return JSONResponse(body, status, headers), known
 
@@ -163,9 +171,8 @@ def install_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception with `error_response`."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, HTTPException) and error.status_code == 405:
-            error.headers = {"Allow": _allowed(request) or (error.headers or {}).get("Allow", "")}
-        response, known = error_response(error, request.url.path)
+        refused = isinstance(error, HTTPException) and error.status_code == 405
+        response, known = error_response(error, request.url.path, _allowed(request) if refused else None)
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response
 

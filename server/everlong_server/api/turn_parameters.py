@@ -24,7 +24,7 @@ def turn_arguments(
     if body.continue_answer:
         for name in ("instructions", "json_schema"):
             if getattr(body, name) is not None:
-                raise InvalidRequest(f"{name}: cannot be changed for an answer that is continued", param=name)
+                raise InvalidRequest(f"{name} cannot be changed for an answer that is continued", param=name)
     default = services.recall
     if default.passages:  # if the server has recall off, the session cannot turn it on
         default = _override(default, session.recall)

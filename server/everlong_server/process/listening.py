@@ -199,8 +199,9 @@ def _limitations(model: Model) -> str:
     if isinstance(model.memory, Window):
         config = model.memory.config
         return (
-            "It has no long-term memory: of the text it sees only the passages found for a question, and may invent the rest.\n"
-            f"Without a search, it sees the first {config.sinks} and the last {config.window} tokens instead."
+            "It has no long-term memory. For a question it sees the passages that the search finds, and very short texts whole.\n"
+            f'It may invent the rest. With "recall": false, it sees the first {config.sinks} tokens, the last {config.window} before\n'
+            "the open segment, and the open segment."
         )
     if isinstance(model.memory, Compact):
         return (

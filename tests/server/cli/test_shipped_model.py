@@ -29,8 +29,8 @@ def test_a_question_answered_by_the_last_part(tmp_path: Path) -> None:
         server.http.timeout = 300
         server.start()
         log = server.log.read_text()
-        assert "It has no long-term memory: of the text it sees only the passages found for a question" in log
-        assert "Without a search, it sees the first 32 and the last 1024 tokens instead." in log
+        assert "For a question it sees the passages that the search finds, and very short texts whole." in log
+        assert 'With "recall": false, it sees the first 32 tokens, the last 1024 before\n' in log
         assert "POST 'http://" in log
         assert "ws://" in log
         document = server.read(text)

@@ -63,7 +63,7 @@ def past_messages(messages: Sequence[PastMessage], max_chars: int) -> list[dict[
         role = ("user", "assistant")[n % 2]
         if message.role != role:
             raise InvalidRequest(
-                f"messages.{n}.role: must be {role!r}, as questions and answers take turns", param="messages"
+                f"messages.{n}.role must be {role!r}, as questions and answers take turns", param="messages"
             )
         if role == "user" and not message.content.strip():
             raise InvalidRequest(f"messages.{n}.content: a question must not be empty", param="messages")

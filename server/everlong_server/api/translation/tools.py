@@ -43,7 +43,7 @@ async def tool_use(
         require_json(tool.parameters, field)
         if tool.parameters.get("type", "object") != "object":
             raise InvalidRequest(
-                f"{field}.type: must be 'object', got {str(tool.parameters['type'])[:60]!r}", param=f"{field}.type"
+                f"{field}.type must be 'object', got {str(tool.parameters['type'])[:60]!r}", param=f"{field}.type"
             )
     functions = tuple(tool for tool, _ in tools)
     require_distinct(functions, "tools")

@@ -141,7 +141,7 @@ def _require_json(data: bytearray) -> None:
             json.loads(data, parse_int=str)  # any number of digits
     except json.JSONDecodeError as error:
         raise InvalidRequest(
-            f"the document is not valid JSON, as its content type says: {error}: send text/plain for other text",
+            f"the content type is application/json, but the body is not JSON ({error}): send other text as text/plain",
             param="file",
             code="invalid_json",
         ) from None

@@ -120,7 +120,7 @@ def test_blocks_follow_each_other(tool_client: Anthropic, cites: bool) -> None:
         ({"tool_choice": {"type": "tool"}}, "tool_choice: .*name must be given with the type 'tool'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1: a second tool named 'get_weather'"),
-        ({"tools": [TOOLS[0] | {"input_schema": {"type": "array"}}]}, "tools.0.input_schema.type: must be 'object'"),
+        ({"tools": [TOOLS[0] | {"input_schema": {"type": "array"}}]}, "tools.0.input_schema.type must be 'object'"),
         ({"messages": [QUESTION, answer([{"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}]), user("?")]},
          "no result for the call 'a'"),
         ({"messages": [user({"type": "tool_result", "tool_use_id": "a"}, words("?"))]},

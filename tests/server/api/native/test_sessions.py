@@ -329,7 +329,7 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
         ([{"role": "user", "content": "Who?"}], "the last one must be an answer"),
         (
             [{"role": "assistant", "content": "I."}, {"role": "user", "content": "Who?"}],
-            "messages.0.role: must be 'user'",
+            "messages.0.role must be 'user'",
         ),
         ([{"role": "user", "content": " "}, {"role": "assistant", "content": "I."}], "a question must not be empty"),
     ],

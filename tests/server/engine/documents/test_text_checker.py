@@ -105,7 +105,9 @@ def test_a_body_that_is_declared_as_json_is_json_unless_it_has_a_name(data: str)
         return text.finish()
 
     kind = "application/json"
-    with pytest.raises(InvalidRequest, match="the document is not valid JSON, as its content type says: ") as raised:
+    with pytest.raises(
+        InvalidRequest, match="the content type is application/json, but the body is not JSON"
+    ) as raised:
         check(data, None, kind)
     assert raised.value.code == "invalid_json"
     assert [check(data, name, kind) for name in ("a.jsonl", "a.txt")] == [0, 0]

@@ -40,7 +40,7 @@ async def file_of_data(services: Services, data: str, filename: str | None, name
         head, comma, encoded = data.removeprefix("data:").partition(",")
         media_type, base, _ = head.partition(";base64")
         if not comma or not base:
-            raise InvalidRequest(f"{name}: must be base64, or a data URL with base64", param=name)
+            raise InvalidRequest(f"{name} must be base64, or a data URL with base64", param=name)
     content = await decode_base64(encoded, name)
     digest = await asyncio.to_thread(hashlib.sha256, content)
     body = _DataBody(content, media_type, filename)
