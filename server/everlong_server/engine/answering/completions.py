@@ -50,7 +50,7 @@ class Completions:
         """Raise `InvalidRequest`, naming the field `name`, unless `tokens` are at least one id of the vocabulary."""
         vocabulary = self._engine.model.memory.vocab_size
         if not tokens:
-            raise InvalidRequest(f"{name}: is empty; a completion needs at least one token to follow", param=name)
+            raise InvalidRequest(f"{name} is empty; a completion needs at least one token to follow", param=name)
         wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise InvalidRequest(
