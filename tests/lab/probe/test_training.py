@@ -11,11 +11,13 @@ import torch
 from typer.testing import CliRunner
 
 from everlong_lab.cli.probe import train_probe
-from everlong_lab.probe.prompts import LabelledPrompt
+from everlong_lab.probe import prompts
+from everlong_lab.probe.prompts import LabelledPrompt, ShortText
 from everlong_lab.probe.training import ProbeTraining, area
 from everlong_models import load_model
 from everlong_models.answer_probe import PROBE, AnswerProbe
 from everlong_models.errors import DataError
+from everlong_server.engine.answering.grounding import is_question
 
 
 def made(count: int, difference: float) -> tuple[list[LabelledPrompt], torch.Tensor]:
@@ -28,8 +30,8 @@ def made(count: int, difference: float) -> tuple[list[LabelledPrompt], torch.Ten
 
 
 def test_it_finds_the_direction_and_keeps_the_limit() -> None:
-    prompts, values = made(2000, 4.0)
-    weight, bias, quality = ProbeTraining(prompts, values, wrongly=0.05).fit()
+    examples, values = made(2000, 4.0)
+    weight, bias, quality = ProbeTraining(examples, values, wrongly=0.05).fit()
     assert quality.area > 0.98
     assert quality.wrongly <= 0.05
     assert quality.declined > 0.9
@@ -46,9 +48,9 @@ def test_without_a_difference_it_declines_as_rarely_in_both_cases() -> None:
 
 
 def test_one_text_cannot_be_held_out() -> None:
-    prompts, values = made(10, 1.0)
+    examples, values = made(10, 1.0)
     with pytest.raises(DataError, match="at least two texts"):
-        ProbeTraining([prompt._replace(source="one") for prompt in prompts], values, wrongly=0.1)
+        ProbeTraining([prompt._replace(source="one") for prompt in examples], values, wrongly=0.1)
 
 
 def test_the_area_counts_pairs() -> None:
@@ -59,7 +61,19 @@ def test_the_area_counts_pairs() -> None:
 PEOPLE = ("Quill", "Barrow", "Finch", "Marsh", "Thorne", "Vane", "Webb", "Yarrow")
 
 
-def test_the_command_writes_what_the_model_loads(tiny_model: Path, tmp_path: Path) -> None:
+NOTES = [
+    ShortText(
+        f"Dear {person}, the {person} boats leave at {n}.",
+        [f"When do {person}'s boats leave?"],
+        [f"What did {person} pay for the anchor?"],
+    )
+    for n, person in enumerate(PEOPLE, 1)
+]
+
+
+def test_the_command_writes_what_the_model_loads(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, texts = tmp_path / "tiny-window", tmp_path / "texts"
     shutil.copytree(tiny_model / "backbone", folder / "backbone")
     spec = {"name": "window", "segment_length": 16, "sinks": 4, "window": 64}
@@ -84,7 +98,18 @@ def test_the_command_writes_what_the_model_loads(tiny_model: Path, tmp_path: Pat
         )
     file, to = tmp_path / "q.jsonl", folder / PROBE
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = [str(file), "--texts", str(texts), "--out", str(to), "--model", str(folder), "--wrongly", "0.1"]
+    arguments = [
+        str(file),
+        "--texts",
+        str(texts),
+        "--out",
+        str(to),
+        "--model",
+        str(folder),
+        "--wrongly",
+        "0.1",
+        "--no-short",
+    ]
     refused = CliRunner().invoke(train_probe, [*arguments, "--layer", "2"])
     assert refused.exit_code == 1
     assert "--layer 2: must be below 2" in " ".join(refused.output.split())
@@ -94,3 +119,32 @@ def test_the_command_writes_what_the_model_loads(tiny_model: Path, tmp_path: Pat
     probe = load_model(str(folder), models_dir=tmp_path).probe
     assert probe is not None
     assert probe.layer == 1
+
+    monkeypatch.setattr(prompts, "short_texts", lambda: NOTES)
+    again = ["--out", str(tmp_path / PROBE), "--model", str(folder), "--wrongly", "0.1", "--extend"]
+    refused = CliRunner().invoke(train_probe, [*again, "--layer", "0"])
+    assert "--layer 0: the probe of" in " ".join(refused.output.split())
+    extended = CliRunner().invoke(train_probe, [*again, "--layer", "1"])
+    assert extended.exit_code == 0, extended.output
+    assert (tmp_path / PROBE).is_file()
+
+
+def test_few_prompts_extend_a_probe_to_a_better_one_than_they_make_alone() -> None:
+    weight, bias, _ = ProbeTraining(*made(2000, 4.0), wrongly=0.05).fit()
+    start = AnswerProbe(0, weight, bias)
+    few = made(40, 4.0)
+    kept = ProbeTraining(*few, wrongly=0.05, start=start).fit()[0].flatten()
+    fresh = ProbeTraining(*few, wrongly=0.05).fit()[0].flatten()
+    examples, values = made(2000, 4.0)
+    holds = torch.tensor([prompt.holds for prompt in examples])
+    assert area(values.flatten(1) @ kept, holds) > area(values.flatten(1) @ fresh, holds)
+
+
+def test_the_packaged_short_texts() -> None:
+    """Each has as many questions that it answers as others, and is short enough that the probe judges questions about it."""
+    texts = prompts.short_texts()
+    assert len(texts) == 75
+    for short in texts:
+        assert len(short.text.encode()) <= 3200
+        assert len(short.holds) == len(short.lacks) == 5
+        assert all(is_question(question) for question in (*short.holds, *short.lacks))
