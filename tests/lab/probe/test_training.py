@@ -133,11 +133,14 @@ def test_few_prompts_extend_a_probe_to_a_better_one_than_they_make_alone() -> No
     weight, bias, _ = ProbeTraining(*made(2000, 4.0), wrongly=0.05).fit()
     start = AnswerProbe(0, weight, bias)
     few = made(40, 4.0)
-    kept = ProbeTraining(*few, wrongly=0.05, start=start).fit()[0].flatten()
-    fresh = ProbeTraining(*few, wrongly=0.05).fit()[0].flatten()
     examples, values = made(2000, 4.0)
     holds = torch.tensor([prompt.holds for prompt in examples])
-    assert area(values.flatten(1) @ kept, holds) > area(values.flatten(1) @ fresh, holds)
+
+    def area_of(start: AnswerProbe | None) -> float:
+        weight, bias, _ = ProbeTraining(*few, wrongly=0.05, start=start).fit()
+        return area(values.flatten(1) @ weight.flatten() + bias, holds)
+
+    assert area_of(start) > area_of(None)
 
 
 def test_the_packaged_short_texts() -> None:
