@@ -88,7 +88,7 @@ def test_a_native_message(server: Server) -> None:
     [
         ({"type": "objekt"}, ".schema", "objekt"),
         ({"$ref": "http://127.0.0.1:1/x"}, ".schema", "fetch"),
-        ("{}", ".schema", "dictionary"),
+        ("{}", ".schema", "must be a JSON object"),
     ],
 )
 def test_schemas_that_are_not_supported(client: OpenAI, schema: Any, path: str, words: str) -> None:

@@ -151,7 +151,7 @@ def test_search(server: Server, client: OpenAI, files: list[str]) -> None:
         ("", {"name": "x" * 257}, "name", "at most 256"),
         ("/files", {}, "file_id", "required"),
         ("/files", {"file_id": "doc_x", "attributes": {"a": [1]}}, "attributes.a", "a string, a number or a boolean"),
-        ("/search", {"query": ""}, "query", "at least 1"),
+        ("/search", {"query": ""}, "query", "is empty"),
         ("/search", {"query": 7}, "query", "a string or a list"),
         ("/search", {"query": "a", "max_num_results": 51}, "max_num_results", "less than or equal to 50"),
         ("/search", {"query": "a", "rewrite_query": True}, "rewrite_query", "False"),
