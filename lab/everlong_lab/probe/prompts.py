@@ -54,8 +54,8 @@ class LabelledPrompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbePromptsPlan:
-    """`file`: questions, or None; `folders`: where their texts are. `short`: use the packaged short texts, too. `data`: the folder of data sets; None uses none. `most`: number of questions from
-    each of the file and the data sets, at most. `passages`: how many the search finds."""
+    """`file`: questions, or None; `folders`: where their texts are. `data`: the folder of data sets; None uses none. `most`: number of questions
+    from each of the file and the data sets, at most. `passages`: how many the search finds. `short`: use the packaged short texts, too."""
 
     file: Path | None
     folders: Sequence[Path]
@@ -93,21 +93,23 @@ def make_prompts(
 ) -> list[LabelledPrompt]:
     """Return the prompts. `count` returns the number of tokens of a text. Raises `DataError`, also if one kind of prompt is missing."""
     rng = random.Random(plan.seed)  # noqa: S311 - for samples
-    stretches = [] if plan.file is None else list(_stretches(plan, plan.file, rng))
+    stretches = list(_stretches(plan, rng))
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
         made = asyncio.run(_Writer(plan, corpus, count, rng).prompts(stretches, progress))
     if len({prompt.holds for prompt in made}) < 2:
         raise DataError(
-            f"{plan.file or 'the packaged short texts'}: prompts with and without the answer are needed; {len(made)} of one kind were made"
+            f"{plan.file or 'without a file'}: prompts with and without the answer are needed; {len(made)} of one kind were made"
         )
     return made
 
 
-def _stretches(plan: ProbePromptsPlan, file: Path, rng: random.Random) -> Iterator[_Stretch]:
+def _stretches(plan: ProbePromptsPlan, rng: random.Random) -> Iterator[_Stretch]:
     """Yield a document for each chosen question of the file, then of the data sets."""
-    texts = texts_of(file, plan.folders)
-    groups = [[(texts[one.text], one) for one in questions(file, texts) if one.spans]]
+    groups = list[list[tuple[str, LabelledQuestion]]]()
+    if plan.file is not None:
+        texts = texts_of(plan.file, plan.folders)
+        groups.append([(texts[one.text], one) for one in questions(plan.file, texts) if one.spans])
     for name, most in DATA_SETS.items() if plan.data is not None else ():
         sources = read(plan.data or Path(), name, "train")[:most]
         groups.append([(text, one) for _, text, asked in of_sources(sources) for one in asked])

@@ -104,16 +104,16 @@ class ProbeTraining:
 
 def area(scores: Tensor, holds: Tensor) -> float:
     """Return the area under the ROC curve: how often a prompt with the answer has a higher score than one without. Ties count half."""
-    return float(binary_auroc(scores.double().sigmoid(), holds.int()))  # it takes probabilities
+    low, high = scores.double().aminmax()
+    return float(binary_auroc((scores.double() - low) / (high - low).clamp_min(1e-12), holds.int()))  # it takes 0 to 1
 
 
 def _regress(values: Tensor, holds: Tensor, start: Tensor, start_bias: float) -> tuple[Tensor, float]:
     """Return weight (D,) and bias of a logistic regression of `holds` (N,) on `values` (N, D), with the weight near to `start` (D,)."""
     mean, deviation = values.mean(0), values.std(0).clamp_min(1e-6)
     inputs, targets = ((values - mean) / deviation).double(), holds.double()
-    first = torch.cat(
-        [start * deviation, (start @ mean + start_bias).view(1)]
-    ).double()  # the same for inputs of mean 0 and deviation 1
+    # The same weight and bias for inputs of mean 0 and deviation 1.
+    first = torch.cat([start * deviation, (start @ mean + start_bias).view(1)]).double()
     parameters = first.clone().requires_grad_(True)
     solver = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
 

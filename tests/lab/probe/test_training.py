@@ -56,6 +56,7 @@ def test_one_text_cannot_be_held_out() -> None:
 def test_the_area_counts_pairs() -> None:
     scores, holds = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([True, False, True, False])
     assert area(scores, holds) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
+    assert area(100 * scores + 1000, holds) == pytest.approx((1 + 1 + 1 + 0.5) / 4), "whatever their size"
 
 
 PEOPLE = ("Quill", "Barrow", "Finch", "Marsh", "Thorne", "Vane", "Webb", "Yarrow")

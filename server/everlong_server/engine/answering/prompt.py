@@ -251,11 +251,12 @@ class PromptBuilder:
 
         Nothing is repeated if that takes more than a share `_MOST_REPEATED` of the evidence's tokens.
         """
+        if not query.message_start or not previous.answer:
+            return template
         plain = template or self._template
         repeating = follow_up_template(plain, previous)
         more = self._count(repeating.closing) - self._count(plain.closing)
-        refers = query.message_start > 0 and bool(previous.answer)
-        return repeating if refers and more <= _MOST_REPEATED * recall.tokens else template
+        return repeating if more <= _MOST_REPEATED * recall.tokens else template
 
     def _select(
         self,

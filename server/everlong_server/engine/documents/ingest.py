@@ -136,7 +136,7 @@ async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, lim
         async for chunk in chunks:
             checker.feed(chunk)
             await writer.write(chunk)
-    start = checker.finish()
+    start = await asyncio.to_thread(checker.finish)  # it can parse JSON
     filename = clean_filename(source.filename or "")
     return ReceivedFile(checker.size - start, start, checker.digest.hexdigest(), filename, checker.foreign)
 

@@ -171,7 +171,9 @@ def _run(
                 process.kill()
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
-                raise _unreadable(f"converting {_name(kind)} takes too long, more than {limits.wall} seconds") from None
+                raise _unreadable(
+                    f"the conversion of {_name(kind)} takes too long, more than {limits.wall} seconds"
+                ) from None
     format_id, _, result = output.decode(errors="replace").partition("\n")
     kind = format_id or kind
     if kind in FORMATS and not FORMATS[kind].readable:
@@ -235,10 +237,12 @@ def _error(code: int, kind: str, reason: str, limits: Limits) -> InvalidRequest 
         case ExitCode.UNREADABLE:
             return _unreadable(reason)
         case ExitCode.OUT_OF_MEMORY:
-            return _unreadable(f"{_name(kind)} that takes more than {MEMORY >> 20} MiB of memory to read")
+            return _unreadable(
+                f"the document is {_name(kind)} that takes more than {MEMORY >> 20} MiB of memory to read"
+            )
         case _ if code in (-signal.SIGXCPU, -signal.SIGKILL):
-            return _unreadable(f"{_name(kind)} that takes more than {limits.seconds} seconds to read")
-    return _unreadable(f"{_name(kind)} that is damaged, or takes too much memory to read")
+            return _unreadable(f"the document is {_name(kind)} that takes more than {limits.seconds} seconds to read")
+    return _unreadable(f"the document is {_name(kind)} that is damaged, or takes too much memory to read")
 
 
 def not_an_archive(what: str) -> UnsupportedMedia:
