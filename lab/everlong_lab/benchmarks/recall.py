@@ -16,7 +16,7 @@ from everlong_lab.harness.report import Report, Target
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_models.errors import DataError
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.grounding import search_query
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.store.records import Document
 from everlong_server.store.search.search_corpus import SearchCorpus

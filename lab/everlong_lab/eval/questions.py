@@ -26,8 +26,9 @@ from everlong_lab.harness.report import Report
 from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import Recall, search_query, select_passages
+from everlong_server.engine.answering.grounding import Recall, select_passages
 from everlong_server.engine.answering.prompt import INSTRUCT, whole_template
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document

@@ -27,8 +27,9 @@ from everlong_lab.eval.questions import Progress
 from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import search_query, select_passages
+from everlong_server.engine.answering.grounding import select_passages
 from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.search_corpus import SearchCorpus

@@ -18,7 +18,7 @@ from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, quest
 from everlong_lab.eval.questions import Progress
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import passage_query
+from everlong_server.engine.answering.search.question import passage_query
 from everlong_server.store.records import Document
 from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.search.sentences import cut

@@ -17,7 +17,7 @@ from everlong_lab.probe.training import ProbeTraining, area
 from everlong_models import load_model
 from everlong_models.answer_probe import PROBE, AnswerProbe
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.grounding import is_question
+from everlong_server.engine.answering.search.question import is_question
 
 
 def made(count: int, difference: float) -> tuple[list[LabelledPrompt], torch.Tensor]:

@@ -24,7 +24,8 @@ from everlong_lab.eval.grounded.report import TEMPLATES
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import search_query, select_passages
+from everlong_server.engine.answering.grounding import select_passages
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage

@@ -13,13 +13,11 @@ from everlong_server.engine.answering.grounding import (
     TEMPLATE,
     Recall,
     Template,
-    asks_for_fact,
     paragraphs,
-    search_query,
     select_passages_in_segment,
     select_passages_in_window,
-    texts_lack_answer,
 )
+from everlong_server.engine.answering.search.question import asks_for_fact, search_query, texts_lack_answer
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import TooLarge

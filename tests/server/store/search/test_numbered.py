@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import search_query
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.search.numbered import _names
 from everlong_server.store.search.passages import Found
 from everlong_server.store.search.search_corpus import SearchCorpus

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from everlong_server.api.errors import as_server_error
-from everlong_server.engine.answering.grounding import search_query
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.search import word_index
 from everlong_server.store.search.passages import Passage, Passages

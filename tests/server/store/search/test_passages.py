@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlong_server.engine.answering.grounding import search_query
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.splitting import Piece, split

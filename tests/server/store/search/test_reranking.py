@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import passage_query
+from everlong_server.engine.answering.search.question import passage_query
 from everlong_server.store.search.ranking import Floats
 from everlong_server.store.search.reranking import CANDIDATES, reranked
 from everlong_server.store.search.search_corpus import SearchCorpus

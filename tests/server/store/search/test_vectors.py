@@ -12,7 +12,7 @@ import pytest
 
 from everlong_models.errors import BackboneError
 from everlong_models.text.embedder import Embedder, find_packaged_embedder
-from everlong_server.engine.answering.grounding import search_query
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.search.vectors import load_embedder
 from everlong_server.store.texts.blobs import Blobs

@@ -1,1 +1,1 @@
-"""The search without an answer: in documents, and in vector stores."""
+"""What a message asks, and the search without an answer: in documents, and in vector stores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everlong_server.engine.answering.grounding import passage_query
+from everlong_server.engine.answering.search.question import passage_query
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.store.search.passages import SEARCHERS, Passage, Passages

@@ -1,0 +1,187 @@
+"""What a message asks: the query to search for, and whether a text could answer it or not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from everlong_server.store.search.passages import Passage
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.terms import words
+
+# Words that are not searched for beside others: grammar, words of questions, greetings.
+STOP_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    a about above after again against all also am an and another any anybody anyone anything are aren as at be because
+    been before being below between both but by can cannot could couldn d did didn do does doesn doing don down during
+    each either else even ever every few for from further get gets give go going gone got had hadn has hasn have haven
+    having he her here hers herself him himself his how however i if in into is isn it its itself just know let like ll
+    m many may maybe me might mine more most much must mustn my myself need neither no nor not now of off on once
+    or other ought our ours ourselves out over own per perhaps please re really s said same say says shall
+    she should shouldn so some somebody someone something still such t take tell than that the their theirs them
+    themselves then there these they thing things think this those though through to too under until up upon us ve very
+    want wants was wasn we well were weren what whatever when where whether which while who whom whose why will with
+    within without won would wouldn yes yet you your yours yourself yourselves
+    bye cheers cool fine good goodbye great hello hey hi lol nice ok okay sorry sure thank thanks welcome yeah
+        """,
+    )
+)
+# A question with one of these refers to the question before.
+_REFERRING_WORDS = {
+    "he",
+    "her",
+    "him",
+    "his",
+    "it",
+    "its",
+    "she",
+    "that",
+    "their",
+    "them",
+    "these",
+    "they",
+    "this",
+    "those",
+}
+_PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
+"""A question with one of these can be about the conversation itself, which no document holds."""
+_ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
+"""Such a question is a request to the model, not one about the documents."""
+_LATIN_END = 0x250
+"""First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
+_QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")
+_ENGLISH_INTERROGATIVES = frozenset(
+    ["who", "whom", "whose", "what", "when", "where", "why", "which", "how", "does", "did"]
+)
+_INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset(
+    [
+        "wer",
+        "wen",
+        "wem",
+        "wessen",
+        "wann",
+        "wo",
+        "wohin",
+        "woher",
+        "warum",
+        "wieso",
+        "weshalb",
+        "wie",
+        "welche",
+        "welcher",
+        "welches",
+        "qui",
+        "quoi",
+        "quand",
+        "où",
+        "pourquoi",
+        "combien",
+        "quel",
+        "quelle",
+        "quels",
+        "quelles",
+        "quién",
+        "quiénes",
+        "qué",
+        "cuándo",
+        "dónde",
+        "cómo",
+        "cuál",
+        "cuáles",
+        "cuánto",
+        "cuánta",
+        "cuántos",
+        "cuántas",
+        "chi",
+        "cosa",
+        "quando",
+        "perché",
+        "quali",
+        "quanto",
+        "quanti",
+        "quem",
+        "quais",
+        "onde",
+    ]
+)
+"""Words that make a message a question if it begins with one, also without a question mark: English, German, French, Spanish, Italian and
+Portuguese. Not those that also begin English remarks, such as "is", "can", "comment" and "dove"."""
+_MAX_WORDS = 16
+"""Maximum number of search words, with those of the previous question. Longer questions use their first and last words."""
+_MAX_CHARS = 1000
+"""Characters of a question whose meaning is compared, from its end."""
+_FEW_WORDS = 3
+"""A question with fewer words of its own also uses those of the previous question."""
+_PREVIOUS_WEIGHT = 0.5
+"""Weight of the words of the previous question."""
+
+
+def search_query(question: str, previous: str | None) -> Query | None:
+    """Return what to search for, for a question and the one before it; None for a message without words to search for.
+
+    Every question is searched for, also one that has only words of grammar. Whether it is small talk shows in what is found.
+    """
+    all_words = words(question)
+    own = [word for word in dict.fromkeys(all_words) if word.casefold() not in STOP_WORDS]
+    marked = _QUESTION_MARKS.search(question) is not None
+    asks = marked or (bool(all_words) and all_words[0].casefold() in _INTERROGATIVES)
+    refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
+    follows = previous is not None and (asks or bool(own)) and (refers_back or len(own) < _FEW_WORDS)
+    everyday = not own and not follows
+    if everyday and asks:
+        own = list(dict.fromkeys(all_words))
+    weights = dict.fromkeys(_first_and_last(own, _MAX_WORDS), 1.0)
+    text, start, alone = question[-_MAX_CHARS:], 0, None
+    if follows and previous is not None:
+        alone = text if own else None
+        earlier = [word for word in words(previous) if word.casefold() not in STOP_WORDS and word not in weights]
+        weights |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(weights)), _PREVIOUS_WEIGHT)
+        before = f"{previous[-_MAX_CHARS:]} "
+        text, start = before + text, len(before)
+    return Query(text, weights, asks, everyday, start, alone) if weights else None
+
+
+def passage_query(text: str) -> Query:
+    """Return the query of a search without an answer. Unlike a message, its text is searched for even if it has everyday words only."""
+    found = search_query(text, None)
+    return (
+        replace(found, everyday=False)
+        if found
+        else Query(text[-_MAX_CHARS:], dict.fromkeys(_first_and_last(words(text), _MAX_WORDS), 1.0))
+    )
+
+
+def is_question(message: str) -> bool:
+    """Return whether a message is a question about something, which a text can answer or not."""
+    return _QUESTION_MARKS.search(message) is not None and not STOP_WORDS.issuperset(map(str.casefold, words(message)))
+
+
+def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: bool) -> bool:
+    """Return whether the texts do not hold the answer to `question`, if searching all of them `found` these passages.
+
+    `has_history`: there are earlier messages, which could hold it.
+    """
+    return (
+        is_question(question)
+        and not found
+        and not (has_history and not _PERSONAL_WORDS.isdisjoint(map(str.casefold, words(question))))
+        and all(ord(letter) < _LATIN_END for letter in question if letter.isalpha())
+    )
+
+
+def asks_for_fact(message: str) -> bool:
+    """Return whether a message, the first of a conversation, is a question in English that a text can answer or not, and no request."""
+    found = set(map(str.casefold, words(message)))
+    return (
+        is_question(message) and not found.isdisjoint(_ENGLISH_INTERROGATIVES) and found.isdisjoint(_ADDRESSING_WORDS)
+    )
+
+
+def _first_and_last(words: Sequence[str], most: int) -> list[str]:
+    """Return `most` different words, half of them from the beginning and half from the end."""
+    words = list(dict.fromkeys(words))
+    last = most // 2
+    return words if len(words) <= most else words[: most - last] + words[len(words) - last :]

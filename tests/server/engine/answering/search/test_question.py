@@ -1,0 +1,109 @@
+"""What a message asks: search words, follow-up questions, small talk, and questions that a text can answer or not."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+
+from everlong_server.engine.answering.search.question import (
+    asks_for_fact,
+    is_question,
+    search_query,
+    texts_lack_answer,
+)
+from everlong_server.store.search.passages import Passage
+
+
+@pytest.mark.parametrize(
+    ("message", "is_one"),
+    [
+        ("Who is the Red Queen?", True), ("Tell me about the Red Queen.", False), ("How are you?", False),
+        ("What is the plot of the story?", True), ("Does that make sense?", True), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
+    ],
+)  # fmt: skip
+def test_questions_are_distinguished_from_small_talk(message: str, is_one: bool) -> None:
+    assert is_question(message) is is_one
+
+
+def test_texts_lack_an_answer_only_after_a_conclusive_search() -> None:
+    foreign, some = "Which submarine torpedoed Zanzibar?", [Passage("doc", 0, 5, 0, 5, "Alice", score=1.0, share=1.0)]
+    for has_history in (False, True):
+        assert texts_lack_answer(foreign, [], has_history=has_history)
+        assert not texts_lack_answer(foreign, some, has_history=has_history)
+        for other in ("孔子住在哪里?", "Где живёт Алиса?", "How are you?", "Tell me about submarines."):
+            assert not texts_lack_answer(other, [], has_history=has_history)
+    own = "Which submarine did I ask you about?"
+    assert texts_lack_answer(own, [], has_history=False)
+    assert not texts_lack_answer(own, [], has_history=True)
+
+
+def test_letters_with_a_thousand_accents_are_composed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composing them at once takes quadratic time and holds the GIL."""
+    lengths, normalize = [], unicodedata.normalize
+    monkeypatch.setattr(unicodedata, "normalize", lambda form, text: lengths.append(len(text)) or normalize(form, text))
+    query = search_query("Which cafe\u0301 is a" + "\u0301\u0323" * 3000 + "?", None)
+    assert query is not None
+    assert "caf\u00e9" in query.words
+    assert sum(lengths) > 6000
+    assert max(lengths) <= 256
+
+
+@pytest.mark.parametrize(
+    ("message", "asks"),
+    [
+        ("Where does she live?", True), ("where does she live", True), ("Wo wohnt Anna", True), ("qui a écrit ce livre", True),
+        ("Anna lives by the sea.", False), ("Read what follows", False), ("Nowhere to go", False),
+    ],
+)  # fmt: skip
+def test_a_question_needs_no_question_mark(message: str, asks: bool) -> None:
+    query = search_query(message, None)
+    assert query is not None
+    assert query.asks is asks
+
+
+@pytest.mark.parametrize(
+    ("message", "previous", "everyday"),
+    [
+        ("How are you?", None, True),
+        ("Why?", None, True),
+        ("Why?", "How did Alice escape?", False),
+        ("Where is Anna?", None, False),
+    ],
+)
+def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
+    message: str, previous: str | None, everyday: bool
+) -> None:
+    query = search_query(message, previous)
+    assert query is not None
+    assert query.everyday is everyday
+
+
+@pytest.mark.parametrize(
+    ("message", "alone"),
+    [("Who died?", "Who died?"), ("Why?", None), ("Which ships sank in the storm of May?", None)],
+)
+def test_a_follow_up_with_words_of_its_own_is_also_compared_alone(message: str, alone: str | None) -> None:
+    query = search_query(message, "Summarise the letter.")
+    assert query is not None
+    assert query.alone == alone
+    assert query.text.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "asks"),
+    [
+        ("Who owns the inn?", True),
+        ("In the end, what did Peter steal?", True),
+        ("Who owns the inn", False),
+        ("Who are you?", False),
+        ("How do I reset my password?", True),
+        ("What can you tell me about the inn?", False),
+        ("Can you write a poem about the inn?", False),
+        ("Is the inn open on Monday?", False),
+        ("Wann ist das Gasthaus offen?", False),
+        ("What?", False),
+    ],
+)
+def test_which_messages_ask_for_a_fact(message: str, asks: bool) -> None:
+    assert asks_for_fact(message) is asks
