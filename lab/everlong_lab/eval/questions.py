@@ -26,7 +26,7 @@ from everlong_lab.harness.report import Report
 from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import Recall, select_passages
+from everlong_server.engine.answering.grounding import REFUSAL, Recall, select_passages
 from everlong_server.engine.answering.prompt import INSTRUCT, whole_template
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.documents.formats import conversion
@@ -37,7 +37,6 @@ from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 KINDS = ("fact", "whole text", "not in the text")
-REFUSAL = "The text does not say."
 _HEAD_BYTES = 1024
 _MAX_BYTES = 1 << 32
 _PATIENCE = 600.0

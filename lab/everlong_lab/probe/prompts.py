@@ -3,7 +3,7 @@
 Documents are stretches of texts, of different lengths, around the words that tell an answer. Passages lack an answer because those that tell it
 were taken out, because the question is about another text, or because people wrote it so (SQuAD 2.0). Requests that no passage answers, such as "Can
 you write a poem about this?", count as if the passages held the answer: a model should not decline them. The packaged short texts
-(`short-texts.jsonl.xz`) are documents as they are, with questions that they answer and that they do not.
+(`short-texts.jsonl.xz`) are documents as they are, with questions that they answer and that they do not, and a conversation about each.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from everlong_lab.eval.questions import Progress
 from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import select_passages
-from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.engine.answering.grounding import RECENT_TOKENS, select_passages
+from everlong_server.engine.answering.prompt import INSTRUCT, follow_up_template
 from everlong_server.engine.answering.search.question import search_query
+from everlong_server.engine.answering.turn_context import Exchange
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.search_corpus import SearchCorpus
@@ -39,18 +40,25 @@ ROOM = (300, 500, 800)
 """Numbers of tokens of evidence, equally frequent."""
 _SHORTEST, _LONGEST = 1_500, 40_000
 """Characters of a document."""
+_VISIBLE_TOKENS = RECENT_TOKENS + 128
+"""Tokens of a conversation that a later message attends to: the newest ones in the memory, and on average half of an open segment."""
 _WITHOUT, _OTHER, _REQUEST = 0.6, 0.5, 0.2
 """Share of the documents for which there is a prompt without the passages that tell the answer, one with a question about another text,
 and one with a request."""
 
 
 class LabelledPrompt(NamedTuple):
-    """`source`: the name of the text. `before`: what stands before the question, with the passages. `holds`: whether they hold the answer."""
+    """`source`: the name of the text. `before`: what stands before the question, with the passages. `holds`: whether they hold the answer.
+
+    `answer`: the answer, if the next prompt follows it. `follows`: this prompt follows the previous one in the same conversation.
+    """
 
     source: str
     before: str
     question: str
     holds: bool
+    answer: str = ""
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +75,31 @@ class ProbePromptsPlan:
     short: bool = False
 
 
+class ConversationTurn(NamedTuple):
+    """A message about a text, a right answer, and whether the text or the conversation holds it."""
+
+    question: str
+    answer: str
+    holds: bool
+
+
 class ShortText(NamedTuple):
-    """A text, questions that it answers, and questions that it does not answer."""
+    """A text, questions that it answers, questions that it does not answer, and a conversation about it."""
 
     text: str
     holds: Sequence[str]
     lacks: Sequence[str]
+    conversation: Sequence[ConversationTurn] = ()
 
 
 def short_texts() -> list[ShortText]:
     """Return the packaged short texts."""
     packed = files("everlong_lab.corpora").joinpath("short-texts.jsonl.xz").read_bytes()
-    return [ShortText(**json.loads(line)) for line in lzma.decompress(packed).decode().splitlines()]
+    read = (json.loads(line) for line in lzma.decompress(packed).decode().splitlines())
+    return [
+        ShortText(one["text"], one["holds"], one["lacks"], [ConversationTurn(*turn) for turn in one["conversation"]])
+        for one in read
+    ]
 
 
 class _Stretch(NamedTuple):
@@ -172,7 +193,25 @@ class _Writer:
                 for question in asked:
                     stretch = _Stretch(source, short.text, LabelledQuestion(source, question, ()))
                     made.append(await self._prompt(stretch, document, question, holds=holds))
+            made += await self._conversation(source, document, short.conversation)
             await self._corpus.remove(document)
+        return made
+
+    async def _conversation(
+        self, source: str, document: Document, turns: Sequence[ConversationTurn]
+    ) -> list[LabelledPrompt]:
+        """Return the prompts of a conversation about a document. As in the server, passages that a message sees anyway are not repeated."""
+        made, previous = list[LabelledPrompt](), None
+        for turn in turns:
+            if (query := search_query(turn.question, previous and previous.question)) is None:
+                continue
+            result = await self._corpus.passages.find([document.id], query, self._plan.passages, by_sentences=True)
+            repeats = previous is not None and query.message_start
+            template = follow_up_template(INSTRUCT, previous) if previous and repeats else INSTRUCT
+            seen = _end([part for one in made for part in (one.before, one.question, one.answer)], self._count)
+            _, before = select_passages(result.passages, seen, ROOM[-1], self._count, template)
+            made.append(LabelledPrompt(source, before, turn.question, turn.holds, turn.answer, follows=bool(made)))
+            previous = Exchange(turn.question, turn.answer)
         return made
 
     async def _about(
@@ -217,6 +256,18 @@ class _Writer:
         if lacks is not None and any(places(lacks.text[a:b], before) for a, b in lacks.asked.spans):
             return None
         return LabelledPrompt(stretch.source, before, question, holds)
+
+
+def _end(parts: Sequence[str], count: Callable[[str], int]) -> str:
+    """Return the end of a conversation, of about `_VISIBLE_TOKENS` tokens."""
+    end, room = "", _VISIBLE_TOKENS
+    for part in reversed(parts):
+        tokens = count(part)
+        end = (part if tokens <= room else part[-int(len(part) * room / tokens) :]) + end
+        room -= tokens
+        if room <= 0:
+            break
+    return end
 
 
 def _may_tell(passage: Passage, asked: LabelledQuestion) -> bool:

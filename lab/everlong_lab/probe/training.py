@@ -40,19 +40,37 @@ class ProbeQuality:
 
 
 def values_of(model: Model, prompts: Sequence[LabelledPrompt], layer: int, progress: Progress) -> Tensor:
-    """Return the values (N, kv heads, head dim) of each prompt's last token in `layer`, float32, as the server caches them."""
-    backbone, chat, found = model.memory.backbone, model.chat, []
+    """Return the values (N, kv heads, head dim) of each prompt's last token in `layer`, float32, as the server caches them.
+
+    A conversation is read once: its messages follow each other in the cache.
+    """
+    backbone, chat, found = model.memory.backbone, model.chat, list[Tensor]()
     assert isinstance(backbone, Backbone)
-    for n, prompt in enumerate(prompts):
-        progress(f"reading {prompt.source}", n / len(prompts))
-        # The server encodes the two separately.
-        parts = (model.tokenizer.encode(part) for part in (prompt.before, prompt.question))
-        tokens = torch.tensor([[*chat.head, *chain(*parts), *chat.ask]], device=backbone.device)
-        kv = backbone.new_kv(1, tokens.shape[1])
+    for conversation in _conversations(prompts):
+        progress(f"reading {conversation[0].source}", len(found) / len(prompts))
+        tokens, ends = list(chat.head), list[int]()
+        for prompt in conversation:
+            # The server encodes the two separately.
+            tokens += [*chain(*map(model.tokenizer.encode, (prompt.before, prompt.question))), *chat.ask]
+            ends.append(len(tokens) - 1)
+            if prompt is not conversation[-1]:
+                tokens += [*model.tokenizer.encode(prompt.answer), *chat.turn]
+        kv = backbone.new_kv(1, len(tokens))
         with torch.inference_mode():
-            backbone.hidden(backbone.embed(tokens), kv=kv, keep=1)
-        found.append(kv[0, layer, 1, :, -1].float().cpu())
+            backbone.hidden(backbone.embed(torch.tensor([tokens], device=backbone.device)), kv=kv, keep=1)
+        found += kv[0, layer, 1, :, ends].float().cpu().unbind(1)
     return torch.stack(found)
+
+
+def _conversations(prompts: Sequence[LabelledPrompt]) -> list[list[LabelledPrompt]]:
+    """Return the prompts, those of one conversation together."""
+    found = list[list[LabelledPrompt]]()
+    for prompt in prompts:
+        if prompt.follows:
+            found[-1].append(prompt)
+        else:
+            found.append([prompt])
+    return found
 
 
 class ProbeTraining:

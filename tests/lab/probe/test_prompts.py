@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from everlong_lab.probe.prompts import ProbePromptsPlan, make_prompts
+from everlong_lab.probe import prompts
+from everlong_lab.probe.prompts import ConversationTurn, ProbePromptsPlan, ShortText, make_prompts
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.prompt import INSTRUCT
@@ -77,3 +78,31 @@ def test_questions_without_a_place_in_their_text_are_no_prompts(embedder: Embedd
     )
     with pytest.raises(DataError, match="prompts with and without the answer are needed; 0 of one kind"):
         make_prompts(made, len, embedder, lambda what, done: None)
+
+
+def test_a_conversation_repeats_the_passages_when_it_no_longer_sees_them(
+    embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "The ferry to the island leaves at nine."
+    turns = [
+        ConversationTurn("When does the ferry leave?", "At nine.", True),
+        ConversationTurn("How long does the crossing take?", "The text does not say.", False),
+        ConversationTurn("Thanks!", "You are welcome.", True),
+        ConversationTurn("Tell me about ferries.", "Ferries are boats. " * 100, True),
+        ConversationTurn("Where does it go?", "To the island.", True),
+    ]
+    note = ShortText(text, ["When does the ferry leave?"], ["What did the anchor cost?"], turns)
+    monkeypatch.setattr(prompts, "short_texts", lambda: [note])
+    plan = ProbePromptsPlan(None, [], None, 2, 16, short=True)
+    made = make_prompts(plan, lambda text: len(text) // 4, embedder, lambda what, done: None)
+    alone, conversation = made[:2], made[2:]
+    assert [prompt.follows for prompt in made] == [False, False, False, True, True, True]
+    assert [prompt.question for prompt in conversation] == [
+        turn.question for turn in turns if turn.question != "Thanks!"
+    ]
+    assert [prompt.holds for prompt in conversation] == [True, False, True, True]
+    assert alone[0].before == conversation[0].before
+    assert [text in prompt.before for prompt in conversation] == [True, False, False, True]
+    assert conversation[-1].before.endswith(
+        "Tell me about ferries.\nAnswer: " + ("Ferries are boats. " * 100)[:300] + "\nQuestion: "
+    )

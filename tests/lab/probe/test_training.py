@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from everlong_lab.cli.probe import train_probe
 from everlong_lab.probe import prompts
 from everlong_lab.probe.prompts import LabelledPrompt, ShortText
-from everlong_lab.probe.training import ProbeTraining, area
+from everlong_lab.probe.training import ProbeTraining, area, values_of
 from everlong_models import load_model
 from everlong_models.answer_probe import PROBE, AnswerProbe
 from everlong_models.errors import DataError
@@ -57,6 +57,34 @@ def test_the_area_counts_pairs() -> None:
     scores, holds = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([True, False, True, False])
     assert area(scores, holds) == pytest.approx((1 + 1 + 1 + 0.5) / 4)
     assert area(100 * scores + 1000, holds) == pytest.approx((1 + 1 + 1 + 0.5) / 4), "whatever their size"
+
+
+def test_the_values_of_a_conversation_are_those_of_its_prompts_read_one_after_the_other(tiny_model: Path) -> None:
+    options = {"segment_length": 16, "sinks": 4, "window": 64}
+    model = load_model(str(tiny_model / "backbone"), models_dir=tiny_model, memory="window", options=options)
+    first = LabelledPrompt("a note", "It says nine. ", "When?", True, "At nine.")
+    alone = LabelledPrompt("a note", "It says nine. ", "When?At nine.How long?", True)
+    second = LabelledPrompt("a note", "", "How long?", False, follows=True)
+    values = values_of(model, [first, alone, first, second, first], 1, lambda what, done: None)
+    assert values.shape == (5, model.memory.backbone.kv_heads, model.memory.backbone.head_dim)
+    torch.testing.assert_close(values[2], values[0])
+    torch.testing.assert_close(values[4], values[0])
+    chat, encode = model.chat, model.tokenizer.encode
+    tokens = [
+        *chat.head,
+        *encode("It says nine. "),
+        *encode("When?"),
+        *chat.ask,
+        *encode("At nine."),
+        *chat.turn,
+        *encode("How long?"),
+        *chat.ask,
+    ]
+    backbone = model.memory.backbone
+    kv = backbone.new_kv(1, len(tokens))
+    backbone.hidden(backbone.embed(torch.tensor([tokens])), kv=kv, keep=1)
+    torch.testing.assert_close(values[3], kv[0, 1, 1, :, -1].float())
+    assert not torch.allclose(values[3], values[1])
 
 
 PEOPLE = ("Quill", "Barrow", "Finch", "Marsh", "Thorne", "Vane", "Webb", "Yarrow")
@@ -150,5 +178,8 @@ def test_the_packaged_short_texts() -> None:
     assert len(texts) == 75
     for short in texts:
         assert len(short.text.encode()) <= 3200
-        assert len(short.holds) == len(short.lacks) == 5
+        assert min(len(short.holds), len(short.lacks)) >= 5
         assert all(is_question(question) for question in (*short.holds, *short.lacks))
+        assert len(short.conversation) == 9
+        assert 4 <= sum(turn.holds for turn in short.conversation) <= 5
+        assert all((turn.answer == "The text does not say.") != turn.holds for turn in short.conversation)

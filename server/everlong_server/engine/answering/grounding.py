@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from everlong_server.store.search.passages import Passage
 
+REFUSAL = "The text does not say."
+"""The answer to a question whose answer is not in the text."""
 _SAVED = 8
 """Tokens that a passage can save, at most, because it is joined to an adjacent one."""
 _NEAR = 400
@@ -38,8 +40,7 @@ class Template:
     separator: str
     closing: str
     nothing: str = (
-        "The text above does not hold the answer to the following question. Answer only: “The text does not say.”\n\n"
-        "Question: "
+        f"The text above does not hold the answer to the following question. Answer only: “{REFUSAL}”\n\nQuestion: "
     )
     gap: str | None = None
     tokens: int = 1000

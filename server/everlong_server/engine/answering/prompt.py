@@ -78,8 +78,8 @@ def follow_up_template(template: Template, previous: Exchange) -> Template:
 class Prompt:
     """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`.
 
-    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `fallback`: the tokens of
-    another prompt, which asks for “The text does not say.”, for the model's probe; None if the model answers in any case.
+    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `judged`: the model's probe
+    decides whether the answer is “The text does not say.”
     """
 
     tokens: list[int]
@@ -87,7 +87,7 @@ class Prompt:
     visible_kept: int | None
     own_before: int | None
     question: str
-    fallback: list[int] | None = None
+    judged: bool = False
 
 
 class PromptBuilder:
@@ -131,8 +131,8 @@ class PromptBuilder:
         )
         # The search does not judge whether short texts hold the answer. The model's probe can.
         may_lack_answer = (
-            self._engine.model.probe is not None and bool(found) and result.unjudged and template is None and not tools
-            and not has_history and await asyncio.to_thread(asks_for_fact, question)
+            self._engine.model.probe is not None and bool(found) and result.unjudged and result.overview is None and not tools
+            and await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
         )  # fmt: skip
         if (lacks_answer or may_lack_answer or not found) and not await self._passages.complete(documents):
             # A document was deleted. The memory still has it.
@@ -231,15 +231,14 @@ class PromptBuilder:
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
         visible, own_before = RECENT_TOKENS if searched else None, 0 if prompt_only else None
-        alone = prompt_only or not context.session.snapshot.position
-        may_lack_answer = may_lack_answer and alone and bool(text) and template is INSTRUCT
-        fallback = [*lead, *tokenizer.encode(template.nothing), *message] if may_lack_answer else None
-        return Prompt(tokens, evidence, visible, own_before, question, fallback)
+        known = prompt_only or not context.session.snapshot.position or bool(context.session.messages)
+        judged = may_lack_answer and known and bool(evidence) and template is not WITH_TOOLS
+        return Prompt(tokens, evidence, visible, own_before, question, judged)
 
     def _hid_open(self, question: str, evidence: Sequence[Passage]) -> bool:
         """Return whether the answer to the first question was made without the open segment, as `build` decides it."""
         memory, judged = self._engine.model.memory, self._engine.model.probe is not None and bool(evidence)
-        without = search_query(question, None) is None or (judged and asks_for_fact(question))
+        without = search_query(question, None) is None or (judged and asks_for_fact(question, has_history=False))
         return memory.visible_tokens > memory.segment_length and without
 
     def _repeating(

@@ -25,13 +25,13 @@ from everlong_server.engine.answering.events import (
     ToolArgumentsDelta,
     ToolCallStarted,
 )
-from everlong_server.engine.answering.grounding import Recall, Template
+from everlong_server.engine.answering.grounding import REFUSAL, Recall, Template
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
 from everlong_server.engine.answering.tool_calls import CallParser
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, Fallback
+from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, Refusal
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.snapshots import encode_snapshot
 from everlong_server.errors import InvalidRequest, TooLarge
@@ -220,8 +220,6 @@ class TurnRunner:
                 usage.tokens = request.computed_tokens
             if turn._error is not None:
                 raise turn._error
-            # The engine can have used the other prompt.
-            message = replace(message, usage=_prompt_usage(context.session.snapshot, len(request.prompt)))
             message = answer.complete(message, request)
             if context.continued is not None:
                 message = message.joined_to(context.continued, context.added)
@@ -258,7 +256,10 @@ class TurnRunner:
         self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None
     ) -> AnswerRequest:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
-        open, probe = list(context.session.snapshot.open), self._engine.model.probe
+        open, model = list(context.session.snapshot.open), self._engine.model
+        refusal = None
+        if prompt.judged and model.probe is not None and grammar is None:
+            refusal = Refusal([*model.tokenizer.encode(REFUSAL), *model.tokenizer.eos_ids[:1]], model.probe)
         return AnswerRequest(
             context.state,
             open,
@@ -271,7 +272,7 @@ class TurnRunner:
             grammar,
             self._quota.tenant,
             [] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
-            fallback=None if probe is None or prompt.fallback is None or grammar else Fallback(prompt.fallback, probe),
+            refusal=refusal,
         )
 
     async def _deltas(

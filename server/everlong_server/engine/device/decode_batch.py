@@ -22,24 +22,20 @@ class DecodeBatch:
         """Positions of each row in the last step."""
         self.rows: list[AnswerRequest] = []
 
-    def add(self, request: AnswerRequest) -> bool:
+    def add(self, request: AnswerRequest) -> None:
         """Prefill the answer's open segment (1 … S tokens) into a new row, and set the logits of the next token.
 
-        Returns False, without adding it, if the evidence in its prompt lacks the answer, and it has a `fallback`.
+        If the evidence in its prompt lacks the answer, the tokens of its refusal come next.
         """
         tokens = request.open[request.hidden_open :]
         request.logits = self._cached.open(request.state, tokens, request.visible_kept, request.own_before is None)
         request.ahead.clear()
-        if (fallback := request.fallback) and not fallback.probe.holds_answer(
-            self._cached.last_values(fallback.probe.layer)
-        ):
-            self._cached.remove(len(self.rows))
-            return False
-        request.fallback = request.beginning = None
+        refusal, request.refusal = request.refusal, None
+        if refusal is not None and not refusal.probe.holds_answer(self._cached.last_values(refusal.probe.layer)):
+            request.forced.extend(refusal.tokens)
         if self._drafting is not None:
             self._drafting.begin(request)
         self.rows.append(request)
-        return True
 
     def start_next_segment(self, request: AnswerRequest) -> bool:
         """Commit the answer's full segment to its memory and reuse its row for the next segment.

@@ -46,10 +46,10 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Fallback:
-    """A second prompt, which is used if `probe` says that the evidence in the first one does not hold the answer."""
+class Refusal:
+    """The tokens of an answer, with its end, which is given if `probe` says that the evidence in the prompt does not hold the answer."""
 
-    prompt: list[int]
+    tokens: Sequence[int]
     probe: AnswerProbe
 
 
@@ -65,8 +65,8 @@ class AnswerRequest:
     answer attends to its prompt and to this many tokens before it, in the state and in `open`, which belong to the prompt, too; it does not attend
     to any others, whatever `visible_kept` is. The tokens in `open` still become part of the state with their segment.
     `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `text_before`: the last tokens
-    of a text that the answer continues. `background`: the request waits for all others. `fallback`: what to do if the evidence in the
-    prompt lacks the answer; None generates one in any case.
+    of a text that the answer continues. `background`: the request waits for all others. `refusal`: the answer if the evidence in the
+    prompt lacks one; None generates an answer in any case.
     """
 
     state: MemoryState
@@ -81,7 +81,7 @@ class AnswerRequest:
     owner: str = ""
     text_before: Sequence[int] = ()
     background: bool = False
-    fallback: Fallback | None = None
+    refusal: Refusal | None = None
     id: int = -1
     cancelled: bool = False
     # The fields below belong to the runner.
@@ -104,8 +104,8 @@ class AnswerRequest:
     """Number of guesses that were decoded."""
     accepted: int = 0
     """Number of those that were right."""
-    given_up: int = 0
-    """Number of tokens of the first prompt, if that of the fallback replaced it; otherwise 0."""
+    forced: deque[int] = field(default_factory=deque)
+    """The next tokens, which are not sampled: the rest of the refusal."""
     generated: int = 0
     """Number of generated tokens, with those of a loop that was cut."""
     text: AnswerText | None = None
@@ -114,25 +114,10 @@ class AnswerRequest:
     committed: list[tuple[MemoryState, list[int]]] = field(default_factory=list)
     """States, and the segments that followed them, that hold tokens which may turn out to be a loop. Oldest first."""
 
-    beginning: tuple[MemoryState, list[int], int | None] | None = None
-    """`state`, `open` and `visible_kept` as they were given, while there is a `fallback`."""
-
-    def __post_init__(self) -> None:
-        if self.fallback is not None:
-            self.beginning = self.state, list(self.open), self.visible_kept
-
     @property
     def computed_tokens(self) -> int:
         """Number of tokens that the device has prefilled and generated for the request."""
-        return self.given_up + self.prompt_read + self.generated
-
-    def fall_back(self) -> None:
-        """Begin again, with the prompt of the fallback."""
-        assert self.fallback is not None
-        assert self.beginning is not None
-        (self.state, self.open, self.visible_kept), self.given_up = self.beginning, len(self.prompt)
-        self.prompt, self.prompt_read, self.hidden_open, self.context = self.fallback.prompt, 0, 0, []
-        self.sampler = self.text = self.logits = self.fallback = self.beginning = None
+        return self.prompt_read + self.generated
 
     def commit_segment(self, state: MemoryState, segment: int) -> None:
         """Replace the state by `state`, which includes the open segment of `segment` tokens, and empty the open segment."""

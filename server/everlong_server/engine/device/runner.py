@@ -303,12 +303,8 @@ class Runner:
         request.state = request.state.to(self._device)
         if request.sampler is None:
             request.open_prompt(self._model.tokenizer, self._memory.vocab_size)
-        if self._decode_batch.add(request):
-            self._scheduler.opened(request.id, background=request.background)
-        else:
-            self._unschedule(request)
-            request.fall_back()
-            self._schedule_answer(request)
+        self._decode_batch.add(request)
+        self._scheduler.opened(request.id, background=request.background)
 
     def _commit_segment(self, request: AnswerRequest) -> None:
         """Commit the answer's full segment to its state. It is prefilled again, alone: the last bits of the batch's cache depend on other rows."""

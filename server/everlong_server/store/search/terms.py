@@ -100,6 +100,12 @@ def stop_words(language: str) -> frozenset[str]:
     return frozenset(word.casefold() for word in get_stop_words(language))
 
 
+@cache
+def other_stop_words() -> tuple[frozenset[str], ...]:
+    """Return the words that are in most texts of a language, in small letters, for each known language except English."""
+    return tuple(filter(None, map(stop_words, LANGUAGE_MAPPING)))
+
+
 def terms_of(language: str) -> Terms:
     """Return this thread's `Terms` of a language."""
     known: dict[str, Terms] = _LOCAL.__dict__.setdefault("terms", {})

@@ -1,4 +1,4 @@
-"""Over HTTP: where the model's probe says that the evidence lacks the answer, the prompt says so, and only there."""
+"""Over HTTP: where the model's probe says that the evidence lacks the answer, the server says so, and only there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from everlong_models import load_model
 from everlong_models.answer_probe import PROBE
-from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.engine.answering.grounding import REFUSAL
 from tests.process import Server
 from tests.tinymodel import STORY
 
-GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "seed": 1}
+GREEDY = {"temperature": 0, "max_tokens": 24, "seed": 1}
 LONG = STORY.read_text()[:20_000]
 ALICE = LONG[LONG.index("The way Dinah") :][:3000]
 """So short that every question gets it as evidence."""
@@ -44,20 +43,18 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory):
         yield server.start()
 
 
-def test_the_prompt_says_so(server: Server, folder: Path) -> None:
-    model = load_model(str(folder), models_dir=folder.parent)
+def test_the_answer_says_so(server: Server) -> None:
     document = server.read(ALICE)["id"]
     session = server.session(document)["id"]
     message = server.say(session, QUESTION, **GREEDY)
+    assert message["content"] == REFUSAL
+    assert message["finish_reason"] == "stop"
+    assert message["citations"] == []
     assert any("Dinah" in passage["text"] for passage in message["evidence"]), "what was found is shown"
-    prompt = [
-        *model.chat.head, *model.tokenizer.encode(INSTRUCT.nothing), *model.tokenizer.encode(QUESTION),
-        *model.chat.ask,
-    ]  # fmt: skip
-    after = server.get_session(session)
-    before = server.session(document)
-    assert message["usage"]["prompt_tokens"] == before["position"] + len(prompt)
-    assert after["position"] == before["position"] + len(prompt) + message["usage"]["completion_tokens"]
+    assert message["usage"]["prompt_tokens"] > 60, "it has the evidence"
+    assert server.get_session(session)["position"] == sum(
+        message["usage"][f"{kind}_tokens"] for kind in ("prompt", "completion")
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,51 +62,50 @@ def test_the_prompt_says_so(server: Server, folder: Path) -> None:
     [
         ("Tell me what Dinah would do with the black kitten.", {}),
         ("Can you tell what Dinah would do with the black kitten?", {}),
-        ("Dinah and the black kitten's face?", {}),
+        ("Was macht Dinah mit dem schwarzen Kätzchen?", {}),
         (QUESTION, {"json_schema": {"type": "string", "maxLength": 4}}),
     ],
-    ids=["no question", "a request", "no question word", "a schema"],
+    ids=["no question", "a request", "another language", "a schema"],
 )
 def test_other_messages_get_an_answer_in_any_case(server: Server, question: str, more: dict) -> None:
     document = server.read(ALICE)["id"]
     message = server.say(server.session(document)["id"], question, **GREEDY, **more)
-    plain = server.say(server.session(document)["id"], question, **GREEDY, **more, recall=False)
     assert message["evidence"]
-    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30, "it has the evidence"
+    assert message["content"] != REFUSAL
 
 
 def test_the_search_decides_about_longer_texts(server: Server) -> None:
     document = server.read(LONG)["id"]
     message = server.say(server.session(document)["id"], QUESTION, **GREEDY)
-    plain = server.say(server.session(document)["id"], QUESTION, **GREEDY, recall=False)
     assert message["evidence"]
-    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30, "it has the evidence"
+    assert message["content"] != REFUSAL
 
 
-def test_a_later_question_gets_an_answer_in_any_case(server: Server) -> None:
-    """The conversation can hold the answer."""
-    document = server.read(ALICE)["id"]
-    session = server.session(document)["id"]
-    server.say(session, "My friend John is 40.", **GREEDY)
-    before = server.get_session(session)["position"]
-    message = server.say(session, QUESTION, **GREEDY)
+@pytest.mark.parametrize("question", [QUESTION, "Why?"])
+def test_the_answer_says_so_after_other_messages(server: Server, question: str) -> None:
+    session = server.session(server.read(ALICE)["id"])["id"]
+    assert server.say(session, "Dinah had washed the kitten.", **GREEDY)["content"] != REFUSAL
+    message = server.say(session, question, **GREEDY)
     assert message["evidence"]
-    assert message["usage"]["prompt_tokens"] - before > 60, "it has the evidence"
+    assert message["content"] == REFUSAL
+
+
+def test_a_later_request_gets_an_answer_in_any_case(server: Server) -> None:
+    session = server.session(server.read(ALICE)["id"])["id"]
+    server.say(session, "Dinah had washed the kitten.", **GREEDY)
+    message = server.say(session, "Can you say more about Dinah?", **GREEDY)
+    assert message["evidence"]
+    assert message["content"] != REFUSAL
 
 
 NOTE = "The black kitten's face was washed by Dinah."
 """Shorter than a segment."""
 
 
-def test_the_prompt_says_so_of_a_text_shorter_than_a_segment(server: Server, folder: Path) -> None:
-    document = server.read(NOTE)["id"]
-    session = server.session(document)["id"]
-    before = server.get_session(session)["position"]
-    message = server.say(session, QUESTION, **GREEDY)
-    model = load_model(str(folder), models_dir=folder.parent)
-    prompt = [*model.chat.head, *model.tokenizer.encode(INSTRUCT.nothing), *model.tokenizer.encode(QUESTION)]
+def test_the_answer_says_so_about_a_text_shorter_than_a_segment(server: Server) -> None:
+    message = server.say(server.session(server.read(NOTE)["id"])["id"], QUESTION, **GREEDY)
     assert message["evidence"]
-    assert message["usage"]["prompt_tokens"] == before + len([*prompt, *model.chat.ask])
+    assert message["content"] == REFUSAL
 
 
 def test_a_text_shorter_than_a_segment_is_seen_as_passages(new_server, tiny_model: Path, tmp_path: Path) -> None:
@@ -122,7 +118,7 @@ def test_a_text_shorter_than_a_segment_is_seen_as_passages(new_server, tiny_mode
     assert asked[note]["content"] == asked[other]["content"], "it sees the passages, which are the same, not the texts"
     session = server.session(note)["id"]
     cut = server.say(session, QUESTION, **GREEDY | {"max_tokens": 3})
-    extended = server.say(session, "-", continue_answer=True, **GREEDY | {"max_tokens": 5})
+    extended = server.say(session, "-", continue_answer=True, **GREEDY | {"max_tokens": 21})
     assert cut["finish_reason"] == "length"
     assert extended["content"] == asked[note]["content"]
 
@@ -134,9 +130,8 @@ def test_texts_in_another_language_get_an_answer_in_any_case(server: Server) -> 
     document = server.read(text)["id"]
     question = "Wann ist der Fahrradkeller geöffnet?"
     message = server.say(server.session(document)["id"], question, **GREEDY)
-    plain = server.say(server.session(document)["id"], question, **GREEDY, recall=False)
     assert message["evidence"]
-    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30
+    assert message["content"] != REFUSAL
 
 
 def test_a_model_without_a_probe_answers(new_server, folder: Path, tmp_path: Path) -> None:
@@ -146,6 +141,5 @@ def test_a_model_without_a_probe_answers(new_server, folder: Path, tmp_path: Pat
     server = new_server(other, recall_tokens=96).start()
     document = server.read(ALICE)["id"]
     message = server.say(server.session(document)["id"], QUESTION, **GREEDY)
-    plain = server.say(server.session(document)["id"], QUESTION, **GREEDY, recall=False)
     assert message["evidence"]
-    assert message["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 30
+    assert message["content"] != REFUSAL

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.query import Query
-from everlong_server.store.search.terms import words
+from everlong_server.store.search.terms import other_stop_words, words
 
 # Words that are not searched for beside others: grammar, words of questions, greetings.
 STOP_WORDS = frozenset(
@@ -172,12 +172,21 @@ def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: b
     )
 
 
-def asks_for_fact(message: str) -> bool:
-    """Return whether a message, the first of a conversation, is a question in English that a text can answer or not, and no request."""
-    found = set(map(str.casefold, words(message)))
-    return (
-        is_question(message) and not found.isdisjoint(_ENGLISH_INTERROGATIVES) and found.isdisjoint(_ADDRESSING_WORDS)
-    )
+def asks_for_fact(message: str, *, has_history: bool) -> bool:
+    """Return whether a message is a question in English that a text can answer or not, and no request.
+
+    `has_history`: there are earlier messages. A question that begins a conversation must have a word that is not in `STOP_WORDS`.
+    """
+    found = [word.casefold() for word in words(message)]
+    asks = _QUESTION_MARKS.search(message) is not None or (found[:1] and found[0] in _ENGLISH_INTERROGATIVES)
+    addresses = not _ADDRESSING_WORDS.isdisjoint(found)
+    return bool(asks) and not addresses and (has_history or not STOP_WORDS.issuperset(found)) and _in_english(found)
+
+
+def _in_english(message: Sequence[str]) -> bool:
+    """Return whether words, in small letters, are in English: it has some of them in `STOP_WORDS`, and no other language knows more."""
+    known = sum(word in STOP_WORDS for word in message)
+    return known > 0 and all(sum(word in others for word in message) <= known for others in other_stop_words())
 
 
 def _first_and_last(words: Sequence[str], most: int) -> list[str]:

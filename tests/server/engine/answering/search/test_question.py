@@ -95,15 +95,31 @@ def test_a_follow_up_with_words_of_its_own_is_also_compared_alone(message: str, 
     [
         ("Who owns the inn?", True),
         ("In the end, what did Peter steal?", True),
-        ("Who owns the inn", False),
+        ("who owns the inn", True),
+        ("Tell me who owns the inn.", False),
         ("Who are you?", False),
         ("How do I reset my password?", True),
         ("What can you tell me about the inn?", False),
         ("Can you write a poem about the inn?", False),
-        ("Is the inn open on Monday?", False),
+        ("Is the inn open on Monday?", True),
+        ("Is dinner included?", True),
         ("Wann ist das Gasthaus offen?", False),
-        ("What?", False),
+        ("Was kostet das Zimmer?", False),
+        ("Will er kommen?", False),
+        ("Is het open?", False),
+        ("And on Sundays?", True),
+        ("Und am Sonntag?", False),
+        ("Pourquoi?", False),
+        ("?", False),
+        ("", False),
     ],
 )
 def test_which_messages_ask_for_a_fact(message: str, asks: bool) -> None:
-    assert asks_for_fact(message) is asks
+    assert asks_for_fact(message, has_history=False) is asks
+    assert asks_for_fact(message, has_history=True) is asks
+
+
+def test_after_other_messages_a_question_needs_no_words_of_its_own() -> None:
+    for message in ("Why?", "What is it?", "How much?"):
+        assert not asks_for_fact(message, has_history=False)
+        assert asks_for_fact(message, has_history=True)
