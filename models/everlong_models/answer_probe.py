@@ -1,4 +1,4 @@
-"""`AnswerProbe`: tells whether the passages before a question hold its answer, by what the model has cached for the prompt.
+"""`AnswerProbe`: tells whether the passages before a question, or the conversation, hold its answer, by what the model has cached for the prompt.
 
     score = w · v + b    they hold the answer if score ≥ 0
 

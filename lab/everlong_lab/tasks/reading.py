@@ -25,9 +25,8 @@ from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
 from everlong_models.memories.base import SegmentReader
+from everlong_server.engine.answering.grounding import REFUSAL
 
-REFUSAL = "The text does not say."
-"""The answer to a question that the text does not answer; the server's prompt asks for the same words."""
 _TRIES = 500
 
 

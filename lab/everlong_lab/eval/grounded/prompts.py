@@ -21,10 +21,9 @@ from everlong_lab.corpora import text
 from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank
 from everlong_lab.eval.grounded.questions import TRAINING_SETS, texts
 from everlong_lab.eval.grounded.report import TEMPLATES
-from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import select_passages
+from everlong_server.engine.answering.grounding import REFUSAL, select_passages
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everlong_lab.tasks.reading import REFUSAL
+from everlong_server.engine.answering.grounding import REFUSAL
 from everlong_server.engine.answering.search.question import STOP_WORDS
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

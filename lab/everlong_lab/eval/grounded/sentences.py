@@ -17,9 +17,9 @@ import torch
 from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.eval.grounded.scores import content_words
 from everlong_lab.tasks.chat_encoder import ChatEncoder
-from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.text.tokenizer import Tokenizer
+from everlong_server.engine.answering.grounding import REFUSAL
 
 _ASK = """Write the answer as one complete sentence with the words of the question. Add nothing else.
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from text_to_num import alpha2digit
 
+from everlong_server.engine.answering.grounding import REFUSAL
 from everlong_server.engine.answering.search.question import STOP_WORDS
 from everlong_server.store.messages import Citation
 from everlong_server.store.search.passages import Passage
@@ -64,7 +65,9 @@ def cited_part(citation: Citation, evidence: Sequence[Passage]) -> Passage:
 
 
 def cite(question: str, answer: str, evidence: Sequence[Passage]) -> list[Citation]:
-    """Return the citations of `answer`, in its order. A sentence that no passage supports has none."""
+    """Return the citations of `answer`, in its order. A sentence that no passage supports has none, nor has `REFUSAL`."""
+    if answer.strip() == REFUSAL:
+        return []
     spans = [(number, start, end) for number, p in enumerate(evidence) for start, end in _sentences(p.text)]
     english = language_of("\n".join(passage.text for passage in evidence)) == "en"
     parts = [_words(evidence[number].text[start:end], english) for number, start, end in spans]

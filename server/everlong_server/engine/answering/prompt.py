@@ -79,7 +79,7 @@ class Prompt:
     """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`.
 
     `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `judged`: the model's probe
-    decides whether the answer is “The text does not say.”
+    may replace the answer by `REFUSAL`.
     """
 
     tokens: list[int]
@@ -113,7 +113,7 @@ class PromptBuilder:
         build = partial(self.build, question=question, tools=tools)
         if not recall.passages or (not documents and recall.also_in is None):
             return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
-        has_history = bool(context.session.messages or context.unread)
+        has_history = _has_history(context)
         query = await asyncio.to_thread(search_query, question, previous and previous.question)
         build = partial(build, small_talk=query is None)
         by_sentences = self._template.gap is not None
@@ -131,7 +131,7 @@ class PromptBuilder:
         )
         # The search does not judge whether short texts hold the answer. The model's probe can.
         may_lack_answer = (
-            self._engine.model.probe is not None and bool(found) and result.unjudged and result.overview is None and not tools
+            self._may_judge(context, result) and not tools and question == content
             and await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
         )  # fmt: skip
         if (lacks_answer or may_lack_answer or not found) and not await self._passages.complete(documents):
@@ -150,6 +150,11 @@ class PromptBuilder:
             may_lack_answer=may_lack_answer,
             template=template,
         )
+
+    def _may_judge(self, context: TurnContext, result: Found) -> bool:
+        """Return whether the model's probe can tell whether passages hold an answer: if it knows such prompts, and no instructions say what to answer."""
+        knows = self._engine.model.probe is not None and self._template is INSTRUCT and result.overview is None
+        return knows and result.unjudged and bool(result.passages) and not _instructed(context)
 
     async def _seen_anyway(self, context: TurnContext, limit: int) -> list[Passage]:
         """Return the passages of the session's documents, which fit into the open segment. So the model sees them, whatever the search finds."""
@@ -192,7 +197,7 @@ class PromptBuilder:
             visible = RECENT_TOKENS + snapshot.position - len(snapshot.open) - reused
         # The state has the whole answer if that ended with a segment: see `SessionTurns`.
         tokens = tokens or model.tokenizer.encode(LINE_BREAK)
-        own_before = own if prompt_only else None
+        own_before = own if prompt_only and own < snapshot.position else None
         return Prompt(tokens, list(answer.evidence), visible, own_before, asked)
 
     def build(
@@ -214,7 +219,7 @@ class PromptBuilder:
         window = memory.visible_tokens - memory.segment_length
         # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
         # probe may judge the passages: it learnt from prompts that the model reads alone.
-        hides_open = window > 0 and (small_talk or may_lack_answer)
+        hides_open = window > 0 and (small_talk or (may_lack_answer and not context.unread))
         keeps_tokens = bool(memory.kept_tokens(context.state)) or hides_open
         prompt_only = keeps_tokens and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
@@ -230,15 +235,17 @@ class PromptBuilder:
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
-        visible, own_before = RECENT_TOKENS if searched else None, 0 if prompt_only else None
-        known = prompt_only or not context.session.snapshot.position or bool(context.session.messages)
-        judged = may_lack_answer and known and bool(evidence) and template is not WITH_TOOLS
-        return Prompt(tokens, evidence, visible, own_before, question, judged)
+        # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
+        visible, own_before = (
+            RECENT_TOKENS if searched else None,
+            0 if prompt_only and context.session.snapshot.position else None,
+        )
+        return Prompt(tokens, evidence, visible, own_before, question, may_lack_answer and bool(evidence))
 
     def _hid_open(self, question: str, evidence: Sequence[Passage]) -> bool:
         """Return whether the answer to the first question was made without the open segment, as `build` decides it."""
-        memory, judged = self._engine.model.memory, self._engine.model.probe is not None and bool(evidence)
-        without = search_query(question, None) is None or (judged and asks_for_fact(question, has_history=False))
+        memory, passages = self._engine.model.memory, self._engine.model.probe is not None and bool(evidence)
+        without = search_query(question, None) is None or (passages and asks_for_fact(question, has_history=False))
         return memory.visible_tokens > memory.segment_length and without
 
     def _repeating(
@@ -345,6 +352,17 @@ class PromptBuilder:
         if read > (model.memory.remembered_tokens or 0):
             return text
         return model.tokenizer.decode(model.tokenizer.encode(text)[read - kept :]) or text
+
+
+def _has_history(context: TurnContext) -> bool:
+    """Return whether there are earlier messages of the user or the model."""
+    return context.session.messages > 0 or any(message.role != "system" for message in context.unread)
+
+
+def _instructed(context: TurnContext) -> bool:
+    """Return whether the message or the conversation has instructions. A conversation that begins with a system message has an odd number of messages."""
+    unread = any(message.role == "system" for message in context.unread)
+    return bool(context.instructions) or unread or context.session.messages % 2 == 1
 
 
 def _all_open(context: TurnContext) -> bool:

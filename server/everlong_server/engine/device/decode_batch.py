@@ -29,13 +29,13 @@ class DecodeBatch:
         """
         tokens = request.open[request.hidden_open :]
         request.logits = self._cached.open(request.state, tokens, request.visible_kept, request.own_before is None)
+        self.rows.append(request)  # first: whatever fails after this removes the row, too
         request.ahead.clear()
         refusal, request.refusal = request.refusal, None
         if refusal is not None and not refusal.probe.holds_answer(self._cached.last_values(refusal.probe.layer)):
             request.forced.extend(refusal.tokens)
         if self._drafting is not None:
             self._drafting.begin(request)
-        self.rows.append(request)
 
     def start_next_segment(self, request: AnswerRequest) -> bool:
         """Commit the answer's full segment to its memory and reuse its row for the next segment.

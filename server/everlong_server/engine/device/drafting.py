@@ -33,10 +33,13 @@ class Drafting:
         return cls(most, _ROW_COST_ON_CPU, 16) if on_cpu else cls(most, _ROW_COST_ON_GPU, 64)
 
     def begin(self, answer: AnswerRequest) -> None:
-        """Prepare to guess the tokens of an answer whose prompt is in its open segment, or was read before."""
+        """Prepare to guess the tokens of an answer whose prompt is in its open segment, or was read before.
+
+        Forced tokens count as a part of the context, so that they are guessed.
+        """
         if answer.lookup is None:
             context = max(answer.open[answer.hidden_open :], answer.prompt, key=len)
-            answer.lookup = PromptLookup(context, self.chances)
+            answer.lookup = PromptLookup([*context, *answer.forced], self.chances)
 
     def width(self, answers: Sequence[AnswerRequest], room: int) -> int:
         """Return how many positions the next step should have for each answer: its sampled token, and guesses.

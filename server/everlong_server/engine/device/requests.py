@@ -47,7 +47,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The tokens of an answer, with its end, which is given if `probe` says that the evidence in the prompt does not hold the answer."""
+    """The answer if `probe` finds that the evidence in the prompt holds none. `tokens`: its tokens and the end-of-text token, if there is one."""
 
     tokens: Sequence[int]
     probe: AnswerProbe
@@ -144,8 +144,12 @@ class AnswerRequest:
         may_loop = self.params.ignore_eos or constrained or not self.params.stop_repetition
         self.text = AnswerText(tokenizer, self.params, may_loop=may_loop, before=self.text_before)
 
+    def next_token(self, sampled: int) -> int:
+        """Return the token that comes next: the next one of the refusal, otherwise `sampled`."""
+        return self.forced.popleft() if self.forced else sampled
+
     def ends_with(self, token: int, eos_ids: Collection[int]) -> bool:
-        """Record that `token` was sampled, and return whether it ends the answer without being a part of it."""
+        """Record that `token` comes next, and return whether it ends the answer without being a part of it."""
         assert self.sampler is not None
         self.sampler.accept(token)
         # Even under `ignore_eos`, a grammar may allow nothing but the end.

@@ -333,6 +333,7 @@ class Runner:
 
     def _take(self, request: AnswerRequest, token: int, sampled: dict[int, int], again: list[AnswerRequest]) -> None:
         """Emit a token. It goes to `sampled` if it must be decoded. If it was guessed and decoded, the answer goes to `again`."""
+        token = request.next_token(token)
         if self._emit(request, token):
             if not request.take_guess(token):
                 sampled[request.id] = token

@@ -21,7 +21,7 @@ class TokenSampler:
     def sample(
         self, answers: Sequence[AnswerRequest], fail: Callable[[AnswerRequest, Exception], None]
     ) -> list[tuple[AnswerRequest, int]]:
-        """Return each answer with its next token, from its logits, or the one that is forced. An answer whose sampler raises is passed to `fail`.
+        """Return each answer with its next token, from its logits. An answer whose sampler raises is passed to `fail`.
 
         Raises `AcceleratorError`, after which the device can compute nothing.
         """
@@ -47,7 +47,4 @@ class TokenSampler:
         if len(valid) < len(rows):
             rows, scores = [rows[row] for row in valid], scores[valid]
         tokens = sample_tokens([sampler for _, sampler, _ in rows], scores, self._kernel) if rows else []
-        return [
-            (answer, answer.forced.popleft() if answer.forced else token)
-            for (answer, *_), token in zip(rows, tokens, strict=True)
-        ]
+        return [(answer, token) for (answer, *_), token in zip(rows, tokens, strict=True)]

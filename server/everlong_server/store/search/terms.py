@@ -102,7 +102,7 @@ def stop_words(language: str) -> frozenset[str]:
 
 @cache
 def other_stop_words() -> tuple[frozenset[str], ...]:
-    """Return the words that are in most texts of a language, in small letters, for each known language except English."""
+    """Return the words that are in most texts of a language, in lower case, for each known language except English."""
     return tuple(filter(None, map(stop_words, LANGUAGE_MAPPING)))
 
 

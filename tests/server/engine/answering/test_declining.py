@@ -64,8 +64,9 @@ def test_the_answer_says_so(server: Server) -> None:
         ("Can you tell what Dinah would do with the black kitten?", {}),
         ("Was macht Dinah mit dem schwarzen Kätzchen?", {}),
         (QUESTION, {"json_schema": {"type": "string", "maxLength": 4}}),
+        (QUESTION, {"instructions": "Answer from what you know."}),
     ],
-    ids=["no question", "a request", "another language", "a schema"],
+    ids=["no question", "a request", "another language", "a schema", "instructions"],
 )
 def test_other_messages_get_an_answer_in_any_case(server: Server, question: str, more: dict) -> None:
     document = server.read(ALICE)["id"]
@@ -88,6 +89,21 @@ def test_the_answer_says_so_after_other_messages(server: Server, question: str) 
     message = server.say(session, question, **GREEDY)
     assert message["evidence"]
     assert message["content"] == REFUSAL
+
+
+def test_a_chat_with_a_system_message_gets_an_answer_in_any_case(server: Server) -> None:
+    """Also later, when the memory has read the system message."""
+    document = server.read(ALICE)["id"]
+    attached = {"type": "file", "file": {"file_id": document}}
+    messages: list[dict] = [{"role": "system", "content": "Answer from what you know."}]
+    for question in (QUESTION, "Why?"):
+        messages.append({"role": "user", "content": [attached, {"type": "text", "text": question}]})
+        body = {"model": "tiny-window", "messages": messages, "temperature": 0, "max_tokens": 24, "seed": 1}
+        answer = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        assert answer != REFUSAL
+        messages.append({"role": "assistant", "content": answer})
+    plain = server.http.post("/v1/chat/completions", json={**body, "messages": messages[1:2]}).json()
+    assert plain["choices"][0]["message"]["content"] == REFUSAL
 
 
 def test_a_later_request_gets_an_answer_in_any_case(server: Server) -> None:

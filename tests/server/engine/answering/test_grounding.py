@@ -207,6 +207,23 @@ def test_a_long_question_leaves_less_of_the_window_for_passages(tiny_model: Path
     )
 
 
+def test_a_judged_answer_attends_to_the_beginning_of_its_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    """If nothing was read before it, the first tokens that the memory keeps are those of the prompt."""
+    options = {"segment_length": 16, "sinks": 4, "window": 128}
+    served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, INSTRUCT)  # type: ignore[arg-type]
+    short = served.tokenizer.encode("A boat.")
+    for read, own in ((short, 0), ([], None)):
+        session = Session("", "", "", ("doc",), Snapshot(open=tuple(read), position=len(read)))
+        context = TurnContext(session, served.memory.initial_state(1), (), None, AsyncMock())
+        built = prompts.build(
+            context, QUESTION, passages_of(ALICE)[:1], Recall(4, 96), lacks_answer=False, may_lack_answer=True
+        )
+        assert built.judged
+        assert len(built.tokens) > 16
+        assert built.own_before == own
+
+
 def test_a_follow_up_repeats_the_question_and_answer_before_it() -> None:
     before = Exchange("Whose offer\nwas accepted?", "Croft Marine's. " + "It costs more. " * 50)
     template = follow_up_template(INSTRUCT, before)

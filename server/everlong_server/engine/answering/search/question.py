@@ -25,6 +25,8 @@ STOP_WORDS = frozenset(
     themselves then there these they thing things think this those though through to too under until up upon us ve very
     want wants was wasn we well were weren what whatever when where whether which while who whom whose why will with
     within without won would wouldn yes yet you your yours yourself yourselves
+    arent cant couldnt didnt doesnt dont hasnt havent hows im isnt ive lets shouldnt thats theres theyre wasnt werent
+    whats whens wheres whos whys wont wouldnt youre
     bye cheers cool fine good goodbye great hello hey hi lol nice ok okay sorry sure thank thanks welcome yeah
         """,
     )
@@ -54,8 +56,42 @@ _LATIN_END = 0x250
 """First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
 _QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")
 _ENGLISH_INTERROGATIVES = frozenset(
-    ["who", "whom", "whose", "what", "when", "where", "why", "which", "how", "does", "did"]
+    [
+        "who", "whom", "whose", "what", "when", "where", "why", "which", "how", "does", "did",
+        "whos", "whats", "whens", "wheres", "whys", "hows",
+    ]
+)  # fmt: skip
+_SUBJECTS = frozenset(["i", "he", "she", "we", "they", "there"])
+_AUXILIARIES = frozenset(
+    [
+        "am",
+        "are",
+        "can",
+        "could",
+        "did",
+        "do",
+        "does",
+        "had",
+        "has",
+        "have",
+        "is",
+        "may",
+        "might",
+        "must",
+        "s",
+        "shall",
+        "should",
+        "was",
+        "were",
+        "will",
+        "would",
+    ]
 )
+"""Words that begin a yes-or-no question in English; "s" as in "what's"."""
+_CONNECTIVES = frozenset(["and", "but", "or", "so"])
+"""Words that begin a question that refers to the one before: "And on Sundays?"."""
+_NOT_ASKED = frozenset(["a", "an", "i", "he", "she", "it", "they", "we"])
+"""After an interrogative, they begin a statement or an exclamation."""
 _INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset(
     [
         "wer",
@@ -127,7 +163,8 @@ def search_query(question: str, previous: str | None) -> Query | None:
     all_words = words(question)
     own = [word for word in dict.fromkeys(all_words) if word.casefold() not in STOP_WORDS]
     marked = _QUESTION_MARKS.search(question) is not None
-    asks = marked or (bool(all_words) and all_words[0].casefold() in _INTERROGATIVES)
+    beginning = [word.casefold() for word in all_words[:2]]
+    asks = marked or not _INTERROGATIVES.isdisjoint(beginning[:1]) or _inverts(beginning)
     refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
     follows = previous is not None and (asks or bool(own)) and (refers_back or len(own) < _FEW_WORDS)
     everyday = not own and not follows
@@ -175,16 +212,30 @@ def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: b
 def asks_for_fact(message: str, *, has_history: bool) -> bool:
     """Return whether a message is a question in English that a text can answer or not, and no request.
 
-    `has_history`: there are earlier messages. A question that begins a conversation must have a word that is not in `STOP_WORDS`.
+    `has_history`: there are earlier messages. Only then can it consist of everyday words, such as "Why?".
     """
     found = [word.casefold() for word in words(message)]
-    asks = _QUESTION_MARKS.search(message) is not None or (found[:1] and found[0] in _ENGLISH_INTERROGATIVES)
-    addresses = not _ADDRESSING_WORDS.isdisjoint(found)
-    return bool(asks) and not addresses and (has_history or not STOP_WORDS.issuperset(found)) and _in_english(found)
+    if not found or not _ADDRESSING_WORDS.isdisjoint(found) or not _in_english(found):
+        return False
+    interrogative = not _ENGLISH_INTERROGATIVES.isdisjoint(found)
+    if STOP_WORDS.issuperset(found) and not (has_history and interrogative and found != ["what"]):
+        return False
+    if _QUESTION_MARKS.search(message):
+        return interrogative or found[0] in _AUXILIARIES or (has_history and found[0] in _CONNECTIVES)
+    # "What time does it start", but not "What a nice story" and "When I was a child".
+    asks = (
+        found[0] in _ENGLISH_INTERROGATIVES and not _AUXILIARIES.isdisjoint(found[1:4]) and found[1] not in _NOT_ASKED
+    )
+    return asks or _inverts(found)
+
+
+def _inverts(message: Sequence[str]) -> bool:
+    """Return whether words, in lower case, begin like a yes-or-no question in English: "is there", "can i"."""
+    return len(message) > 1 and message[0] in _AUXILIARIES and message[1] in _SUBJECTS
 
 
 def _in_english(message: Sequence[str]) -> bool:
-    """Return whether words, in small letters, are in English: it has some of them in `STOP_WORDS`, and no other language knows more."""
+    """Return whether words, in lower case, are English: some are in `STOP_WORDS`, and the stop words of no other language have more of them."""
     known = sum(word in STOP_WORDS for word in message)
     return known > 0 and all(sum(word in others for word in message) <= known for others in other_stop_words())
 

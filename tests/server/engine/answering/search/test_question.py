@@ -52,7 +52,7 @@ def test_letters_with_a_thousand_accents_are_composed_in_pieces(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("message", "asks"),
     [
-        ("Where does she live?", True), ("where does she live", True), ("Wo wohnt Anna", True), ("qui a écrit ce livre", True),
+        ("Where does she live?", True), ("where does she live", True), ("whats the wage", True), ("is there wifi", True), ("Is nice here in Bergen", False), ("Wo wohnt Anna", True), ("qui a écrit ce livre", True),
         ("Anna lives by the sea.", False), ("Read what follows", False), ("Nowhere to go", False),
     ],
 )  # fmt: skip
@@ -95,7 +95,18 @@ def test_a_follow_up_with_words_of_its_own_is_also_compared_alone(message: str, 
     [
         ("Who owns the inn?", True),
         ("In the end, what did Peter steal?", True),
-        ("who owns the inn", True),
+        ("what time does it start", True),
+        ("whose car was at the inn", True),
+        ("is there a lift at the inn", True),
+        ("can i bring my dog", True),
+        ("have a nice day at the inn", False),
+        ("what's the price of the room", True),
+        ("What a nice story.", False),
+        ("How interesting!", False),
+        ("When I was a child we lived there.", False),
+        ("What I want is a summary of the inn.", False),
+        ("Tell me a joke, please?", False),
+        ("Summarise this inn, please?", False),
         ("Tell me who owns the inn.", False),
         ("Who are you?", False),
         ("How do I reset my password?", True),
@@ -107,7 +118,6 @@ def test_a_follow_up_with_words_of_its_own_is_also_compared_alone(message: str, 
         ("Was kostet das Zimmer?", False),
         ("Will er kommen?", False),
         ("Is het open?", False),
-        ("And on Sundays?", True),
         ("Und am Sonntag?", False),
         ("Pourquoi?", False),
         ("?", False),
@@ -120,6 +130,8 @@ def test_which_messages_ask_for_a_fact(message: str, asks: bool) -> None:
 
 
 def test_after_other_messages_a_question_needs_no_words_of_its_own() -> None:
-    for message in ("Why?", "What is it?", "How much?"):
+    for message in ("Why?", "What is it?", "How much?", "And on Sundays?"):
         assert not asks_for_fact(message, has_history=False)
         assert asks_for_fact(message, has_history=True)
+    for message in ("What?", "Really?", "Is that so?", "Got it?", "So?", "ok?"):
+        assert not asks_for_fact(message, has_history=True)
