@@ -268,6 +268,13 @@ class Backbone(nn.Module):
         return out if keep is None else out[:, -keep:]
 
     @property
+    def continues_exactly(self) -> bool:
+        """Whether a pass after `at` stored positions computes, bit for bit, what one pass from `at` 0 computes for them, if both have more than
+        `SHORT` positions. True of this package's kernels for processors with AVX2: each position is computed by itself."""
+        fixed = has_fixed_frequencies(self.model.config.get_text_config())
+        return self._optimised is not None and self._ranks is None and fixed and self._optimised.rows_are_independent
+
+    @property
     def can_verify_guesses(self) -> bool:
         """Whether `steps` computes what single steps do, up to rounding. False if rows of a product depend on each other (LLM.int8()), or the
         rotation of a position depends on later ones of its pass (`longrope`)."""

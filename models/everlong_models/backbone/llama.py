@@ -233,6 +233,13 @@ class Llama:
             self._decode_rotation = cos, sin
         return self._decode_rotation
 
+    @property
+    def rows_are_independent(self) -> bool:
+        """Whether a position's numbers never depend on how many others a pass has. Known for this package's products and attention, in layers
+        without windows and further norms; not true of libraries' products of many rows."""
+        plain = self.shape.plain and all(layer.window is None for layer in self.shape.layers)
+        return plain and has_simd_kernels(self.norm) and self.shape.head_dim % PANEL == 0
+
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Backbone.logits`."""
         quantised = self.decoding_head is not None and hidden.dim() == 2

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from everlong_models.backbone.cache import Cache
+from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.errors import StateShape, TokenError
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import LayerView, MemoryPart, MemoryView
@@ -117,12 +118,20 @@ class SegmentReader(nn.Module, ABC):
         return None
 
     def open_recent(
-        self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True
+        self,
+        state: MemoryState,
+        tokens: Tensor,
+        newest: int | None,
+        *,
+        sinks: bool = True,
+        prefixes: PrefixCache | None = None,
+        owner: str = "",
     ) -> tuple[Cache, Tensor]:
-        """Like `open`, but attend only to the `newest` of the `kept_tokens`, and with `sinks` to the very first tokens.
+        """Like `open`, but attend only to the `newest` of the `kept_tokens` (None: to all), and with `sinks` to the very first tokens.
 
         The state loses nothing: `close` returns the same as after `open`. A memory that keeps no tokens ignores both
-        arguments.
+        arguments. `prefixes`: what the `owner`'s earlier prompts have in common with this one is taken from there, and this one is added.
+        It changes no result. A memory whose model computes otherwise ignores it.
         """
         return self.open(state, tokens)
 

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
+from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.errors import ConfigError, TokenError
+from everlong_models.kernels.attention import SHORT
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart
@@ -134,10 +136,17 @@ class Window(SegmentReader):
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Encode [kept tokens ; tokens]."""
-        return self.open_recent(state, tokens, self.config.window)
+        return self.open_recent(state, tokens, None)
 
     def open_recent(
-        self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True
+        self,
+        state: MemoryState,
+        tokens: Tensor,
+        newest: int | None,
+        *,
+        sinks: bool = True,
+        prefixes: PrefixCache | None = None,
+        owner: str = "",
     ) -> tuple[Cache, Tensor]:
         """Encode [sinks ; `newest` tokens of the window ; tokens]. Prefills row by row: their contexts differ in length."""
         self.check_segment(tokens, state)
@@ -145,15 +154,32 @@ class Window(SegmentReader):
         held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
         held[:, : tokens.shape[1]] = tokens
         last, before = [], []
-        for row, context in enumerate(self._context(state, newest, sinks=sinks)):
-            x = self.backbone.embed(torch.cat([context, tokens[row : row + 1]], dim=1))
-            last.append(self.backbone.hidden(x, kv=kv[row : row + 1], keep=1))
+        for row, context in enumerate(
+            self._context(state, self.config.window if newest is None else newest, sinks=sinks)
+        ):
+            prompt = torch.cat([context, tokens[row : row + 1]], dim=1)
+            last.append(self._encode(prompt, kv[row : row + 1], prefixes, owner))
             before.append(context.shape[1])
         cache = Cache(
             {"kv": kv, "tokens": held, "before": torch.tensor(before, device=tokens.device), **state.tensors},
             torch.full((state.rows,), tokens.shape[1], device=tokens.device),
         )
         return cache, self.backbone.logits(torch.cat(last)[:, -1])
+
+    def _encode(self, prompt: Tensor, kv: Tensor, prefixes: PrefixCache | None, owner: str) -> Tensor:
+        """Store the keys and values of `prompt` (1, n) in `kv`, and return the last hidden state (1, 1, D)."""
+        count = prompt.shape[1]
+        if count <= SHORT or not self.backbone.continues_exactly:
+            return self.backbone.hidden(self.backbone.embed(prompt), kv=kv, keep=1)
+        known, found = (0, None) if prefixes is None else prefixes.find(owner, prompt[0], count - SHORT - 1)
+        if found is not None:
+            kv[..., :known, :] = found[..., :known, :]
+        # Not without `at`: a first pass attends to keys that are not rounded to 16 bits yet.
+        at = torch.full((1,), known, device=prompt.device)
+        hidden = self.backbone.hidden(self.backbone.embed(prompt[:, known:]), kv=kv, at=at, keep=1)
+        if prefixes is not None:
+            prefixes.keep(owner, prompt[0], kv)
+        return hidden
 
     def continue_in_cache(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
         """Evict the oldest positions after the sinks from the cache, as StreamingLLM does, and move the rest down.

@@ -28,7 +28,9 @@ class DecodeBatch:
         If the evidence in its prompt lacks the answer, the tokens of its refusal come next.
         """
         tokens = request.open[request.hidden_open :]
-        request.logits = self._cached.open(request.state, tokens, request.visible_kept, request.own_before is None)
+        request.logits = self._cached.open(
+            request.state, tokens, request.visible_kept, request.own_before is None, request.owner
+        )
         self.rows.append(request)  # first: whatever fails after this removes the row, too
         request.ahead.clear()
         refusal, request.refusal = request.refusal, None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from everlong_models import CacheSlots, MemoryState, StepGraphs
+from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.memories.base import SegmentReader
 
 
@@ -18,6 +19,7 @@ class DecodeRows:
         self._device = device
         self._graphs = graphs
         self._slots = CacheSlots(keep_allocated=graphs is not None)
+        self._prefixes = PrefixCache()
 
     @property
     def segment_length(self) -> int:
@@ -29,16 +31,15 @@ class DecodeRows:
         """See `SegmentReader`."""
         return self._memory.can_rewind
 
-    def open(self, state: MemoryState, tokens: list[int], newest: int | None, sinks: bool) -> Tensor:
+    def open(self, state: MemoryState, tokens: list[int], newest: int | None, sinks: bool, owner: str = "") -> Tensor:
         """Prefill the open segment `tokens` into a new row, and return the logits (V,) of the next token.
 
-        `newest`, `sinks`: see `SegmentReader.open_recent`; `newest` None attends to all that `state` keeps.
+        `newest`, `sinks`, `owner`: see `SegmentReader.open_recent`.
         """
         segment = torch.tensor([tokens], dtype=torch.int64, device=self._device)
-        if newest is None:
-            cache, logits = self._memory.open(state, segment)
-        else:
-            cache, logits = self._memory.open_recent(state, segment, newest, sinks=sinks)
+        cache, logits = self._memory.open_recent(
+            state, segment, newest, sinks=sinks or newest is None, prefixes=self._prefixes, owner=owner
+        )
         self._slots.add(cache)
         return logits[0]
 

@@ -62,8 +62,13 @@ def test_nothing_is_prefilled_again_at_the_end_of_a_segment(
     exact = {"quantize": False, "bfloat16": False}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options, **exact)
     memory, runner = model.memory, Runner(model, max_streams=3, reading_share=0.3, max_stall=0.1)
-    opened, real = [], memory.open
-    monkeypatch.setattr(memory, "open", lambda state, tokens: opened.append(tokens.shape[1]) or real(state, tokens))
+    opened, real = [], memory.open_recent
+
+    def counted(state, tokens, *arguments, **options):
+        opened.append(tokens.shape[1])
+        return real(state, tokens, *arguments, **options)
+
+    monkeypatch.setattr(memory, "open_recent", counted)
     lengths = (3, 9, 15)
 
     def answered(tokens: int, lengths: Sequence[int] = lengths) -> list[AnswerFinished]:

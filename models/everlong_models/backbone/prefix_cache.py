@@ -1,0 +1,56 @@
+"""`PrefixCache`: keys and values of the newest prompts, so that one that begins like another is not encoded again from its beginning."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+MOST_BYTES = 64 << 20
+"""Bytes of keys and values that are kept, by default."""
+
+
+class PrefixCache:
+    """The newest prompts with their keys and values. An owner, such as a tenant, gets only its own: how long a prompt takes tells whether
+    one like it was encoded before."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._kept: deque[tuple[str, Tensor, Tensor]] = deque()
+        """Owner, tokens (n,) and keys and values (1, …, n, d), the oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, owner: str, tokens: Tensor, most: int) -> tuple[int, Tensor | None]:
+        """Return how many of the first `tokens` (n,) another prompt of the owner has, at most `most`, and its keys and values."""
+        count, found = 0, None
+        for of, known, kv in self._kept:
+            length = min(len(known), len(tokens), most)
+            if of == owner and length > count:
+                same = int((known[:length] == tokens[:length]).cumprod(0).sum())
+                if same > count:
+                    count, found = same, kv
+        return count, found
+
+    def keep(self, owner: str, tokens: Tensor, kv: Tensor) -> None:
+        """Keep a copy of the keys and values `kv` (1, …, C, d) of the prompt `tokens` (n,), n ≤ C, in place of the prompts that it begins with.
+
+        Drops the oldest ones that there is no room for.
+        """
+        own = kv[..., : len(tokens), :].clone()
+        if own.nbytes > self._most:
+            return
+        for entry in list(self._kept):
+            if entry[0] == owner and len(entry[1]) <= len(tokens) and torch.equal(entry[1], tokens[: len(entry[1])]):
+                self._drop(entry)
+        self._kept.append((owner, tokens.clone(), own))
+        self._bytes += own.nbytes
+        while self._bytes > self._most:
+            self._drop(self._kept[0])
+
+    def _drop(self, entry: tuple[str, Tensor, Tensor]) -> None:
+        self._kept = deque(other for other in self._kept if other is not entry)
+        self._bytes -= entry[2].nbytes

@@ -1,0 +1,86 @@
+"""A prompt takes from earlier ones the keys and values of what they have in common, and every result is the same to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from everlong_models.backbone.prefix_cache import PrefixCache
+from everlong_models.kernels.attention import SHORT
+from everlong_models.kernels.cpu.quantised_matrix import GROUP, can_quantise
+from everlong_models.kernels.linear import has_simd_kernels
+from everlong_models.memories.window import Window, WindowConfig
+from tests.models.kernels.cpu.test_quantised_steps import build
+
+
+def prompt(*tokens: int) -> torch.Tensor:
+    return torch.tensor(tokens)
+
+
+def kv(tokens: torch.Tensor, room: int = 0) -> torch.Tensor:
+    """Keys and values that are the tokens themselves, of 2 layers and 3 heads of 4 numbers, with `room` for more positions."""
+    values = torch.cat([tokens, torch.zeros(room, dtype=tokens.dtype)]).half()
+    return values[:, None].expand(1, 2, 2, 3, -1, 4).contiguous()
+
+
+def test_the_longest_beginning_is_found_and_only_by_its_owner() -> None:
+    cache = PrefixCache()
+    for tokens in (prompt(1, 2, 3, 4), prompt(1, 2, 9, 9, 9)):
+        cache.keep("a", tokens, kv(tokens, room=3))
+    for tokens, count in ((prompt(1, 2, 3, 7), 3), (prompt(1, 2, 9, 9), 4), (prompt(1, 5), 1)):
+        found, stored = cache.find("a", tokens, 4)
+        assert found == count
+        assert stored is not None
+        assert torch.equal(stored[..., :count, :], kv(tokens[:count]))
+        assert cache.find("a", tokens, 1)[0] == 1
+        assert cache.find("b", tokens, 4) == (0, None)
+    assert cache.find("a", prompt(5, 1, 2), 4) == (0, None)
+
+
+def test_a_prompt_takes_the_place_of_its_beginnings_and_the_oldest_make_room() -> None:
+    bytes_each = kv(prompt(1)).nbytes
+    cache = PrefixCache(7 * bytes_each)
+    cache.keep("a", prompt(1, 2), kv(prompt(1, 2)))
+    cache.keep("a", prompt(1, 2, 3), kv(prompt(1, 2, 3)))
+    assert len(cache) == 1
+    cache.keep("b", prompt(4, 5, 6), kv(prompt(4, 5, 6)))
+    assert len(cache) == 2
+    cache.keep("a", prompt(7, 8), kv(prompt(7, 8)))
+    assert cache.find("a", prompt(1, 2, 3), 3) == (0, None), "the oldest"
+    assert cache.find("b", prompt(4, 5), 2)[0] == 2
+    cache.keep("a", prompt(*range(8)), kv(prompt(*range(8))))
+    assert cache.find("a", prompt(7, 8), 2)[0] == 2, "what is too large takes no place"
+
+
+@pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
+@pytest.mark.parametrize("quantize", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma3_text", "gpt_neox"])
+def test_it_changes_no_result(family: str, quantize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = build(family=family)
+    backbone.optimize(quantize=quantize)
+    if not backbone.continues_exactly:
+        assert not (has_simd_kernels(torch.empty(0)) and family in ("llama", "qwen2"))
+        pytest.skip("this family, or this processor's kernels, may compute several positions together")
+    memory = Window(WindowConfig(segment_length=128, sinks=4, window=192), backbone)
+    text = torch.randint(5, 90, (1, 512), generator=torch.Generator().manual_seed(1))
+    state, encoded, hidden = memory.read(text[:, :256], memory.initial_state()), list[int](), backbone.hidden
+
+    def counted(x, **arguments):
+        encoded.append(x.shape[1])
+        return hidden(x, **arguments)
+
+    monkeypatch.setattr(backbone, "hidden", counted)
+    prefixes, newest = PrefixCache(), 64
+    with torch.no_grad():
+        for length in (20, 50, 110, 110, 127):
+            segment = text[:, 256 : 256 + length]
+            warm, warm_logits = memory.open_recent(state, segment, newest, prefixes=prefixes)
+            cold, cold_logits = memory.open_recent(state, segment, newest)
+            assert torch.equal(warm_logits, cold_logits)
+            assert all(torch.equal(warm[name], cold[name]) for name in cold.tensors)
+            token = segment[:, -1]
+            assert torch.equal(memory.step(warm, token), memory.step(cold, token))
+        everything = [4 + newest + length for length in (20, 50, 110, 110, 127)]
+    opened = [count for count in encoded if count > 1]
+    assert opened[1::2] == everything
+    assert opened[::2] == [everything[0], SHORT + 1, SHORT + 1, SHORT + 1, SHORT + 1]
