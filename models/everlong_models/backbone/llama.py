@@ -41,7 +41,7 @@ from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_qu
 from everlong_models.kernels.cpu.simd import PANEL
 from everlong_models.kernels.experts import MLP, Experts, QuantisedExperts, UngatedMLP
 from everlong_models.kernels.gpu import layer_kernels
-from everlong_models.kernels.linear import Activation, Linear, has_simd_kernels
+from everlong_models.kernels.linear import Activation, Linear, has_bfloat16, has_simd_kernels
 from everlong_models.kernels.low_rank import detach, split_update
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
 from everlong_models.kernels.yield_point import yield_point
@@ -238,7 +238,7 @@ class Llama:
         """Whether a position's numbers never depend on how many others a pass has. Known for this package's products and attention, in layers
         without windows and further norms; not true of libraries' products of many rows."""
         plain = self.shape.plain and all(layer.window is None for layer in self.shape.layers)
-        return plain and has_simd_kernels(self.norm) and self.shape.head_dim % PANEL == 0
+        return plain and has_simd_kernels(self.norm) and not has_bfloat16() and self.shape.head_dim % PANEL == 0
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Backbone.logits`."""

@@ -40,16 +40,17 @@ class PrefixCache:
 
         Drops the oldest ones that there is no room for.
         """
-        own = kv[..., : len(tokens), :].clone()
-        if own.nbytes > self._most:
+        own = kv[..., : len(tokens), :]
+        size = own.numel() * own.element_size()
+        if size > self._most:
             return
         for entry in list(self._kept):
             if entry[0] == owner and len(entry[1]) <= len(tokens) and torch.equal(entry[1], tokens[: len(entry[1])]):
                 self._drop(entry)
-        self._kept.append((owner, tokens.clone(), own))
-        self._bytes += own.nbytes
-        while self._bytes > self._most:
+        while self._bytes + size > self._most:
             self._drop(self._kept[0])
+        self._kept.append((owner, tokens.clone(), own.clone()))
+        self._bytes += size
 
     def _drop(self, entry: tuple[str, Tensor, Tensor]) -> None:
         self._kept = deque(other for other in self._kept if other is not entry)

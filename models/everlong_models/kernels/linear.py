@@ -45,7 +45,12 @@ _ONEDNN: dict[Activation, tuple[str, list[float], str]] = {
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """Return the activation of `x`, which may be overwritten."""
+    """Return the activation of `x` (…, N), which may be overwritten."""
+    if activation == Activation.SILU and has_simd_kernels(x):
+        # Row by row: the last bits depend on how PyTorch divides a tensor among threads, and so on the number of rows.
+        for row in x.view(-1, x.shape[-1]):
+            F.silu(row, inplace=True)
+        return x
     if activation == Activation.SILU:
         return F.silu(x, inplace=True)
     return F.gelu(x, approximate="tanh" if activation == Activation.GELU else "none")

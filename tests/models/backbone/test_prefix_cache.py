@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from everlong_models.backbone.loading import load_backbone
 from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.kernels.attention import SHORT
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, can_quantise
 from everlong_models.kernels.linear import has_simd_kernels
 from everlong_models.memories.window import Window, WindowConfig
+from tests.models import tiny_gguf
 from tests.models.kernels.cpu.test_quantised_steps import build
 
 
@@ -52,6 +56,24 @@ def test_a_prompt_takes_the_place_of_its_beginnings_and_the_oldest_make_room() -
     assert cache.find("a", prompt(7, 8), 2)[0] == 2, "what is too large takes no place"
 
 
+LENGTHS, NEWEST = (20, 50, 110, 110, 127), 64
+
+
+@torch.no_grad()
+def compare(memory: Window) -> None:
+    """Open segments of `LENGTHS` tokens, each with the beginning of the one before it, with and without what the earlier ones left."""
+    text = torch.randint(5, 90, (1, 512), generator=torch.Generator().manual_seed(1))
+    state, prefixes = memory.read(text[:, :256], memory.initial_state()), PrefixCache()
+    for length in LENGTHS:
+        segment = text[:, 256 : 256 + length]
+        warm, warm_logits = memory.open_recent(state, segment, NEWEST, prefixes=prefixes)
+        cold, cold_logits = memory.open_recent(state, segment, NEWEST)
+        assert torch.equal(warm_logits, cold_logits)
+        assert all(torch.equal(warm[name], cold[name]) for name in cold.tensors)
+        token = segment[:, -1]
+        assert torch.equal(memory.step(warm, token), memory.step(cold, token))
+
+
 @pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 @pytest.mark.parametrize("quantize", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma3_text", "gpt_neox"])
@@ -62,25 +84,30 @@ def test_it_changes_no_result(family: str, quantize: bool, monkeypatch: pytest.M
         assert not (has_simd_kernels(torch.empty(0)) and family in ("llama", "qwen2"))
         pytest.skip("this family, or this processor's kernels, may compute several positions together")
     memory = Window(WindowConfig(segment_length=128, sinks=4, window=192), backbone)
-    text = torch.randint(5, 90, (1, 512), generator=torch.Generator().manual_seed(1))
-    state, encoded, hidden = memory.read(text[:, :256], memory.initial_state()), list[int](), backbone.hidden
+    encoded, hidden = list[int](), backbone.hidden
 
     def counted(x, **arguments):
         encoded.append(x.shape[1])
         return hidden(x, **arguments)
 
     monkeypatch.setattr(backbone, "hidden", counted)
-    prefixes, newest = PrefixCache(), 64
-    with torch.no_grad():
-        for length in (20, 50, 110, 110, 127):
-            segment = text[:, 256 : 256 + length]
-            warm, warm_logits = memory.open_recent(state, segment, newest, prefixes=prefixes)
-            cold, cold_logits = memory.open_recent(state, segment, newest)
-            assert torch.equal(warm_logits, cold_logits)
-            assert all(torch.equal(warm[name], cold[name]) for name in cold.tensors)
-            token = segment[:, -1]
-            assert torch.equal(memory.step(warm, token), memory.step(cold, token))
-        everything = [4 + newest + length for length in (20, 50, 110, 110, 127)]
-    opened = [count for count in encoded if count > 1]
+    compare(memory)
+    opened, everything = [count for count in encoded if count > 1], [4 + NEWEST + length for length in LENGTHS]
     assert opened[1::2] == everything
     assert opened[::2] == [everything[0], SHORT + 1, SHORT + 1, SHORT + 1, SHORT + 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_it_changes_no_result_of_one_copy_of_the_weights(tmp_path: Path, threads: int) -> None:
+    """Whatever the number of threads, among which PyTorch divides the numbers of all positions."""
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", mlp=1024)
+    backbone, _ = load_backbone(str(file), models_dir=tmp_path, one_copy=True)
+    backbone.optimize(quantize=True)
+    if not backbone.continues_exactly:
+        pytest.skip("this processor's kernels may compute several positions together")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compare(Window(WindowConfig(segment_length=128, sinks=4, window=192), backbone))
+    finally:
+        torch.set_num_threads(before)

@@ -7,7 +7,15 @@ import torch
 from torch.nn import functional as F
 
 from everlong_models.kernels import linear
-from everlong_models.kernels.linear import Activation, Linear, has_bfloat16, has_onednn, matmul
+from everlong_models.kernels.linear import (
+    Activation,
+    Linear,
+    activate,
+    has_bfloat16,
+    has_onednn,
+    has_simd_kernels,
+    matmul,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -94,3 +102,15 @@ def test_matmul():
     x, keys, values = torch.randn(30, 16), torch.randn(50, 16), torch.randn(16, 9)
     torch.testing.assert_close(matmul(x, keys[:33]), x @ keys[:33].T)
     torch.testing.assert_close(matmul(x, values.t()), x @ values)
+
+
+@pytest.mark.skipif(not has_simd_kernels(torch.empty(0)), reason="not this package's kernels")
+@pytest.mark.parametrize("threads", [1, 3, 6])
+def test_an_activation_does_not_depend_on_the_number_of_rows(threads: int) -> None:
+    """PyTorch divides a tensor among threads anywhere, and computes what does not fill a vector by other instructions."""
+    x, before = 2 * torch.randn(600, 8960, generator=torch.Generator().manual_seed(0)), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(activate(x.clone(), Activation.SILU), torch.cat([F.silu(row) for row in x.split(1)]))
+    finally:
+        torch.set_num_threads(before)

@@ -57,14 +57,18 @@ class ChatTurns:
         checkpoint: ChatCheckpoint | None = None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
         field: str = "messages",
+        instructed: bool = False,
     ) -> Turn:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
         whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
-        answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents.
+        answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `instructed`:
+        the chat up to `checkpoint` has instructions.
         """
-        context = self._context(documents, messages, recall, tools, checkpoint, on_complete, field)
+        context = self._context(
+            documents, messages, recall, tools, checkpoint, on_complete, field, instructed=instructed
+        )
         return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
 
     async def count_tokens(
@@ -84,6 +88,8 @@ class ChatTurns:
         checkpoint: ChatCheckpoint | None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None,
         field: str = "messages",
+        *,
+        instructed: bool = False,
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
@@ -117,7 +123,8 @@ class ChatTurns:
                 await on_complete(answer, next_session)
 
         previous = Exchange(question, answer or "") if question else None
-        yield TurnContext(session, state, messages[included:-1], previous, commit)
+        instructed = instructed or any(message.role == "system" for message in messages)
+        yield TurnContext(session, state, messages[included:-1], previous, commit, instructed=instructed)
 
     async def _stored(
         self, chat_ids: Sequence[str], messages: Sequence[Message]

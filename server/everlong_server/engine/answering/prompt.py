@@ -154,7 +154,7 @@ class PromptBuilder:
     def _may_judge(self, context: TurnContext, result: Found) -> bool:
         """Return whether the model's probe can tell whether passages hold an answer: if it knows such prompts, and no instructions say what to answer."""
         knows = self._engine.model.probe is not None and self._template is INSTRUCT and result.overview is None
-        return knows and result.unjudged and bool(result.passages) and not _instructed(context)
+        return knows and result.unjudged and bool(result.passages) and not context.instructed
 
     async def _seen_anyway(self, context: TurnContext, limit: int) -> list[Passage]:
         """Return the passages of the session's documents, which fit into the open segment. So the model sees them, whatever the search finds."""
@@ -190,14 +190,16 @@ class PromptBuilder:
             lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
         elif prompt_only := context.session.messages == 2 and (
-            (prompt_only and bool(reused)) or self._hid_open(asked, answer.evidence)
+            (prompt_only and bool(reused)) or self._hid_open(context, asked, answer.evidence)
         ):
             own = snapshot.position - (reused if context.read_before is None else context.read_before)
+            prompt_only = own < snapshot.position
+            visible = visible if prompt_only else snapshot.position
         elif searched:
             visible = RECENT_TOKENS + snapshot.position - len(snapshot.open) - reused
         # The state has the whole answer if that ended with a segment: see `SessionTurns`.
         tokens = tokens or model.tokenizer.encode(LINE_BREAK)
-        own_before = own if prompt_only and own < snapshot.position else None
+        own_before = own if prompt_only else None
         return Prompt(tokens, list(answer.evidence), visible, own_before, asked)
 
     def build(
@@ -242,10 +244,14 @@ class PromptBuilder:
         )
         return Prompt(tokens, evidence, visible, own_before, question, may_lack_answer and bool(evidence))
 
-    def _hid_open(self, question: str, evidence: Sequence[Passage]) -> bool:
-        """Return whether the answer to the first question was made without the open segment, as `build` decides it."""
-        memory, passages = self._engine.model.memory, self._engine.model.probe is not None and bool(evidence)
-        without = search_query(question, None) is None or (passages and asks_for_fact(question, has_history=False))
+    def _hid_open(self, context: TurnContext, question: str, evidence: Sequence[Passage]) -> bool:
+        """Return whether the answer to the first question was made without the open segment, as `build` decides it.
+
+        Then the prompt has the evidence, which is otherwise seen in the open segment.
+        """
+        memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
+        shown = [*memory.kept_tokens(context.state), *context.session.snapshot.open] if evidence else []
+        without = search_query(question, None) is None or self._template.opening in tokenizer.decode(shown)
         return memory.visible_tokens > memory.segment_length and without
 
     def _repeating(
@@ -357,12 +363,6 @@ class PromptBuilder:
 def _has_history(context: TurnContext) -> bool:
     """Return whether there are earlier messages of the user or the model."""
     return context.session.messages > 0 or any(message.role != "system" for message in context.unread)
-
-
-def _instructed(context: TurnContext) -> bool:
-    """Return whether the message or the conversation has instructions. A conversation that begins with a system message has an odd number of messages."""
-    unread = any(message.role == "system" for message in context.unread)
-    return bool(context.instructions) or unread or context.session.messages % 2 == 1
 
 
 def _all_open(context: TurnContext) -> bool:

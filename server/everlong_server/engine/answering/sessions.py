@@ -150,6 +150,8 @@ class SessionTurns:
             yield TurnContext(
                 read, state, unread, previous, commit, progress, instructions, first, ending, added,
                 None if reading is None else reading.snapshot.position,
+                # A session's messages come in pairs, after a system message if it was created with one.
+                bool(instructions) or session.messages % 2 == 1,
             )  # fmt: skip
 
     async def _to_continue(self, session_id: str, answer: bool | str) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ class TurnContext:
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
     extended instead of answering a message, `last` the tokens of it that the model reads once more, `added` the text that follows it before
     anything is generated, and `read_before` the number of tokens that the session had read before its first message; None if it is not known.
+    `instructed`: the message or the conversation has a system message or instructions.
     """
 
     session: Session
@@ -42,6 +43,7 @@ class TurnContext:
     last: Sequence[int] = ()
     added: str = ""
     read_before: int | None = None
+    instructed: bool = False
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

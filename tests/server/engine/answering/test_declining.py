@@ -106,6 +106,45 @@ def test_a_chat_with_a_system_message_gets_an_answer_in_any_case(server: Server)
     assert plain["choices"][0]["message"]["content"] == REFUSAL
 
 
+def test_a_response_with_instructions_gets_an_answer_in_any_case(server: Server) -> None:
+    """Also those after it, whose instructions are unchanged."""
+    file = {"type": "input_file", "file_id": server.read(ALICE)["id"]}
+
+    def answered(question: str, **more: str) -> dict:
+        content = (
+            [{"type": "input_text", "text": question}]
+            if more.get("previous_response_id")
+            else [file, {"type": "input_text", "text": question}]
+        )
+        body = {
+            "model": "tiny-window",
+            "input": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_output_tokens": 24,
+        } | more
+        return server.http.post("/v1/responses", json=body).json()
+
+    def text(response: dict) -> str:
+        return response["output"][-1]["content"][0]["text"]
+
+    first = answered(QUESTION, instructions="Answer from what you know.")
+    second = answered("Why?", previous_response_id=first["id"], instructions="Answer in French.")
+    third = answered(QUESTION, previous_response_id=second["id"], instructions="Answer in French.")
+    assert REFUSAL not in {text(first), text(second), text(third)}
+    assert text(answered(QUESTION)) == REFUSAL
+
+
+def test_an_answer_with_instructions_that_is_cut_and_extended_is_that_of_one_request(server: Server) -> None:
+    """It sees the short text itself, which its continuation must see, too."""
+    note, more = server.read(NOTE)["id"], {"instructions": "Answer from what you know."}
+    whole = server.say(server.session(note)["id"], QUESTION, **GREEDY, **more)
+    session = server.session(note)["id"]
+    cut = server.say(session, QUESTION, **GREEDY | {"max_tokens": 3}, **more)
+    extended = server.say(session, "-", continue_answer=True, **GREEDY | {"max_tokens": 21})
+    assert cut["finish_reason"] == "length"
+    assert extended["content"] == whole["content"]
+
+
 def test_a_later_request_gets_an_answer_in_any_case(server: Server) -> None:
     session = server.session(server.read(ALICE)["id"])["id"]
     server.say(session, "Dinah had washed the kitten.", **GREEDY)

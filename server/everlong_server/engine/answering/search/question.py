@@ -61,7 +61,7 @@ _ENGLISH_INTERROGATIVES = frozenset(
         "whos", "whats", "whens", "wheres", "whys", "hows",
     ]
 )  # fmt: skip
-_SUBJECTS = frozenset(["i", "he", "she", "we", "they", "there"])
+_SUBJECTS = frozenset(["i", "he", "she", "it", "we", "they", "there"])
 _AUXILIARIES = frozenset(
     [
         "am",
@@ -222,6 +222,8 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
         return False
     if _QUESTION_MARKS.search(message):
         return interrogative or found[0] in _AUXILIARIES or (has_history and found[0] in _CONNECTIVES)
+    if message.rstrip().endswith((".", "!", "…")):
+        return False
     # "What time does it start", but not "What a nice story" and "When I was a child".
     asks = (
         found[0] in _ENGLISH_INTERROGATIVES and not _AUXILIARIES.isdisjoint(found[1:4]) and found[1] not in _NOT_ASKED
@@ -231,7 +233,8 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
 
 def _inverts(message: Sequence[str]) -> bool:
     """Return whether words, in lower case, begin like a yes-or-no question in English: "is there", "can i"."""
-    return len(message) > 1 and message[0] in _AUXILIARIES and message[1] in _SUBJECTS
+    inverted = len(message) > 1 and message[0] in _AUXILIARIES and message[1] in _SUBJECTS
+    return inverted and message[:2] not in (["do", "it"], ["have", "it"])
 
 
 def _in_english(message: Sequence[str]) -> bool:
