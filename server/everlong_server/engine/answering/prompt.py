@@ -220,7 +220,7 @@ class PromptBuilder:
         searched, found = found is not None, found or []
         window = memory.visible_tokens - memory.segment_length
         # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
-        # probe may judge the passages: it learnt from prompts that the model reads alone.
+        # probe may judge the first answer: it learnt from first prompts that the model reads alone.
         hides_open = window > 0 and (small_talk or (may_lack_answer and not context.unread))
         keeps_tokens = bool(memory.kept_tokens(context.state)) or hides_open
         prompt_only = keeps_tokens and not context.session.messages and searched
@@ -238,10 +238,8 @@ class PromptBuilder:
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
         # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
-        visible, own_before = (
-            RECENT_TOKENS if searched else None,
-            0 if prompt_only and context.session.snapshot.position else None,
-        )
+        own_before = 0 if prompt_only and context.session.snapshot.position else None
+        visible = RECENT_TOKENS if searched else None
         return Prompt(tokens, evidence, visible, own_before, question, may_lack_answer and bool(evidence))
 
     def _hid_open(self, context: TurnContext, question: str, evidence: Sequence[Passage]) -> bool:

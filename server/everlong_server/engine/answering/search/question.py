@@ -33,21 +33,8 @@ STOP_WORDS = frozenset(
 )
 # A question with one of these refers to the question before.
 _REFERRING_WORDS = {
-    "he",
-    "her",
-    "him",
-    "his",
-    "it",
-    "its",
-    "she",
-    "that",
-    "their",
-    "them",
-    "these",
-    "they",
-    "this",
-    "those",
-}
+    "he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "these", "they", "this", "those",
+}  # fmt: skip
 _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
 """A question with one of these can be about the conversation itself, which no document holds."""
 _ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
@@ -55,94 +42,27 @@ _ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
 _LATIN_END = 0x250
 """First code point after the Latin letters. A refusal is only right for a language whose words the search knows."""
 _QUESTION_MARKS = re.compile("[?\uff1f\u061f\u037e]")
-_ENGLISH_INTERROGATIVES = frozenset(
-    [
-        "who", "whom", "whose", "what", "when", "where", "why", "which", "how", "does", "did",
-        "whos", "whats", "whens", "wheres", "whys", "hows",
-    ]
-)  # fmt: skip
+_ENGLISH_INTERROGATIVES = frozenset([
+    "who", "whom", "whose", "what", "when", "where", "why", "which", "how", "does", "did",
+    "whos", "whats", "whens", "wheres", "whys", "hows",
+])  # fmt: skip
 _SUBJECTS = frozenset(["i", "he", "she", "it", "we", "they", "there"])
-_AUXILIARIES = frozenset(
-    [
-        "am",
-        "are",
-        "can",
-        "could",
-        "did",
-        "do",
-        "does",
-        "had",
-        "has",
-        "have",
-        "is",
-        "may",
-        "might",
-        "must",
-        "s",
-        "shall",
-        "should",
-        "was",
-        "were",
-        "will",
-        "would",
-    ]
-)
+"""After one of `_AUXILIARIES` at the beginning, they make a message a question, also without a question mark."""
+_AUXILIARIES = frozenset([
+    "am", "are", "can", "could", "did", "do", "does", "had", "has", "have", "is", "may", "might", "must", "s",
+    "shall", "should", "was", "were", "will", "would",
+])  # fmt: skip
 """Words that begin a yes-or-no question in English; "s" as in "what's"."""
 _CONNECTIVES = frozenset(["and", "but", "or", "so"])
 """Words that begin a question that refers to the one before: "And on Sundays?"."""
 _NOT_ASKED = frozenset(["a", "an", "i", "he", "she", "it", "they", "we"])
 """After an interrogative, they begin a statement or an exclamation."""
-_INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset(
-    [
-        "wer",
-        "wen",
-        "wem",
-        "wessen",
-        "wann",
-        "wo",
-        "wohin",
-        "woher",
-        "warum",
-        "wieso",
-        "weshalb",
-        "wie",
-        "welche",
-        "welcher",
-        "welches",
-        "qui",
-        "quoi",
-        "quand",
-        "où",
-        "pourquoi",
-        "combien",
-        "quel",
-        "quelle",
-        "quels",
-        "quelles",
-        "quién",
-        "quiénes",
-        "qué",
-        "cuándo",
-        "dónde",
-        "cómo",
-        "cuál",
-        "cuáles",
-        "cuánto",
-        "cuánta",
-        "cuántos",
-        "cuántas",
-        "chi",
-        "cosa",
-        "quando",
-        "perché",
-        "quali",
-        "quanto",
-        "quanti",
-        "quem",
-        "quais",
-        "onde",
-    ]
-)
+_INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset([
+    "wer", "wen", "wem", "wessen", "wann", "wo", "wohin", "woher", "warum", "wieso", "weshalb", "wie", "welche",
+    "welcher", "welches", "qui", "quoi", "quand", "où", "pourquoi", "combien", "quel", "quelle", "quels",
+    "quelles", "quién", "quiénes", "qué", "cuándo", "dónde", "cómo", "cuál", "cuáles", "cuánto", "cuánta",
+    "cuántos", "cuántas", "chi", "cosa", "quando", "perché", "quali", "quanto", "quanti", "quem", "quais", "onde",
+])  # fmt: skip
 """Words that make a message a question if it begins with one, also without a question mark: English, German, French, Spanish, Italian and
 Portuguese. Not those that also begin English remarks, such as "is", "can", "comment" and "dove"."""
 _MAX_WORDS = 16

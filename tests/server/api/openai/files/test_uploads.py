@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.uploads import Part, Upload, Uploads
 from tests.process import Server, wait_for
-from tests.server.api.openai.talk import begin_upload, of
+from tests.server.api.openai.talk import begin_upload, of, sdk
 from tests.tinymodel import STORY
 
 TEXT = ("\ufeffΩ 日本語 👩‍👩‍👧 <|im_end|> " + STORY.read_text()[:3000]).encode()
@@ -99,21 +100,21 @@ def test_a_refused_completion_can_be_corrected(client: OpenAI, server: Server) -
     client.uploads.cancel(other.id)
 
 
-def test_cancelled_uploads_leave_nothing(client: OpenAI, server: Server) -> None:
-    # Earlier tests may still be writing files, or removing the indexes of deleted documents.
-    wait_for(lambda: blobs(server) == {"everlong.store"})
-    before = blobs(server)
-    upload = begin_upload(client, len(TEXT))
-    part = add(client, upload.id, TEXT)
-    assert blobs(server) != before
-    for _ in range(2):
-        assert client.uploads.cancel(upload.id).status == "cancelled"
-    assert blobs(server) == before
-    for late in (lambda: add(client, upload.id, b"x"), lambda: client.uploads.complete(upload.id, part_ids=[part])):
-        with pytest.raises(openai.ConflictError) as error:
-            late()
-        assert of(error) == ("upload_cancelled", "upload_id")
-    assert blobs(server) == before
+def test_cancelled_uploads_leave_nothing(new_server: Callable[..., Server]) -> None:
+    server = new_server().start()  # of its own: documents of other tests would come and go
+    with sdk(server) as client:
+        before = blobs(server)
+        upload = begin_upload(client, len(TEXT))
+        part = add(client, upload.id, TEXT)
+        assert blobs(server) != before
+        for _ in range(2):
+            assert client.uploads.cancel(upload.id).status == "cancelled"
+        assert blobs(server) == before
+        for late in (lambda: add(client, upload.id, b"x"), lambda: client.uploads.complete(upload.id, part_ids=[part])):
+            with pytest.raises(openai.ConflictError) as error:
+                late()
+            assert of(error) == ("upload_cancelled", "upload_id")
+        assert blobs(server) == before
 
 
 def test_completed_by_several_at_once_it_is_one_file(client: OpenAI, server: Server) -> None:
