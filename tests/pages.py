@@ -26,7 +26,14 @@ PAGES = [
 COMMANDS = ("sh", "python", "js")
 SHOWN = ("json", "text", "yaml")
 """Languages of blocks that are shown and not run."""
-REASONS = ("needs a GPU", "needs Docker", "needs a cluster", "needs a server's data", "takes hours")
+REASONS = (
+    "needs a GPU",
+    "needs Docker",
+    "needs a cluster",
+    "needs a server's data",
+    "takes hours",
+    "takes minutes and is measured",
+)
 """The allowed reasons for not running a block."""
 
 _BLOCK = re.compile(

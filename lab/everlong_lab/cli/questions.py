@@ -53,7 +53,7 @@ def run(
         else:
             with measured.server(url, key, model) as http:
                 results = measured.ask(http, asked, found, tokens, progress)
-            notes = [f"greedy, at most {tokens} tokens an answer, each question in a session of its own"]
+            notes = [f"greedy, at most {tokens} tokens an answer, each conversation in a session of its own"]
     report = measured.report(results, notes)
     if full:
         for result in results:

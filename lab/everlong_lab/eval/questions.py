@@ -1,8 +1,8 @@
 """`everlong eval questions`: the questions that people ask about texts, each with a pattern that a right answer matches.
 
 A file has one JSON object a line: `text`, the name of a file; `question` (or `q`); `pattern` (or `a`), a regular expression, in
-which case does not matter; and optionally `kind`. An answer is right if the pattern is found in it. The evidence holds the answer if
-the pattern is found in it.
+which case does not matter; and optionally `kind`, and `follows`: true for a message of the conversation that the line before belongs to. An
+answer is right if the pattern is found in it. The evidence holds the answer if the pattern is found in it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """A question about the file `text`. `kind`: one of `KINDS`."""
+    """A question about the file `text`. `kind`: one of `KINDS`. `follows`: in the session of the question before it, which is about the same text."""
 
     text: str
     question: str
     pattern: str
     kind: str
+    follows: bool = False
 
     def matches(self, answer: str) -> bool:
         """Return whether the pattern is found in an answer or in evidence."""
@@ -80,13 +81,17 @@ def questions(file: Path) -> list[AskedQuestion]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {file}: {error}") from error
-    found = [_question(json_line, f"{file}, line {n}") for n, json_line in enumerate(lines, 1) if json_line.strip()]
+    found = list[AskedQuestion]()
+    for n, json_line in enumerate(lines, 1):
+        if json_line.strip():
+            found.append(_question(json_line, f"{file}, line {n}", found[-1].text if found else None))
     if not found:
         raise DataError(f"{file} has no questions")
     return found
 
 
-def _question(line: str, where: str) -> AskedQuestion:
+def _question(line: str, where: str, before: str | None) -> AskedQuestion:
+    """Return the question of a line. `before`: the text of the line before it, if there is one."""
     try:
         row = json.loads(line)
         text, question, pattern = row["text"], row.get("question") or row["q"], row.get("pattern") or row["a"]
@@ -98,7 +103,12 @@ def _question(line: str, where: str) -> AskedQuestion:
     kind = row.get("kind") or _kind(pattern)
     if kind not in KINDS:
         raise DataError(f"{where}: kind is {kind!r}; must be one of {', '.join(KINDS)}")
-    return AskedQuestion(text, question, pattern, kind)
+    follows = row.get("follows", False)
+    if not isinstance(follows, bool) or (follows and text != before):
+        raise DataError(
+            f"{where}: follows is {follows!r}; must be true or false, and true only below a question about the same text"
+        )
+    return AskedQuestion(text, question, pattern, kind, follows)
 
 
 def _kind(pattern: str) -> str:
@@ -144,7 +154,7 @@ async def _search(
     for n, question in enumerate(asked):
         progress(question.question, n / len(asked))
         began = time.perf_counter()
-        query = search_query(question.question, None)
+        query = search_query(question.question, asked[n - 1].question if question.follows else None)
         within = [documents[question.text].id]
         result = (
             Found([])
@@ -175,7 +185,7 @@ def text_of(file: Path) -> str:
 def ask(
     http: httpx.Client, asked: Sequence[AskedQuestion], texts: dict[str, Path], tokens: int, progress: Progress
 ) -> list[Result]:
-    """Ask a server every question, greedily and in a session of its own. `tokens`: maximum length of an answer."""
+    """Ask a server every question, greedily. Each conversation has a session of its own. `tokens`: maximum length of an answer."""
     documents: dict[str, str] = {}
     try:
         for n, (name, file) in enumerate(texts.items()):
@@ -184,10 +194,14 @@ def ask(
                 _json(http.post("/v1/documents", params={"filename": name}, content=file.read_bytes()))["id"]
             )
             _wait(http, name, documents[name])
-        found = []
+        found, session = list[Result](), ""
         for n, question in enumerate(asked):
             progress(question.question, n / len(asked))
-            found.append(_ask(http, documents[question.text], question, tokens))
+            if not question.follows:
+                session = str(_json(http.post("/v1/sessions", json={"documents": [documents[question.text]]}))["id"])
+            found.append(_ask(http, session, question, tokens))
+            if n + 1 == len(asked) or not asked[n + 1].follows:
+                http.delete(f"/v1/sessions/{session}")
         return found
     finally:
         for document in documents.values():
@@ -212,8 +226,7 @@ def _wait(http: httpx.Client, name: str, id: str) -> None:
         wait = min(1.0, wait * 1.5)
 
 
-def _ask(http: httpx.Client, document: str, question: AskedQuestion, tokens: int) -> Result:
-    session = _json(http.post("/v1/sessions", json={"documents": [document]}))["id"]
+def _ask(http: httpx.Client, session: str, question: AskedQuestion, tokens: int) -> Result:
     body = {"content": question.question, "max_tokens": tokens, "temperature": 0, "stream": True}
     timer, message, began = StreamTimer(), None, time.perf_counter()
     with http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
@@ -225,7 +238,6 @@ def _ask(http: httpx.Client, document: str, question: AskedQuestion, tokens: int
             if line.startswith("data: ") and '"response.completed"' in line:
                 message = json.loads(line.removeprefix("data: "))["message"]
     over = time.perf_counter() - began
-    http.delete(f"/v1/sessions/{session}")
     if message is None:
         raise DataError(f"the server ended the answer to {question.question!r} early")
     evidence = [passage["text"] for passage in message["evidence"]]
@@ -258,9 +270,16 @@ def server(url: str | None, key: str | None, model: str | None) -> Iterator[http
 
 def report(results: Sequence[Result], notes: Sequence[str]) -> Report:
     """Return the figures by kind of question, and of all."""
-    rows = []
-    for kind in (*KINDS, "all"):
-        some = [result for result in results if kind in {result.question.kind, "all"}]
+    rows, groups = (
+        list[dict[str, Any]](),
+        [(kind, [one for one in results if kind in {one.question.kind, "all"}]) for kind in (*KINDS, "all")],
+    )
+    if any(one.question.follows for one in results):
+        groups += [
+            (name, [one for one in results if one.question.follows is follows])
+            for name, follows in (("first messages", False), ("later messages", True))
+        ]
+    for kind, some in groups:
         if not some:
             continue
         row: dict[str, Any] = {"kind": kind, "questions": len(some)}

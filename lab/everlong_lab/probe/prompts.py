@@ -40,8 +40,10 @@ ROOM = (300, 500, 800)
 """Numbers of tokens of evidence, equally frequent."""
 _SHORTEST, _LONGEST = 1_500, 40_000
 """Characters of a document."""
+_WINDOW_TOKENS = 1024
+"""Tokens of a conversation that the memory `window` can keep. A later message attends to all of it, if it is not longer."""
 _VISIBLE_TOKENS = RECENT_TOKENS + 128
-"""Tokens of a conversation that a later message attends to: the newest ones in the memory, and on average half of an open segment."""
+"""Tokens of a longer conversation that a later message attends to: the newest ones in the memory, and on average half of an open segment."""
 _WITHOUT, _OTHER, _REQUEST = 0.6, 0.5, 0.2
 """Share of the documents for which there is a prompt without the passages that tell the answer, one with a question about another text,
 and one with a request."""
@@ -208,8 +210,11 @@ class _Writer:
             result = await self._corpus.passages.find([document.id], query, self._plan.passages, by_sentences=True)
             repeats = previous is not None and query.message_start
             template = follow_up_template(INSTRUCT, previous) if previous and repeats else INSTRUCT
-            seen = _end([part for one in made for part in (one.before, one.question, one.answer)], self._count)
-            _, before = select_passages(result.passages, seen, ROOM[-1], self._count, template)
+            said = [part for one in made for part in (one.before, one.question, one.answer)]
+            _, before = select_passages(result.passages, "".join(said), ROOM[-1], self._count, template)
+            if self._count("".join([*said, before, turn.question])) > _WINDOW_TOKENS:
+                seen = _end(said, self._count)
+                _, before = select_passages(result.passages, seen, ROOM[-1], self._count, template)
             made.append(LabelledPrompt(source, before, turn.question, turn.holds, turn.answer, follows=bool(made)))
             previous = Exchange(turn.question, turn.answer)
         return made

@@ -268,11 +268,16 @@ class Backbone(nn.Module):
         return out if keep is None else out[:, -keep:]
 
     @property
-    def continues_exactly(self) -> bool:
-        """Whether a pass after `at` stored positions computes, bit for bit, what one pass from `at` 0 computes for them, if both have more than
-        `SHORT` positions. True of this package's kernels for processors with AVX2: each position is computed by itself."""
-        fixed = has_fixed_frequencies(self.model.config.get_text_config())
-        return self._optimised is not None and self._ranks is None and fixed and self._optimised.rows_are_independent
+    def exact_step(self) -> int | None:
+        """A number: a pass after `at` stored positions, a multiple of it, computes bit for bit what one pass from `at` 0 computes for them, if both
+        have more than `SHORT` positions. None: no such number is known."""
+        if (
+            self._optimised is None
+            or self._ranks is not None
+            or not has_fixed_frequencies(self.model.config.get_text_config())
+        ):
+            return None
+        return self._optimised.exact_step
 
     @property
     def can_verify_guesses(self) -> bool:

@@ -34,6 +34,7 @@ from everlong_models.backbone.description import describe
 from everlong_models.backbone.kv_cursor import KVCursor, same_position
 from everlong_models.backbone.observing import Observer
 from everlong_models.kernels.attention import SHORT, Attend, additive_mask, causal, masked
+from everlong_models.kernels.blocks import BLOCK
 from everlong_models.kernels.cpu import prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayer, DecodeLayers
 from everlong_models.kernels.cpu.job import Layer as Name
@@ -110,7 +111,7 @@ class Llama:
 
     `shape`: the model's description; its modules may have lost their weights. `decoding`, `decoding_head`: compute decode steps, if they are
     quantised. `cached`: the dtype of stored keys and values. `attend`: computes `causal` attention. `overwrites`: a layer may overwrite its
-    input.
+    input. `in_blocks`: the layers and `attend` compute in blocks of `BLOCK` positions what libraries compute.
     """
 
     shape: Description
@@ -122,6 +123,7 @@ class Llama:
     decoding: DecodeLayers | None = None
     decoding_head: QuantisedMatrix | None = None
     overwrites: bool = False
+    in_blocks: bool = False
     _decode_rotation: tuple[Tensor, Tensor] = field(
         default_factory=lambda: (torch.empty(1, 0, 0), torch.empty(1, 0, 0))
     )
@@ -234,11 +236,12 @@ class Llama:
         return self._decode_rotation
 
     @property
-    def rows_are_independent(self) -> bool:
-        """Whether a position's numbers never depend on how many others a pass has. Known for this package's products and attention, in layers
-        without windows and further norms; not true of libraries' products of many rows."""
+    def exact_step(self) -> int | None:
+        """See `Backbone.exact_step`. 1: this package's products and attention, in layers without windows and further norms."""
         plain = self.shape.plain and all(layer.window is None for layer in self.shape.layers)
-        return plain and has_simd_kernels(self.norm) and not has_bfloat16() and self.shape.head_dim % PANEL == 0
+        if plain and has_simd_kernels(self.norm) and not has_bfloat16() and self.shape.head_dim % PANEL == 0:
+            return 1
+        return BLOCK if self.in_blocks else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Backbone.logits`."""

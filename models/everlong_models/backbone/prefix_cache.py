@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-MOST_BYTES = 64 << 20
+MOST_BYTES = 128 << 20
 """Bytes of keys and values that are kept, by default."""
 
 

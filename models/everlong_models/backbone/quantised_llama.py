@@ -24,6 +24,7 @@ from everlong_models.backbone.gguf.blocks import floats_of
 from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.kernels.attention import additive_mask, causal, causal_mask
+from everlong_models.kernels.blocks import BLOCK
 from everlong_models.kernels.cpu import dequantise, experts, prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED
 from everlong_models.kernels.cpu.job import Layer, Matrix
@@ -63,11 +64,13 @@ class Products:
         if len(self._scratch) < numbers:
             self._scratch = torch.empty(numbers, dtype=torch.bfloat16, device="cpu")
         rows, weight = x.flatten(0, -2), matrix.transposed_bfloat16(self._scratch)
-        if matrix.update is None:
-            y = torch.mm(rows, weight)
-        else:  # the larger product is added to the smaller one in float32, and rounded once
-            a, b = matrix.update
-            y = torch.mm(torch.mm(rows, a.t()), b.t()).addmm_(rows, weight)
+        y = x.new_empty(len(rows), matrix.outputs)
+        for block, to in zip(rows.split(BLOCK), y.split(BLOCK), strict=True):
+            if matrix.update is None:
+                torch.mm(block, weight, out=to)
+            else:  # the larger product is added to the smaller one in float32, and rounded once
+                a, b = matrix.update
+                torch.mm(torch.mm(block, a.t()), b.t(), out=to).addmm_(block, weight)
         y = y.view(*x.shape[:-1], -1)
         return y if matrix.bias is None else y + matrix.bias  # not rounded: biases of keys are large
 
@@ -80,14 +83,13 @@ class Products:
         if not self.bfloat16 or n < MANY or cap is not None:
             return causal(queries, keys, values, window, cap)
         q, k, v = (heads.bfloat16() for heads in (queries.flatten(2, 3).transpose(1, 2), keys, values))
-        # Three times as fast as in float32, although nothing of the upper triangle is skipped.
-        mask = None
-        if n < T or window is not None:
-            mask = additive_mask(causal_mask(torch.arange(T - n, T)[None], T, window)[0], torch.bfloat16, -torch.inf)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True
-        )
-        return mixed.transpose(1, 2).flatten(2)
+        mixed, end = [], T - n
+        for block in q.split(BLOCK, dim=2):
+            positions = torch.arange(end, end := end + block.shape[2])[None]
+            mask = additive_mask(causal_mask(positions, end, window)[0], torch.bfloat16, -torch.inf)
+            seen = k[:, :, :end], v[:, :, :end]
+            mixed.append(F.scaled_dot_product_attention(block, *seen, attn_mask=mask, scale=1.0, enable_gqa=True))
+        return torch.cat(mixed, dim=2).transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
     ]
     forward = Llama(
         shape=shape, norm=weights.norm, layers=layers, head=weights.head, cached=CACHED, attend=products.attend,
-        decoding=decode_layers(shape, weights.norm, weights.layers, weights.experts), decoding_head=weights.head,
+        decoding=decode_layers(shape, weights.norm, weights.layers, weights.experts), decoding_head=weights.head, in_blocks=True,
     )  # fmt: skip
     scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind, scale), weights)

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everlong_models.kernels.blocks import BLOCK
 from everlong_models.kernels.cpu import thread_pool
 from everlong_models.kernels.cpu.simd import PANEL
 from everlong_models.kernels.linear import has_onednn, has_simd_kernels, matmul
 
-# Query positions per block of scores. Small blocks skip more of the upper triangle, large ones make better matmuls.
-BLOCK = 192
 # Up to this many positions, one call per row and head costs more than the upper triangle that it skips.
 SHORT = 64
 
@@ -84,7 +83,7 @@ def _in_blocks(queries: Tensor, keys: Tensor, values: Tensor, window: int | None
     T = keys.shape[2]
     queries = queries.transpose(1, 2).contiguous()
     out = queries.new_empty(B, n, G, R * d)
-    block = -(-n // -(-n // BLOCK))
+    block = min(n, BLOCK)
     none = queries.new_full((block, block), -torch.inf)
     future, past = (mask.repeat_interleave(R, dim=0) for mask in (none.triu(1), none.tril(-1)))
     for row in range(B):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everlong_models.kernels.blocks import BLOCK
 from everlong_models.kernels.cpu import thread_pool
 from everlong_models.kernels.cpu.prefill import Epilogue
 from everlong_models.kernels.cpu.simd import PANEL
@@ -45,15 +46,19 @@ _ONEDNN: dict[Activation, tuple[str, list[float], str]] = {
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """Return the activation of `x` (…, N), which may be overwritten."""
-    if activation == Activation.SILU and has_simd_kernels(x):
-        # Row by row: the last bits depend on how PyTorch divides a tensor among threads, and so on the number of rows.
-        for row in x.view(-1, x.shape[-1]):
-            F.silu(row, inplace=True)
-        return x
+    """Return the activation of `x` (…, N), which is overwritten."""
+    if x.device.type != "cpu":
+        return _activated(x, activation)
+    # The last bits depend on how PyTorch divides a tensor among threads, and so on the number of rows.
+    for rows in x.view(-1, x.shape[-1]).split(1 if has_simd_kernels(x) else BLOCK):
+        _activated(rows, activation)
+    return x
+
+
+def _activated(x: Tensor, activation: Activation) -> Tensor:
     if activation == Activation.SILU:
         return F.silu(x, inplace=True)
-    return F.gelu(x, approximate="tanh" if activation == Activation.GELU else "none")
+    return torch.ops.aten.gelu_(x, approximate="tanh" if activation == Activation.GELU else "none")
 
 
 def has_bfloat16() -> bool:

@@ -170,9 +170,11 @@ class Window(SegmentReader):
     def _encode(self, prompt: Tensor, kv: Tensor, prefixes: PrefixCache | None, owner: str) -> Tensor:
         """Store the keys and values of `prompt` (1, n) in `kv`, and return the last hidden state (1, 1, D)."""
         count = prompt.shape[1]
-        if count <= SHORT or not self.backbone.continues_exactly:
+        step = self.backbone.exact_step
+        if count <= SHORT or step is None:
             return self.backbone.hidden(self.backbone.embed(prompt), kv=kv, keep=1)
         known, found = (0, None) if prefixes is None else prefixes.find(owner, prompt[0], count - SHORT - 1)
+        known -= known % step
         if found is not None:
             kv[..., :known, :] = found[..., :known, :]
         # Not without `at`: a first pass attends to keys that are not rounded to 16 bits yet.

@@ -10,7 +10,13 @@ from everlong_server.store.snapshot import Snapshot
 
 
 async def encode_snapshot(
-    state: MemoryState, fingerprint: str, open: Sequence[int], position: int, *, digest: bool = True
+    state: MemoryState,
+    fingerprint: str,
+    open: Sequence[int],
+    position: int,
+    *,
+    digest: bool = True,
+    context_start: int | None = None,
 ) -> Snapshot:
     """Return the snapshot of a memory of the model with that fingerprint. `digest`: also compute the digest of its state."""
     return Snapshot(
@@ -19,6 +25,7 @@ async def encode_snapshot(
         digest=await asyncio.to_thread(state.digest) if digest else None,
         open=tuple(open),
         position=position,
+        context_start=context_start,
     )
 
 

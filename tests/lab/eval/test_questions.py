@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from everlong_lab import corpora
 from everlong_lab.cli.eval import eval as command
 from everlong_lab.eval import questions
 from everlong_lab.eval.questions import AskedQuestion, Result
 from everlong_models.errors import DataError
+from everlong_server.engine.answering.grounding import REFUSAL
 from tests.process import Server
 from tests.tinymodel import STORY, make_model
 
@@ -83,11 +86,50 @@ def test_a_document_whose_vectors_never_come_is_given_up_and_deleted(
     assert deleted == ["/v1/documents/doc_1"]
 
 
+def test_messages_of_a_conversation_have_one_session(file: Path) -> None:
+    """The later message is searched for with the one before it, if it refers to that, and answered in its session."""
+    rows = [ROWS[0], {**ROWS[1], "question": "And the locker?", "follows": True}, ROWS[2]]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    sessions, messages = list[str](), list[str]()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/sessions":
+            sessions.append(f"ses_{len(sessions)}")
+            return httpx.Response(201, json={"id": sessions[-1]})
+        if request.url.path.endswith("/messages"):
+            messages.append(request.url.path.split("/")[3])
+            answer = {"type": "response.completed", "message": {"content": "Fourteen.", "evidence": []}}
+            return httpx.Response(200, text=f"data: {json.dumps(answer).replace(': ', ':')}\n\n")
+        return httpx.Response(200, json={"id": "doc_1", "status": "ready"})
+
+    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle)) as http:
+        texts = questions.find_texts(["handbook.md"], [file.parent])
+        found = questions.ask(http, questions.questions(file), texts, 4, lambda *_: None)
+    assert messages == ["ses_0", "ses_0", "ses_1"]
+    rows_of = {row["kind"]: row for row in questions.report(found, []).rows}
+    assert (rows_of["first messages"]["questions"], rows_of["later messages"]["questions"]) == (2, 1)
+    assert rows_of["first messages"]["right"] == 1
+
+
+def test_the_packaged_conversations_are_about_their_texts(tmp_path: Path) -> None:
+    packed = Path(corpora.__file__).parent / "conversations.tar.xz"
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    asked = questions.questions(tmp_path / "conversations.jsonl")
+    assert sum(not one.follows for one in asked) == 24
+    assert len(asked) == 192
+    assert len(questions.find_texts((one.text for one in asked), [tmp_path])) == 24
+    for one in asked:
+        assert one.matches(REFUSAL) is (one.kind == "not in the text"), one
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", "line 2"), ('{"text": "a"}', "line 2.*question"), ('{"text": "a", "question": "b", "pattern": "("}', "line 2"),
         ('{"text": "a", "question": "b", "pattern": "c", "kind": "riddle"}', "kind is 'riddle'"),
+        ('{"text": "a", "question": "b", "pattern": "c", "follows": true}', "line 2: follows is True"),
+        ('{"text": "handbook.md", "question": "b", "pattern": "c", "follows": "no"}', "follows is 'no'"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_question_is_named(file: Path, line: str, message: str) -> None:

@@ -88,7 +88,7 @@ def test_a_conversation_repeats_the_passages_when_it_no_longer_sees_them(
         ConversationTurn("When does the ferry leave?", "At nine.", True),
         ConversationTurn("How long does the crossing take?", "The text does not say.", False),
         ConversationTurn("Thanks!", "You are welcome.", True),
-        ConversationTurn("Tell me about ferries.", "Ferries are boats. " * 100, True),
+        ConversationTurn("Tell me about ferries.", "Ferries are boats. " * 250, True),
         ConversationTurn("Where does it go?", "To the island.", True),
     ]
     note = ShortText(text, ["When does the ferry leave?"], ["What did the anchor cost?"], turns)
@@ -104,5 +104,5 @@ def test_a_conversation_repeats_the_passages_when_it_no_longer_sees_them(
     assert alone[0].before == conversation[0].before
     assert [text in prompt.before for prompt in conversation] == [True, False, False, True]
     assert conversation[-1].before.endswith(
-        "Tell me about ferries.\nAnswer: " + ("Ferries are boats. " * 100)[:300] + "\nQuestion: "
+        "Tell me about ferries.\nAnswer: " + ("Ferries are boats. " * 250)[:300] + "\nQuestion: "
     )

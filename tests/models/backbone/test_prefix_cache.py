@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,16 +57,18 @@ def test_a_prompt_takes_the_place_of_its_beginnings_and_the_oldest_make_room() -
     assert cache.find("a", prompt(7, 8), 2)[0] == 2, "what is too large takes no place"
 
 
-LENGTHS, NEWEST = (20, 50, 110, 110, 127), 64
+LENGTHS, NEWEST = (20, 50, 110, 110, 127, 250), 64
+
+CONFIG = WindowConfig(segment_length=256, sinks=4, window=192)
 
 
 @torch.no_grad()
 def compare(memory: Window) -> None:
     """Open segments of `LENGTHS` tokens, each with the beginning of the one before it, with and without what the earlier ones left."""
-    text = torch.randint(5, 90, (1, 512), generator=torch.Generator().manual_seed(1))
-    state, prefixes = memory.read(text[:, :256], memory.initial_state()), PrefixCache()
+    text = torch.randint(5, 90, (1, 768), generator=torch.Generator().manual_seed(1))
+    state, prefixes = memory.read(text[:, :512], memory.initial_state()), PrefixCache()
     for length in LENGTHS:
-        segment = text[:, 256 : 256 + length]
+        segment = text[:, 512 : 512 + length]
         warm, warm_logits = memory.open_recent(state, segment, NEWEST, prefixes=prefixes)
         cold, cold_logits = memory.open_recent(state, segment, NEWEST)
         assert torch.equal(warm_logits, cold_logits)
@@ -80,10 +83,10 @@ def compare(memory: Window) -> None:
 def test_it_changes_no_result(family: str, quantize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = build(family=family)
     backbone.optimize(quantize=quantize)
-    if not backbone.continues_exactly:
+    if backbone.exact_step is None:
         assert not (has_simd_kernels(torch.empty(0)) and family in ("llama", "qwen2"))
         pytest.skip("this family, or this processor's kernels, may compute several positions together")
-    memory = Window(WindowConfig(segment_length=128, sinks=4, window=192), backbone)
+    memory = Window(CONFIG, backbone)
     encoded, hidden = list[int](), backbone.hidden
 
     def counted(x, **arguments):
@@ -94,20 +97,27 @@ def test_it_changes_no_result(family: str, quantize: bool, monkeypatch: pytest.M
     compare(memory)
     opened, everything = [count for count in encoded if count > 1], [4 + NEWEST + length for length in LENGTHS]
     assert opened[1::2] == everything
-    assert opened[::2] == [everything[0], SHORT + 1, SHORT + 1, SHORT + 1, SHORT + 1]
+    known = [min(before, count - SHORT - 1) for before, count in pairwise(everything)]
+    assert opened[::2] == [
+        everything[0],
+        *(n - k + k % backbone.exact_step for n, k in zip(everything[1:], known, strict=True)),
+    ]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-def test_it_changes_no_result_of_one_copy_of_the_weights(tmp_path: Path, threads: int) -> None:
+@pytest.mark.parametrize("bfloat16", [True, False])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("family", ["qwen2", *tiny_gguf.FIELDS])
+def test_it_changes_no_result_of_one_copy_of_the_weights(
+    family: str, threads: int, bfloat16: bool, tmp_path: Path
+) -> None:
     """Whatever the number of threads, among which PyTorch divides the numbers of all positions."""
-    file = tiny_gguf.write(tmp_path / "tiny.gguf", mlp=1024)
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", family, mlp=tiny_gguf.MLP if family == "qwen3moe" else 1024)
     backbone, _ = load_backbone(str(file), models_dir=tmp_path, one_copy=True)
-    backbone.optimize(quantize=True)
-    if not backbone.continues_exactly:
-        pytest.skip("this processor's kernels may compute several positions together")
+    backbone.optimize(quantize=True, bfloat16=bfloat16)
+    assert backbone.exact_step is not None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        compare(Window(WindowConfig(segment_length=128, sinks=4, window=192), backbone))
+        compare(Window(CONFIG, backbone))
     finally:
         torch.set_num_threads(before)

@@ -76,7 +76,8 @@ def follow_up_template(template: Template, previous: Exchange) -> Template:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`.
+    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`. `context_start`: see
+    `Snapshot`.
 
     `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `judged`: the model's probe
     may replace the answer by `REFUSAL`.
@@ -86,6 +87,7 @@ class Prompt:
     evidence: list[Passage]
     visible_kept: int | None
     own_before: int | None
+    context_start: int | None
     question: str
     judged: bool = False
 
@@ -175,10 +177,10 @@ class PromptBuilder:
             bool(answer.evidence or (recall.passages and context.session.documents)),
             answer.usage.reused_tokens,
         )
-        prompt_only = searched and bool(model.memory.kept_tokens(context.state))
-        tokens, visible, own = list(context.last), RECENT_TOKENS if searched else None, 0
+        tokens, visible, own = list(context.last), RECENT_TOKENS if searched else None, None
         if context.unread:
-            prompt_only = prompt_only and not context.session.messages
+            prompt_only = searched and bool(model.memory.kept_tokens(context.state)) and not context.session.messages
+            own = 0 if prompt_only else None
             *earlier, question, cut = context.unread
             template, passages = None, paragraphs(answer.evidence[::-1], self._template.gap)
             if self._template.gap is not None and len(earlier) > 1:
@@ -189,18 +191,13 @@ class PromptBuilder:
             unread = [*earlier, replace(question, content=text + question.content), cut]
             lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
-        elif prompt_only := context.session.messages == 2 and (
-            (prompt_only and bool(reused)) or self._hid_open(context, asked, answer.evidence)
-        ):
-            own = snapshot.position - (reused if context.read_before is None else context.read_before)
-            prompt_only = own < snapshot.position
-            visible = visible if prompt_only else snapshot.position
+        elif snapshot.context_start is not None:
+            visible, own = self._since(context, snapshot.context_start)
         elif searched:
             visible = RECENT_TOKENS + snapshot.position - len(snapshot.open) - reused
         # The state has the whole answer if that ended with a segment: see `SessionTurns`.
         tokens = tokens or model.tokenizer.encode(LINE_BREAK)
-        own_before = own if prompt_only else None
-        return Prompt(tokens, list(answer.evidence), visible, own_before, asked)
+        return Prompt(tokens, list(answer.evidence), visible, own, self._start(context, visible, own), asked)
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
@@ -222,8 +219,8 @@ class PromptBuilder:
         # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
         # probe may judge the first answer: it learnt from first prompts that the model reads alone.
         hides_open = window > 0 and (small_talk or (may_lack_answer and not context.unread))
-        keeps_tokens = bool(memory.kept_tokens(context.state)) or hides_open
-        prompt_only = keeps_tokens and not context.session.messages and searched
+        kept = memory.kept_tokens(context.state)
+        prompt_only = bool(kept or hides_open) and not context.session.messages and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
         lead = self._lead(context, _unread(context), from_start=prompt_only)
         budget = recall.tokens
@@ -233,24 +230,22 @@ class PromptBuilder:
             budget = min(budget, room - len(lead))
         if window:
             budget = min(budget, window - len(message))
-        evidence, text = self._select(context, found, budget, lead, len(message), template, prompt_only=prompt_only)
+        visible = RECENT_TOKENS if searched else None
+        # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
+        own = 0 if prompt_only and context.session.snapshot.position else None
+        select = partial(self._select, context, found, budget, lead, len(message), template)
+        recent = [] if prompt_only else [*kept[-RECENT_TOKENS:], *context.session.snapshot.open]
+        evidence, text = select(recent)
+        conversation = self._conversation(context, kept) if searched and window and not tools else []
+        if conversation:
+            whole = select(conversation)
+            if len(conversation) + len(lead) + self._count(whole[1]) + len(message) <= window:
+                (evidence, text), (visible, own) = whole, self._since(context, context.session.snapshot.context_start)
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*lead, *tokenizer.encode(text), *message]
-        # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
-        own_before = 0 if prompt_only and context.session.snapshot.position else None
-        visible = RECENT_TOKENS if searched else None
-        return Prompt(tokens, evidence, visible, own_before, question, may_lack_answer and bool(evidence))
-
-    def _hid_open(self, context: TurnContext, question: str, evidence: Sequence[Passage]) -> bool:
-        """Return whether the answer to the first question was made without the open segment, as `build` decides it.
-
-        Then the prompt has the evidence, which is otherwise seen in the open segment.
-        """
-        memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
-        shown = [*memory.kept_tokens(context.state), *context.session.snapshot.open] if evidence else []
-        without = search_query(question, None) is None or self._template.opening in tokenizer.decode(shown)
-        return memory.visible_tokens > memory.segment_length and without
+        start = self._start(context, visible, own)
+        return Prompt(tokens, evidence, visible, own, start, question, may_lack_answer and bool(evidence))
 
     def _repeating(
         self, template: Template | None, query: Query, previous: Exchange, recall: Recall
@@ -274,24 +269,44 @@ class PromptBuilder:
         lead: Sequence[int],
         after: int,
         template: Template,
-        *,
-        prompt_only: bool,
+        seen: list[int],
     ) -> tuple[list[Passage], str]:
         """Return the evidence and its text, for the kind of memory. `lead`: the tokens before the text; `after`: number of
-        tokens after it."""
+        tokens after it; `seen`: the tokens before `lead` that the answer attends to."""
         memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
-        open, window = context.session.snapshot.open, memory.visible_tokens - memory.segment_length
-        recent = [*memory.kept_tokens(context.state)[-RECENT_TOKENS:], *open]
-        between = len(lead)
+        window, between = memory.visible_tokens - memory.segment_length, len(lead)
         if window:
             return select_passages_in_window(
-                found, [] if prompt_only else recent, budget, self._count, tokenizer.decode, window=window,
-                between=between, after=after, template=template,
+                found, seen, budget, self._count, tokenizer.decode, window=window, between=between, after=after,
+                template=template,
             )  # fmt: skip
         return select_passages_in_segment(
-            found, tokenizer.decode(recent) if found else "", budget, self._count, tokenizer.spans,
-            segment=memory.segment_length, before=len(open) + between, after=after, template=template,
+            found, tokenizer.decode(seen) if found else "", budget, self._count, tokenizer.spans,
+            segment=memory.segment_length, before=len(context.session.snapshot.open) + between, after=after, template=template,
         )  # fmt: skip
+
+    def _conversation(self, context: TurnContext, kept: list[int]) -> list[int]:
+        """Return the tokens from the one on with which the last answer's context began, as far as the memory keeps them; none before the first answer."""
+        snapshot = context.session.snapshot
+        if snapshot.context_start is None or not context.session.messages:
+            return []
+        return [*kept, *snapshot.open][-(snapshot.position - snapshot.context_start) :]
+
+    def _since(self, context: TurnContext, start: int | None) -> tuple[int | None, int | None]:
+        """Return `visible_kept` and `own_before` of an answer that attends to all tokens from position `start` on.
+
+        The memory keeps its first tokens apart. If the start is among them, the answer attends to everything.
+        """
+        memory, snapshot = self._engine.model.memory, context.session.snapshot
+        first = (memory.remembered_tokens or 0) - (memory.visible_tokens - memory.segment_length)
+        return None, None if start is None or start < first else snapshot.position - start
+
+    def _start(self, context: TurnContext, visible: int | None, own: int | None) -> int | None:
+        """Return the position of the first token that such an answer attends to; None if it does not attend to all after it."""
+        if own is not None:
+            return context.session.snapshot.position - own
+        everything = visible is None or not self._engine.model.memory.kept_tokens(context.state)
+        return 0 if everything else None
 
     def _count(self, text: str) -> int:
         return len(self._engine.model.tokenizer.encode(text))

@@ -131,7 +131,6 @@ class SessionTurns:
             unread = [Message(m["role"], m["content"]) for m in last[needed - session.unread :]]
 
             first, ending, added = _stored_answer(session, pair[1]) if pair else None, list[int](), ""
-            reading = await self._documents.readings.get(session.reading) if pair and session.reading else None
 
             async def commit(answer: AnswerMessage, snapshot: Snapshot) -> None:
                 kept = snapshot if progress is None else None
@@ -149,7 +148,6 @@ class SessionTurns:
                     added = LINE_BREAK
             yield TurnContext(
                 read, state, unread, previous, commit, progress, instructions, first, ending, added,
-                None if reading is None else reading.snapshot.position,
                 # A session's messages come in pairs, after a system message if it was created with one.
                 bool(instructions) or session.messages % 2 == 1,
             )  # fmt: skip

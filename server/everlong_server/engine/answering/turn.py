@@ -232,7 +232,7 @@ class TurnRunner:
                 everlong__finish_reason=message.finish_reason,
             )
             if answer.finished is not None:
-                await self._commit(context, message, answer.finished)
+                await self._commit(context, message, answer.finished, prompt.context_start)
                 pace.end()
         # The lease is released before the last event, so that the caller's next message finds the session free.
         yield ResponseCompleted(message)
@@ -301,11 +301,14 @@ class TurnRunner:
         except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
             pass
 
-    async def _commit(self, context: TurnContext, message: AnswerMessage, finished: AnswerFinished) -> None:
+    async def _commit(
+        self, context: TurnContext, message: AnswerMessage, finished: AnswerFinished, context_start: int | None
+    ) -> None:
         """Store the message and its answer, and count them."""
         read = context.session.snapshot.position + finished.prompt + finished.tokens
         fingerprint = self._engine.model.fingerprint
-        await context.commit(message, await encode_snapshot(finished.state, fingerprint, finished.open, read))
+        snapshot = await encode_snapshot(finished.state, fingerprint, finished.open, read, context_start=context_start)
+        await context.commit(message, snapshot)
         self._metrics.record_answer(
             finished.reason,
             prompt=finished.prompt,

@@ -27,8 +27,8 @@ class TurnContext:
 
     `previous`: the user message before it and its answer; with `continued`, the exchange that is extended. `commit`: stores the message, its answer and the snapshot after it.
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
-    extended instead of answering a message, `last` the tokens of it that the model reads once more, `added` the text that follows it before
-    anything is generated, and `read_before` the number of tokens that the session had read before its first message; None if it is not known.
+    extended instead of answering a message, `last` the tokens of it that the model reads once more, and `added` the text that follows it before
+    anything is generated.
     `instructed`: the message or the conversation has a system message or instructions.
     """
 
@@ -42,7 +42,6 @@ class TurnContext:
     continued: AnswerMessage | None = None
     last: Sequence[int] = ()
     added: str = ""
-    read_before: int | None = None
     instructed: bool = False
 
 

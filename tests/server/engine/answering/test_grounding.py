@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlong_models import load_model
+from everlong_models import SamplingParams, load_model
 from everlong_server.engine.answering.grounding import TEMPLATE, Recall, select_passages, select_passages_in_window
 from everlong_server.engine.answering.prompt import (
     INSTRUCT,
@@ -24,6 +24,8 @@ from everlong_server.engine.answering.prompt import (
     whole_template,
 )
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
+from everlong_server.engine.device.requests import AnswerRequest
+from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import Session
 from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Found, Passage
@@ -222,6 +224,53 @@ def test_a_judged_answer_attends_to_the_beginning_of_its_prompt(tiny_model: Path
         assert built.judged
         assert len(built.tokens) > 16
         assert built.own_before == own
+
+
+@pytest.mark.parametrize("read", [0, 2, 30, 300])
+def test_later_answers_attend_to_the_conversation_from_its_beginning_while_that_fits(
+    read: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    """`read`: tokens of the document: none, fewer than the window's first tokens, less than a segment, more than the window."""
+    options = {"segment_length": 16, "sinks": 4, "window": 208}
+    served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    memory, tokenizer = served.memory, served.tokenizer
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, TEMPLATE)  # type: ignore[arg-type]
+    found, document = [passages_of(ALICE)[6].part(0, 100)], tokenizer.encode(NOVEL.read_text()[:4000])[:read]
+    everything, before, answered, whole = list(document), list[int](), list[int](), list[bool]()
+    snapshot, state = Snapshot(open=tuple(document[read // 16 * 16 :]), position=read), memory.initial_state(1)
+    state = memory.read(torch.tensor([document[: read // 16 * 16]]), state) if read >= 16 else state
+    for messages in range(0, 16, 2):
+        answer = AnswerMessage("m", "s", served.name, 0.0, 0, found, usage=Usage(len(everything), 5, 0))
+        for continued in (answer, None) if messages and whole[-1] else (None,):
+            context = TurnContext(
+                Session("", "", "", ("doc",), snapshot, messages), state, (), None, AsyncMock(), continued=continued
+            )
+            if continued is None:
+                prompt = prompts.build(context, "Who waited?", found, Recall(4, 96), lacks_answer=False)
+            else:
+                prompt = prompts.continuation(context, Recall(4, 96))
+            request = AnswerRequest(
+                state, list(snapshot.open), prompt.tokens, SamplingParams(), 0, lambda _: None, prompt.visible_kept,
+                prompt.own_before,
+            )  # fmt: skip
+            if request.own_before is not None:
+                request.hide_earlier_tokens(request.own_before)
+            request.collect_context(memory.kept_tokens(state))
+            first = state["sinks"][0, : min(4, int(state["seen"]))].tolist() if prompt.own_before is None else []
+            attended = [*first, *request.context]
+            if continued is not None:
+                assert attended == [*before, *answered, *prompt.tokens], "what the first part attended to"
+        whole.append(not messages or prompt.visible_kept is None)
+        assert not whole[-1] or attended[: len(before)] == before
+        assert not whole[-1] or tokenizer.decode(attended).count(found[0].text) == 1, "the passage is not repeated"
+        before, answered = attended, tokenizer.encode(f" I wait {messages}.")
+        everything += [*prompt.tokens, *answered]
+        end = len(everything) // 16 * 16
+        new = everything[snapshot.position - len(snapshot.open) : end]
+        state = memory.read(torch.tensor([new]), state) if new else state
+        snapshot = Snapshot(open=tuple(everything[end:]), position=len(everything), context_start=prompt.context_start)
+    assert whole[:3] == [True] * 3
+    assert not whole[-1], "the window cannot hold all"
 
 
 def test_a_follow_up_repeats_the_question_and_answer_before_it() -> None:
