@@ -235,6 +235,9 @@ def questions(
         str | None, Option(help="With --evidence-only: at most PASSAGES,TOKENS; default as the server.")
     ] = None,
     tokens: Annotated[int, Option(help="Let an answer have at most so many tokens.", min=1)] = 160,
+    one_session: Annotated[
+        bool, Option("--one-session", help="Ask all questions about a text one after the other in one session.")
+    ] = False,
     full: Annotated[bool, Option("--full", help="Print each question and its answer.")] = False,
     output: Output = None,
 ) -> None:
@@ -242,7 +245,8 @@ def questions(
     from everlong_lab.cli.questions import run
 
     run(file, [*(texts or []), file.parent], url=url, key=key, model=model, evidence_only=evidence_only,
-        embeddings=embeddings, recall=None if recall is None else _recall(recall), tokens=tokens, full=full, output=output)  # fmt: skip
+        embeddings=embeddings, recall=None if recall is None else _recall(recall), tokens=tokens, one_session=one_session, full=full,
+        output=output)  # fmt: skip
 
 
 @eval.command()

@@ -14,7 +14,7 @@ from everlong_lab.eval import questions as measured
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_server.cli.common import err, out
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.engine.answering.templates import INSTRUCT
 from everlong_server.errors import ServerError
 from everlong_server.settings import SettingsError, load_settings
 from everlong_server.store.search.vectors import load_embedder
@@ -24,7 +24,7 @@ _SHOWN = 160
 
 def run(
     file: Path, folders: list[Path], *, url: str | None, key: str | None, model: str | None, evidence_only: bool,
-    embeddings: str, recall: Recall | None, tokens: int, full: bool, output: Path | None,
+    embeddings: str, recall: Recall | None, tokens: int, one_session: bool, full: bool, output: Path | None,
 ) -> None:  # fmt: skip
     """Ask or search, and print the report. Ends the command with a message for an error of the input or the server."""
     with (
@@ -32,6 +32,8 @@ def run(
         Bar(TextColumn("{task.description}"), BarColumn(), console=err, transient=True) as bar,
     ):
         asked = measured.questions(file)
+        if one_session:
+            asked = measured.in_one_session(asked)
         found = measured.find_texts((question.text for question in asked), folders)
         task = bar.add_task("", total=1.0)
 

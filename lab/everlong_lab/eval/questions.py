@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from everlong_lab.harness.report import Report
 from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import REFUSAL, Recall, select_passages
-from everlong_server.engine.answering.prompt import INSTRUCT, whole_template
+from everlong_server.engine.answering.grounding import Recall, select_passages
 from everlong_server.engine.answering.search.question import search_query
+from everlong_server.engine.answering.templates import INSTRUCT, REFUSAL, whole_template
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document
@@ -109,6 +109,14 @@ def _question(line: str, where: str, before: str | None) -> AskedQuestion:
             f"{where}: follows is {follows!r}; must be true or false, and true only below a question about the same text"
         )
     return AskedQuestion(text, question, pattern, kind, follows)
+
+
+def in_one_session(asked: Sequence[AskedQuestion]) -> list[AskedQuestion]:
+    """Return the questions by text, so that those about a text follow each other in one session."""
+    by_text: dict[str, list[AskedQuestion]] = {}
+    for question in asked:
+        by_text.setdefault(question.text, []).append(question)
+    return [replace(question, follows=n > 0) for some in by_text.values() for n, question in enumerate(some)]
 
 
 def _kind(pattern: str) -> str:

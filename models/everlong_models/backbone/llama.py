@@ -42,7 +42,7 @@ from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_qu
 from everlong_models.kernels.cpu.simd import PANEL
 from everlong_models.kernels.experts import MLP, Experts, QuantisedExperts, UngatedMLP
 from everlong_models.kernels.gpu import layer_kernels
-from everlong_models.kernels.linear import Activation, Linear, has_bfloat16, has_simd_kernels
+from everlong_models.kernels.linear import Activation, Linear, has_bfloat16, has_onednn, has_simd_kernels
 from everlong_models.kernels.low_rank import detach, split_update
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
 from everlong_models.kernels.yield_point import yield_point
@@ -241,7 +241,8 @@ class Llama:
         plain = self.shape.plain and all(layer.window is None for layer in self.shape.layers)
         if plain and has_simd_kernels(self.norm) and not has_bfloat16() and self.shape.head_dim % PANEL == 0:
             return 1
-        return BLOCK if self.in_blocks else None
+        in_blocks = self.in_blocks and (has_simd_kernels(self.norm) or has_onednn(self.norm))
+        return BLOCK if in_blocks else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Backbone.logits`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 MOST_BYTES = 128 << 20
-"""Bytes of keys and values that are kept, by default."""
+"""Bytes of keys and values that are kept, unless the newest prompt has more."""
 
 
 class PrefixCache:
@@ -38,16 +38,14 @@ class PrefixCache:
     def keep(self, owner: str, tokens: Tensor, kv: Tensor) -> None:
         """Keep a copy of the keys and values `kv` (1, …, C, d) of the prompt `tokens` (n,), n ≤ C, in place of the prompts that it begins with.
 
-        Drops the oldest ones that there is no room for.
+        Drops the oldest ones that there is no room for. The newest one is kept in any case.
         """
         own = kv[..., : len(tokens), :]
         size = own.numel() * own.element_size()
-        if size > self._most:
-            return
         for entry in list(self._kept):
             if entry[0] == owner and len(entry[1]) <= len(tokens) and torch.equal(entry[1], tokens[: len(entry[1])]):
                 self._drop(entry)
-        while self._bytes + size > self._most:
+        while self._kept and self._bytes + size > self._most:
             self._drop(self._kept[0])
         self._kept.append((owner, tokens.clone(), own.clone()))
         self._bytes += size

@@ -16,7 +16,7 @@ from everlong_lab.cli.eval import eval as command
 from everlong_lab.eval import questions
 from everlong_lab.eval.questions import AskedQuestion, Result
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.grounding import REFUSAL
+from everlong_server.engine.answering.templates import REFUSAL
 from tests.process import Server
 from tests.tinymodel import STORY, make_model
 
@@ -109,6 +109,18 @@ def test_messages_of_a_conversation_have_one_session(file: Path) -> None:
     rows_of = {row["kind"]: row for row in questions.report(found, []).rows}
     assert (rows_of["first messages"]["questions"], rows_of["later messages"]["questions"]) == (2, 1)
     assert rows_of["first messages"]["right"] == 1
+
+
+def test_questions_about_a_text_are_asked_in_one_session(file: Path) -> None:
+    rows = [{**row, "text": name} for row, name in zip(ROWS, ("handbook.md", "other.md", "handbook.md"), strict=True)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    asked = questions.in_one_session(questions.questions(file))
+    assert [(one.question, one.follows) for one in asked] == [
+        (ROWS[0]["question"], False), (ROWS[2]["question"], True), (ROWS[1]["question"], False),
+    ]  # fmt: skip
+    (file.parent / "other.md").write_text(HANDBOOK)
+    rows_of, _ = run(file, "--one-session", "--evidence-only", "--embeddings", "off")
+    assert rows_of["later messages"]["questions"] == 1
 
 
 def test_the_packaged_conversations_are_about_their_texts(tmp_path: Path) -> None:

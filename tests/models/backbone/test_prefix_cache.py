@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.kernels.attention import SHORT
+from everlong_models.kernels.blocks import BLOCK
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, can_quantise
 from everlong_models.kernels.linear import has_simd_kernels
 from everlong_models.memories.window import Window, WindowConfig
@@ -54,21 +56,21 @@ def test_a_prompt_takes_the_place_of_its_beginnings_and_the_oldest_make_room() -
     assert cache.find("a", prompt(1, 2, 3), 3) == (0, None), "the oldest"
     assert cache.find("b", prompt(4, 5), 2)[0] == 2
     cache.keep("a", prompt(*range(8)), kv(prompt(*range(8))))
-    assert cache.find("a", prompt(7, 8), 2)[0] == 2, "what is too large takes no place"
+    assert cache.find("a", prompt(0, 1), 2)[0] == 2, "the newest one is kept, however large"
+    assert len(cache) == 1
 
 
-LENGTHS, NEWEST = (20, 50, 110, 110, 127, 250), 64
-
-CONFIG = WindowConfig(segment_length=256, sinks=4, window=192)
+LENGTHS, NEWEST = (20, 50, 110, 110, 127, 250, 400, 440), 64
+CONFIG = WindowConfig(segment_length=448, sinks=4, window=192)
 
 
 @torch.no_grad()
 def compare(memory: Window) -> None:
     """Open segments of `LENGTHS` tokens, each with the beginning of the one before it, with and without what the earlier ones left."""
-    text = torch.randint(5, 90, (1, 768), generator=torch.Generator().manual_seed(1))
-    state, prefixes = memory.read(text[:, :512], memory.initial_state()), PrefixCache()
+    text = torch.randint(5, 90, (1, 896), generator=torch.Generator().manual_seed(1))
+    state, prefixes = memory.read(text[:, :448], memory.initial_state()), PrefixCache()
     for length in LENGTHS:
-        segment = text[:, 512 : 512 + length]
+        segment = text[:, 448 : 448 + length]
         warm, warm_logits = memory.open_recent(state, segment, NEWEST, prefixes=prefixes)
         cold, cold_logits = memory.open_recent(state, segment, NEWEST)
         assert torch.equal(warm_logits, cold_logits)
@@ -87,20 +89,31 @@ def test_it_changes_no_result(family: str, quantize: bool, monkeypatch: pytest.M
         assert not (has_simd_kernels(torch.empty(0)) and family in ("llama", "qwen2"))
         pytest.skip("this family, or this processor's kernels, may compute several positions together")
     memory = Window(CONFIG, backbone)
+    encoded = counted(backbone, monkeypatch)
+    compare(memory)
+    assert_reused(encoded, backbone.exact_step)
+
+
+def counted(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which every pass of the backbone adds its number of positions."""
     encoded, hidden = list[int](), backbone.hidden
 
-    def counted(x, **arguments):
+    def counting(x, **arguments):
         encoded.append(x.shape[1])
         return hidden(x, **arguments)
 
-    monkeypatch.setattr(backbone, "hidden", counted)
-    compare(memory)
+    monkeypatch.setattr(backbone, "hidden", counting)
+    return encoded
+
+
+def assert_reused(encoded: list[int], step: int) -> None:
+    """Assert that each prompt of `compare` was encoded without what the one before it has in common with it, in whole steps."""
     opened, everything = [count for count in encoded if count > 1], [4 + NEWEST + length for length in LENGTHS]
     assert opened[1::2] == everything
     known = [min(before, count - SHORT - 1) for before, count in pairwise(everything)]
     assert opened[::2] == [
         everything[0],
-        *(n - k + k % backbone.exact_step for n, k in zip(everything[1:], known, strict=True)),
+        *(n - k + k % step for n, k in zip(everything[1:], known, strict=True)),
     ]
 
 
@@ -108,16 +121,18 @@ def test_it_changes_no_result(family: str, quantize: bool, monkeypatch: pytest.M
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("family", ["qwen2", *tiny_gguf.FIELDS])
 def test_it_changes_no_result_of_one_copy_of_the_weights(
-    family: str, threads: int, bfloat16: bool, tmp_path: Path
+    family: str, threads: int, bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the number of threads, among which PyTorch divides the numbers of all positions."""
     file = tiny_gguf.write(tmp_path / "tiny.gguf", family, mlp=tiny_gguf.MLP if family == "qwen3moe" else 1024)
     backbone, _ = load_backbone(str(file), models_dir=tmp_path, one_copy=True)
     backbone.optimize(quantize=True, bfloat16=bfloat16)
-    assert backbone.exact_step is not None
+    assert backbone.exact_step in (1, BLOCK)
+    encoded = counted(backbone, monkeypatch)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         compare(Window(CONFIG, backbone))
+        assert_reused(encoded, backbone.exact_step)
     finally:
         torch.set_num_threads(before)

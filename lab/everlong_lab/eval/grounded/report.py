@@ -11,8 +11,8 @@ from everlong_lab.eval.grounded.questions import SETS, Split
 from everlong_lab.eval.grounded.scores import Mean, mean, ratio
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model
-from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template
-from everlong_server.engine.answering.prompt import INSTRUCT
+from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.templates import INSTRUCT, TEMPLATE, Template
 
 WAYS = {
     "neither": "the question alone",

@@ -57,18 +57,16 @@ class ChatTurns:
         checkpoint: ChatCheckpoint | None = None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
         field: str = "messages",
-        instructed: bool = False,
+        system: str | None = None,
     ) -> Turn:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
         whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
-        answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `instructed`:
-        the chat up to `checkpoint` has instructions.
+        answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `system`:
+        the instructions of the chat up to `checkpoint`.
         """
-        context = self._context(
-            documents, messages, recall, tools, checkpoint, on_complete, field, instructed=instructed
-        )
+        context = self._context(documents, messages, recall, tools, checkpoint, on_complete, field, system=system)
         return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
 
     async def count_tokens(
@@ -89,7 +87,7 @@ class ChatTurns:
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None,
         field: str = "messages",
         *,
-        instructed: bool = False,
+        system: str | None = None,
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
@@ -123,8 +121,9 @@ class ChatTurns:
                 await on_complete(answer, next_session)
 
         previous = Exchange(question, answer or "") if question else None
-        instructed = instructed or any(message.role == "system" for message in messages)
-        yield TurnContext(session, state, messages[included:-1], previous, commit, instructed=instructed)
+        told = [message.content for message in messages if message.role == "system"]
+        system = "\n\n".join(told) if told else system
+        yield TurnContext(session, state, messages[included:-1], previous, commit, system=system)
 
     async def _stored(
         self, chat_ids: Sequence[str], messages: Sequence[Message]

@@ -1,6 +1,6 @@
 """Grounding: passages of the documents that a search for the question finds, put before the question.
 
-This module decides all that the model sees of them: which passages fit, and the template.
+This module decides which of them the model sees; `templates.py` has the words around them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from everlong_server.engine.answering.templates import TEMPLATE, Template
 from everlong_server.store.search.passages import Passage
 
-REFUSAL = "The text does not say."
-"""The answer to a question whose answer is not in the text."""
 _SAVED = 8
 """Tokens that a passage can save, at most, because it is joined to an adjacent one."""
 _NEAR = 400
@@ -20,41 +19,12 @@ _NEAR = 400
 _MIN_ROOM = 128
 """Free tokens in a segment that suffice for evidence. With fewer, passages begin in it and continue in the next segment."""
 RECENT_TOKENS = 256
-"""Tokens before the open segment that a later answer with evidence also attends to, if the memory keeps tokens: the conversation.
+"""Tokens before the open segment that an answer also attends to, if the memory keeps tokens: the end of the conversation.
 
-The first answer attends to its evidence alone, as if the chat began there. The end of the document, which a question is
+This is for messages that the search found nothing for, and for tools. Other answers attend to their prompt alone, as if the chat began there, or to the
+conversation from such a prompt on. The end of the document, which a question is
 rarely about, distracts from the passages (docs/research/results.md), and encoding it takes as long as encoding them.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """How passages and a question become one text: `opening`, passages with `separator` between them, `closing`, question.
-
-    If the text has nothing about the question: `nothing` and the question. `gap`: between sentences of one paragraph; None: the
-    template is for whole passages. `tokens`: maximum number of tokens of the text, unless a setting or a request gives another.
-    `in_order`: the passages have the order of the text; otherwise the best one is last.
-    """
-
-    opening: str
-    separator: str
-    closing: str
-    nothing: str = (
-        f"The text above does not hold the answer to the following question. Answer only: “{REFUSAL}”\n\nQuestion: "
-    )
-    gap: str | None = None
-    tokens: int = 1000
-    in_order: bool = False
-
-    def render(self, passages: Sequence[str]) -> str:
-        """Return the text that goes before the question; "" without passages."""
-        if not passages:
-            return ""
-        return self.opening + self.separator.join(passage.strip() for passage in passages) + self.closing
-
-
-TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
-"""The template `few-words`. docs/research/results.md compares it with others."""
 
 
 @dataclass(frozen=True, slots=True)

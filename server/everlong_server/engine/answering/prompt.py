@@ -3,75 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from everlong_models import Model, Tool
+from everlong_models import Tool
 from everlong_server.engine.answering.grounding import (
     RECENT_TOKENS,
-    TEMPLATE,
     Recall,
-    Template,
     paragraphs,
     select_passages_in_segment,
     select_passages_in_window,
 )
 from everlong_server.engine.answering.search.question import asks_for_fact, search_query, texts_lack_answer
+from everlong_server.engine.answering.templates import (
+    INSTRUCT,
+    WITH_TOOLS,
+    Template,
+    follow_up_template,
+    template_of,
+    whole_template,
+)
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
-from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Found, Passage, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.terms import words
 
-_REPEATED, _MOST_REPEATED = 300, 0.25
-"""Characters of the previous question and of its answer that are repeated, at most. If this takes a larger share of the evidence's tokens than
-0.25, nothing is repeated."""
+_MOST_REPEATED = 0.25
+"""If the previous question and its answer would take a larger share of the evidence's tokens, they are not repeated."""
 LINE_BREAK = "\n"
 """Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
-
-INSTRUCT = Template(
-    "Answer the question in a short sentence, from these passages of the text. If they do not tell, say that the text does not "
-    "say.\n\n",
-    "\n\n",
-    "\n\nQuestion: ",
-    gap=" … ",
-    tokens=800,
-)
-"""The template `instruct`, for instruct models. The instruction to decline comes first: with one after the passages,
-Qwen2.5-Coder 0.5B in bfloat16 declined 6 of 8 questions that the passages answered (12 questions, too few to compare templates)."""
-
-WITH_TOOLS = Template("Passages of the text:\n\n", "\n\n", "\n\n", nothing="", gap=" … ")
-"""The template for requests with tools or results of tools: it tells the model neither to answer at once nor to decline."""
-
-
-def template_of(model: Model) -> Template:
-    """Return the template that the model names."""
-    return {"instruct": INSTRUCT, "few-words": TEMPLATE}[model.template]
-
-
-def whole_template(overview: Overview) -> Template:
-    """Return the template for a question about whole texts: their titles and most frequent names frame passages of all their parts."""
-    title = " and ".join(f"“{title}”" for title in overview.titles)
-    names = f"The names mentioned most often: {', '.join(overview.names)}.\n\n" if overview.names else ""
-    return Template(
-        f"These passages are from all parts of the text {title}".rstrip() + ".\n\n",
-        "\n\n",
-        f"\n\n{names}Answer the question about the whole text {title}".rstrip()
-        + " in one to three sentences.\n\nQuestion: ",
-        tokens=INSTRUCT.tokens,
-        in_order=True,
-    )
-
-
-def follow_up_template(template: Template, previous: Exchange) -> Template:
-    """Return the template for a question that refers to the one before it. It repeats `previous` below the passages."""
-    asked, answered = (" ".join(text.split()) for text in previous)
-    repeated = f"{asked[-_REPEATED:]}\nAnswer: {answered[:_REPEATED]}\nQuestion: "
-    return replace(template, closing=template.closing + repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +54,17 @@ class Prompt:
     context_start: int | None
     question: str
     judged: bool = False
+
+
+@dataclass(slots=True)
+class _Part:
+    """What stands before a question: the tokens of `lead`, then `text`, with `evidence`. `visible`, `own`: see `Prompt`."""
+
+    lead: list[int]
+    evidence: list[Passage]
+    text: str
+    visible: int | None = None
+    own: int | None = None
 
 
 class PromptBuilder:
@@ -115,7 +90,7 @@ class PromptBuilder:
         build = partial(self.build, question=question, tools=tools)
         if not recall.passages or (not documents and recall.also_in is None):
             return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
-        has_history = _has_history(context)
+        has_history = context.has_history
         query = await asyncio.to_thread(search_query, question, previous and previous.question)
         build = partial(build, small_talk=query is None)
         by_sentences = self._template.gap is not None
@@ -139,7 +114,7 @@ class PromptBuilder:
         if (lacks_answer or may_lack_answer or not found) and not await self._passages.complete(documents):
             # A document was deleted. The memory still has it.
             found, lacks_answer, may_lack_answer = found or None, False, False
-        elif query and not found and not lacks_answer and not has_history and _all_open(context):
+        elif query and not found and not lacks_answer and not has_history and context.all_open:
             found = await self._seen_anyway(context, recall.passages)
         # On a thread: this takes time in proportion to the message.
         return await asyncio.to_thread(
@@ -156,7 +131,8 @@ class PromptBuilder:
     def _may_judge(self, context: TurnContext, result: Found) -> bool:
         """Return whether the model's probe can tell whether passages hold an answer: if it knows such prompts, and no instructions say what to answer."""
         knows = self._engine.model.probe is not None and self._template is INSTRUCT and result.overview is None
-        return knows and result.unjudged and bool(result.passages) and not context.instructed
+        instructed = context.system is not None or context.instructions is not None
+        return knows and result.unjudged and bool(result.passages) and not instructed
 
     async def _seen_anyway(self, context: TurnContext, limit: int) -> list[Passage]:
         """Return the passages of the session's documents, which fit into the open segment. So the model sees them, whatever the search finds."""
@@ -219,33 +195,49 @@ class PromptBuilder:
         # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
         # probe may judge the first answer: it learnt from first prompts that the model reads alone.
         hides_open = window > 0 and (small_talk or (may_lack_answer and not context.unread))
-        kept = memory.kept_tokens(context.state)
-        prompt_only = bool(kept or hides_open) and not context.session.messages and searched
+        kept, later = memory.kept_tokens(context.state), context.session.messages > 0
+        anew = bool(kept or hides_open) and not later and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
-        lead = self._lead(context, _unread(context), from_start=prompt_only)
+        lead = self._lead(context, context.unread_messages, from_start=anew)
         budget = recall.tokens
         if tools:
             room = (window or memory.segment_length) - len(message)
-            lead = self._lead_with_tools(context, tools, lead, room, from_start=prompt_only, searched=searched)
+            lead = self._lead_with_tools(context, tools, lead, room, from_start=anew, searched=searched)
             budget = min(budget, room - len(lead))
         if window:
             budget = min(budget, window - len(message))
-        visible = RECENT_TOKENS if searched else None
+        select = partial(self._select, context, found, budget, len(message), template)
+        part = _Part(lead, *select(lead, [] if anew else [*kept[-RECENT_TOKENS:], *context.session.snapshot.open]))
+        part.visible = RECENT_TOKENS if searched else None
         # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
-        own = 0 if prompt_only and context.session.snapshot.position else None
-        select = partial(self._select, context, found, budget, lead, len(message), template)
-        recent = [] if prompt_only else [*kept[-RECENT_TOKENS:], *context.session.snapshot.open]
-        evidence, text = select(recent)
-        conversation = self._conversation(context, kept) if searched and window and not tools else []
-        if conversation:
-            whole = select(conversation)
-            if len(conversation) + len(lead) + self._count(whole[1]) + len(message) <= window:
-                (evidence, text), (visible, own) = whole, self._since(context, context.session.snapshot.context_start)
+        part.own = 0 if anew and context.session.snapshot.position else None
+        if later and kept and searched and not tools and question == content:
+            part = self._later_part(context, kept, window - len(message), select, part)
+        text = part.text
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = template.nothing if self._count(template.nothing) <= budget else ""
-        tokens = [*lead, *tokenizer.encode(text), *message]
-        start = self._start(context, visible, own)
-        return Prompt(tokens, evidence, visible, own, start, question, may_lack_answer and bool(evidence))
+        tokens = [*part.lead, *tokenizer.encode(text), *message]
+        start = self._start(context, part.visible, part.own)
+        judged = may_lack_answer and bool(part.evidence)
+        return Prompt(tokens, part.evidence, part.visible, part.own, start, question, judged)
+
+    def _later_part(
+        self, context: TurnContext, kept: list[int], room: int, select: Callable[[list[int], list[int]], tuple[list[Passage], str]],
+        recent: _Part,
+    ) -> _Part:  # fmt: skip
+        """Return what stands before a later question, if the memory keeps tokens: the conversation, if it has room; otherwise evidence alone.
+
+        `recent`: what stands there if there is no evidence.
+        """
+        if conversation := self._conversation(context, kept):
+            part = _Part(recent.lead, *select(recent.lead, conversation))
+            if len(conversation) + len(part.lead) + self._count(part.text) <= room:
+                part.visible, part.own = self._since(context, context.session.snapshot.context_start)
+                return part
+        # Evidence for earlier questions would only distract from that for this one.
+        lead = self._lead(context, context.messages_from_start, from_start=True)
+        part = _Part(lead, *select(lead, []), own=0)
+        return part if part.evidence else recent
 
     def _repeating(
         self, template: Template | None, query: Query, previous: Exchange, recall: Recall
@@ -266,9 +258,9 @@ class PromptBuilder:
         context: TurnContext,
         found: Sequence[Passage],
         budget: int,
-        lead: Sequence[int],
         after: int,
         template: Template,
+        lead: Sequence[int],
         seen: list[int],
     ) -> tuple[list[Passage], str]:
         """Return the evidence and its text, for the kind of memory. `lead`: the tokens before the text; `after`: number of
@@ -286,27 +278,34 @@ class PromptBuilder:
         )  # fmt: skip
 
     def _conversation(self, context: TurnContext, kept: list[int]) -> list[int]:
-        """Return the tokens from the one on with which the last answer's context began, as far as the memory keeps them; none before the first answer."""
+        """Return the tokens that the memory still keeps, from `context_start` on; [] before the first answer."""
         snapshot = context.session.snapshot
-        if snapshot.context_start is None or not context.session.messages:
+        if (
+            snapshot.context_start is None
+            or not context.session.messages
+            or not self._engine.model.memory.remembered_tokens
+        ):
             return []
         return [*kept, *snapshot.open][-(snapshot.position - snapshot.context_start) :]
 
     def _since(self, context: TurnContext, start: int | None) -> tuple[int | None, int | None]:
         """Return `visible_kept` and `own_before` of an answer that attends to all tokens from position `start` on.
 
-        The memory keeps its first tokens apart. If the start is among them, the answer attends to everything.
+        The memory keeps its first tokens apart. Once the start is among them, the answer attends to everything.
         """
         memory, snapshot = self._engine.model.memory, context.session.snapshot
         first = (memory.remembered_tokens or 0) - (memory.visible_tokens - memory.segment_length)
-        return None, None if start is None or start < first else snapshot.position - start
+        if start is None or start < min(first, snapshot.position - len(snapshot.open)):
+            return None, None
+        return None, snapshot.position - start
 
     def _start(self, context: TurnContext, visible: int | None, own: int | None) -> int | None:
-        """Return the position of the first token that such an answer attends to; None if it does not attend to all after it."""
+        """Return the `context_start` of an answer with these settings."""
+        memory = self._engine.model.memory
         if own is not None:
             return context.session.snapshot.position - own
-        everything = visible is None or not self._engine.model.memory.kept_tokens(context.state)
-        return 0 if everything else None
+        everything = visible is None or not memory.kept_tokens(context.state)
+        return 0 if everything and memory.remembered_tokens else None
 
     def _count(self, text: str) -> int:
         return len(self._engine.model.tokenizer.encode(text))
@@ -316,7 +315,7 @@ class PromptBuilder:
         chat format's markers. `from_start`: as if the session had read nothing."""
         chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
         begins = from_start or not context.session.snapshot.position
-        lead = chat.turn if context.session.messages else chat.head if begins else chat.separator
+        lead = chat.head if begins else chat.turn if context.session.messages else chat.separator
         tokens: list[int] = []
         for message in unread:
             end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
@@ -344,7 +343,7 @@ class PromptBuilder:
         model = self._engine.model
         format, kept = model.tools, model.memory.kept_tokens(context.state)
         assert format is not None, "a request with tools needs a tool format"
-        definitions, unread = format.definitions(tools), _unread(context)
+        definitions, unread = format.definitions(tools), context.unread_messages
         if not context.session.messages and (from_start or not context.session.snapshot.position) and model.chat.system:
             system = unread.pop(0).content if unread and unread[0].role == "system" else None
             first = Message("system", format.system_text(system, tools))
@@ -355,7 +354,9 @@ class PromptBuilder:
             recent = [*(kept[-RECENT_TOKENS:] if searched else kept), *context.session.snapshot.open][-seen:]
             if self._unseen_part(context, definitions, len(kept)) in model.tokenizer.decode(recent):
                 return lead
-        with_tools = self._lead(context, [*_unread(context), Message("system", definitions)], from_start=from_start)
+        with_tools = self._lead(
+            context, [*context.unread_messages, Message("system", definitions)], from_start=from_start
+        )
         needed = len(model.tokenizer.encode(definitions))
         if needed > room:
             raise TooLarge(
@@ -371,19 +372,3 @@ class PromptBuilder:
         if read > (model.memory.remembered_tokens or 0):
             return text
         return model.tokenizer.decode(model.tokenizer.encode(text)[read - kept :]) or text
-
-
-def _has_history(context: TurnContext) -> bool:
-    """Return whether there are earlier messages of the user or the model."""
-    return context.session.messages > 0 or any(message.role != "system" for message in context.unread)
-
-
-def _all_open(context: TurnContext) -> bool:
-    """Return whether all that the session has read is in its open segment."""
-    snapshot = context.session.snapshot
-    return 0 < snapshot.position == len(snapshot.open)
-
-
-def _unread(context: TurnContext) -> list[Message]:
-    """Return the messages before the question that the memory has not read, after the instructions of the message."""
-    return [*([Message("system", context.instructions)] if context.instructions else []), *context.unread]

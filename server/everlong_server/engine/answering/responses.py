@@ -159,7 +159,7 @@ class ResponseTurns:
             messages = (*await self._messages_until(previous), *messages)
         turn = await self._chat_turns.answer(
             response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
-            checkpoint=checkpoint, on_complete=on_complete, field="input", instructed=response.instructions is not None,
+            checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.instructions,
         )  # fmt: skip
         if file_search is not None:
             response = replace(

@@ -148,8 +148,7 @@ class SessionTurns:
                     added = LINE_BREAK
             yield TurnContext(
                 read, state, unread, previous, commit, progress, instructions, first, ending, added,
-                # A session's messages come in pairs, after a system message if it was created with one.
-                bool(instructions) or session.messages % 2 == 1,
+                await self._sessions.system_message(session),
             )  # fmt: skip
 
     async def _to_continue(self, session_id: str, answer: bool | str) -> list[dict[str, Any]]:

@@ -25,8 +25,9 @@ from everlong_server.engine.answering.events import (
     ToolArgumentsDelta,
     ToolCallStarted,
 )
-from everlong_server.engine.answering.grounding import REFUSAL, Recall, Template
+from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.templates import REFUSAL, Template
 from everlong_server.engine.answering.tool_calls import CallParser
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext

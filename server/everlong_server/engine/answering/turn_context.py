@@ -29,7 +29,7 @@ class TurnContext:
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
     extended instead of answering a message, `last` the tokens of it that the model reads once more, and `added` the text that follows it before
     anything is generated.
-    `instructed`: the message or the conversation has a system message or instructions.
+    `system`: the conversation's system message or instructions, also if the memory has read them.
     """
 
     session: Session
@@ -42,7 +42,29 @@ class TurnContext:
     continued: AnswerMessage | None = None
     last: Sequence[int] = ()
     added: str = ""
-    instructed: bool = False
+    system: str | None = None
+
+    @property
+    def has_history(self) -> bool:
+        """Whether there are earlier messages of the user or the model."""
+        return self.session.messages > 0 or any(message.role != "system" for message in self.unread)
+
+    @property
+    def all_open(self) -> bool:
+        """Whether all that the session has read is in its open segment."""
+        snapshot = self.session.snapshot
+        return 0 < snapshot.position == len(snapshot.open)
+
+    @property
+    def unread_messages(self) -> list[Message]:
+        """The messages before the question that the memory has not read, after the instructions of the message."""
+        return [*([Message("system", self.instructions)] if self.instructions else []), *self.unread]
+
+    @property
+    def messages_from_start(self) -> list[Message]:
+        """The messages before the question if the answer attends to none that the memory has read: the system message and the unread ones."""
+        told = self.system is None or any(message.role == "system" for message in self.unread)
+        return [*([] if told else [Message("system", self.system or "")]), *self.unread_messages]
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

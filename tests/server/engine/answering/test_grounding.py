@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -15,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong_models import SamplingParams, load_model
-from everlong_server.engine.answering.grounding import TEMPLATE, Recall, select_passages, select_passages_in_window
-from everlong_server.engine.answering.prompt import (
+from everlong_server.engine.answering.grounding import Recall, select_passages, select_passages_in_window
+from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.templates import (
     INSTRUCT,
-    PromptBuilder,
+    TEMPLATE,
     follow_up_template,
     template_of,
     whole_template,
@@ -26,7 +29,7 @@ from everlong_server.engine.answering.prompt import (
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.requests import AnswerRequest
 from everlong_server.store.messages import AnswerMessage, Usage
-from everlong_server.store.records import Session
+from everlong_server.store.records import Message, Session
 from everlong_server.store.search.overview import Overview
 from everlong_server.store.search.passages import Found, Passage
 from everlong_server.store.search.splitting import split
@@ -260,7 +263,7 @@ def test_later_answers_attend_to_the_conversation_from_its_beginning_while_that_
             attended = [*first, *request.context]
             if continued is not None:
                 assert attended == [*before, *answered, *prompt.tokens], "what the first part attended to"
-        whole.append(not messages or prompt.visible_kept is None)
+        whole.append(not messages or prompt.own_before != 0)
         assert not whole[-1] or attended[: len(before)] == before
         assert not whole[-1] or tokenizer.decode(attended).count(found[0].text) == 1, "the passage is not repeated"
         before, answered = attended, tokenizer.encode(f" I wait {messages}.")
@@ -269,8 +272,71 @@ def test_later_answers_attend_to_the_conversation_from_its_beginning_while_that_
         new = everything[snapshot.position - len(snapshot.open) : end]
         state = memory.read(torch.tensor([new]), state) if new else state
         snapshot = Snapshot(open=tuple(everything[end:]), position=len(everything), context_start=prompt.context_start)
-    assert whole[:3] == [True] * 3
-    assert not whole[-1], "the window cannot hold all"
+    anew = whole.index(False)  # the window cannot hold all
+    assert anew > 2
+    assert whole[anew + 1 : anew + 3] == [True] * 2, "a conversation that begins anew goes on from there"
+
+
+@pytest.mark.parametrize("read", [2, 10, 20])
+def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny_model: Path, tmp_path: Path) -> None:
+    """`read`: tokens of the text: fewer than the window's first tokens, less than a segment, more than a segment."""
+    options = {"segment_length": 16, "sinks": 4, "window": 128}
+    served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    memory = served.memory
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, INSTRUCT)  # type: ignore[arg-type]
+    text = served.tokenizer.encode(ALICE)[:read]
+    open = text[read // 16 * 16 :]
+    state = memory.read(torch.tensor([text[:16]]), memory.initial_state(1)) if read >= 16 else memory.initial_state(1)
+    context = TurnContext(
+        Session("", "", "", ("doc",), Snapshot(open=tuple(open), position=read)), state, (), None, AsyncMock()
+    )
+    hides = {"lacks_answer": False, "may_lack_answer": True}
+    first = prompts.build(context, "Who?", [passages_of(ALICE)[6].part(0, 20)], Recall(4, 96), **hides)
+    assert (first.own_before, first.context_start) == (0, read)
+    said = [*open, *first.tokens[: 16 - len(open) - 1]]  # still in the open segment
+    answer = AnswerMessage("m", "s", served.name, 0.0, 0, first.evidence, usage=Usage(len(said), 1, 0))
+    after = Session(
+        "", "", "", ("doc",), Snapshot(open=tuple(said), position=read + len(said) - len(open), context_start=read), 2
+    )
+    context = TurnContext(after, state, (), None, AsyncMock(), continued=answer)
+    continued = prompts.continuation(context, Recall(4, 96))
+    assert continued.own_before == len(said) - len(open)
+    assert continued.context_start == read
+
+
+def test_a_conversation_begins_anew_with_its_system_message_if_there_is_evidence(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    options = {"segment_length": 16, "sinks": 4, "window": 208}
+    served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    memory, tokenizer = served.memory, served.tokenizer
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, TEMPLATE)  # type: ignore[arg-type]
+    found, read = [passages_of(ALICE)[6].part(0, 100)], tokenizer.encode(NOVEL.read_text()[:4000])[: 16 * 40]
+    state = memory.read(torch.tensor([read]), memory.initial_state(1))
+    session = Session("", "", "", ("doc",), Snapshot(position=len(read), context_start=10), 3)
+
+    def built(
+        passages: list[Passage],
+        asked: str = "Who?",
+        *,
+        unread: Sequence[Message] = (),
+        system: str | None = "Be brief.",
+        **more: Any,
+    ) -> tuple[Prompt, str]:
+        context = TurnContext(session, state, unread, None, AsyncMock(), system=system)
+        prompt = prompts.build(context, asked, passages, Recall(4, 96), lacks_answer=False, **more)
+        return prompt, tokenizer.decode(prompt.tokens, skip_special=False)
+
+    anew, text = built(found)
+    assert (anew.own_before, anew.context_start) == (0, len(read))
+    assert text.count("Be brief.") == 1
+    assert served.chat.system is not None
+    assert anew.tokens[: len(served.chat.system[0])] == list(served.chat.system[0])
+    assert built(found, unread=[Message("system", "Be brief.")])[1].count("Be brief.") == 1
+    assert built(found, system=None)[1].count("Be brief.") == 0
+    for others in (built([]), built(found, question="Who asked?"), built(found, "Why? " * 300)):
+        assert (others[0].own_before, others[0].visible_kept, others[0].context_start) == (None, 256, None)
+        assert "Be brief." not in others[1]
 
 
 def test_a_follow_up_repeats_the_question_and_answer_before_it() -> None:

@@ -70,7 +70,8 @@ _MAX_WORDS = 16
 _MAX_CHARS = 1000
 """Characters of a question whose meaning is compared, from its end."""
 _FEW_WORDS = 3
-"""A question with fewer words of its own also uses those of the previous question."""
+"""A question with fewer words of its own also uses those of the previous question, unless it is a whole sentence that names its subject."""
+_ARTICLES = frozenset(["the", "a", "an"])
 _PREVIOUS_WEIGHT = 0.5
 """Weight of the words of the previous question."""
 
@@ -86,7 +87,8 @@ def search_query(question: str, previous: str | None) -> Query | None:
     beginning = [word.casefold() for word in all_words[:2]]
     asks = marked or not _INTERROGATIVES.isdisjoint(beginning[:1]) or _inverts(beginning)
     refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
-    follows = previous is not None and (asks or bool(own)) and (refers_back or len(own) < _FEW_WORDS)
+    short = len(own) < _FEW_WORDS and not _names_subject(all_words, own)
+    follows = previous is not None and (asks or bool(own)) and (refers_back or short)
     everyday = not own and not follows
     if everyday and asks:
         own = list(dict.fromkeys(all_words))
@@ -99,6 +101,21 @@ def search_query(question: str, previous: str | None) -> Query | None:
         before = f"{previous[-_MAX_CHARS:]} "
         text, start = before + text, len(before)
     return Query(text, weights, asks, everyday, start, alone) if weights else None
+
+
+def _names_subject(message: Sequence[str], own: Sequence[str]) -> bool:
+    """Return whether the words of a message are a whole question in English with a name or a noun: "Who is Glinda", "Is the pool heated".
+
+    `own`: its words that are not of grammar. A question with "I" or "you" may be about the conversation.
+    """
+    found = [word.casefold() for word in message]
+    asks = found[:1] and (
+        found[0] in _AUXILIARIES or (found[0] in _ENGLISH_INTERROGATIVES and not _AUXILIARIES.isdisjoint(found[1:4]))
+    )
+    if not asks or not _PERSONAL_WORDS.isdisjoint(found):
+        return False
+    after = zip(found, message[1:], strict=False)
+    return any(word in own and (word[:1].isupper() or before in _ARTICLES) for before, word in after)
 
 
 def passage_query(text: str) -> Query:

@@ -80,6 +80,21 @@ def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
 
 
 @pytest.mark.parametrize(
+    ("message", "follows"),
+    [
+        ("Who is Glinda?", False), ("Is the pool heated?", False), ("when does the gym open", False), ("What did an elephant eat?", False),
+        ("And on Sundays?", True), ("Which is better?", True), ("What about the gym?", True), ("Why did he leave the club?", True),
+        ("What was my first question?", True), ("Is it the gym?", True), ("The gym", True), ("Where?", True),
+    ],
+)  # fmt: skip
+def test_a_whole_question_that_names_its_subject_does_not_follow_the_one_before(message: str, follows: bool) -> None:
+    query = search_query(message, "Which ships sank in the storm of May?")
+    assert query is not None
+    assert bool(query.message_start) is follows
+    assert ("ships" in query.text) is follows
+
+
+@pytest.mark.parametrize(
     ("message", "alone"),
     [("Who died?", "Who died?"), ("Why?", None), ("Which ships sank in the storm of May?", None)],
 )
