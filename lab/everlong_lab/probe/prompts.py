@@ -26,8 +26,9 @@ from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, quest
 from everlong_lab.eval.questions import Progress
 from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
+from everlong_models.memories.window import WindowConfig
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import RECENT_TOKENS, select_passages
+from everlong_server.engine.answering.grounding import select_passages
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.answering.templates import INSTRUCT, follow_up_template
 from everlong_server.engine.answering.turn_context import Exchange
@@ -40,10 +41,8 @@ ROOM = (300, 500, 800)
 """Numbers of tokens of evidence, equally frequent."""
 _SHORTEST, _LONGEST = 1_500, 40_000
 """Characters of a document."""
-_WINDOW_TOKENS = 1024
-"""Tokens of a conversation that the memory `window` can keep. A later message attends to all of it, if it is not longer."""
-_VISIBLE_TOKENS = RECENT_TOKENS + 128
-"""Tokens of a longer conversation that a later message attends to: the newest ones in the memory, and on average half of an open segment."""
+_WINDOW_TOKENS = WindowConfig().window
+"""Tokens of a conversation to which a later message attends, at most. If it is longer, its prompt begins anew."""
 _WITHOUT, _OTHER, _REQUEST = 0.6, 0.5, 0.2
 """Share of the documents for which there is a prompt without the passages that tell the answer, one with a question about another text,
 and one with a request."""
@@ -203,19 +202,20 @@ class _Writer:
         self, source: str, document: Document, turns: Sequence[ConversationTurn]
     ) -> list[LabelledPrompt]:
         """Return the prompts of a conversation about a document. As in the server, passages that a message sees anyway are not repeated."""
-        made, previous = list[LabelledPrompt](), None
+        made, previous, said = list[LabelledPrompt](), None, ""
         for turn in turns:
             if (query := search_query(turn.question, previous and previous.question)) is None:
                 continue
             result = await self._corpus.passages.find([document.id], query, self._plan.passages, by_sentences=True)
             repeats = previous is not None and query.message_start
             template = follow_up_template(INSTRUCT, previous) if previous and repeats else INSTRUCT
-            said = [part for one in made for part in (one.before, one.question, one.answer)]
-            _, before = select_passages(result.passages, "".join(said), ROOM[-1], self._count, template)
-            if self._count("".join([*said, before, turn.question])) > _WINDOW_TOKENS:
-                seen = _end(said, self._count)
-                _, before = select_passages(result.passages, seen, ROOM[-1], self._count, template)
-            made.append(LabelledPrompt(source, before, turn.question, turn.holds, turn.answer, follows=bool(made)))
+            _, before = select_passages(result.passages, said, ROOM[-1], self._count, template)
+            if follows := bool(said) and self._count(said + before + turn.question) <= _WINDOW_TOKENS:
+                said += before + turn.question + turn.answer
+            else:
+                _, before = select_passages(result.passages, "", ROOM[-1], self._count, template)
+                said = before + turn.question + turn.answer
+            made.append(LabelledPrompt(source, before, turn.question, turn.holds, turn.answer, follows=follows))
             previous = Exchange(turn.question, turn.answer)
         return made
 
@@ -261,18 +261,6 @@ class _Writer:
         if lacks is not None and any(places(lacks.text[a:b], before) for a, b in lacks.asked.spans):
             return None
         return LabelledPrompt(stretch.source, before, question, holds)
-
-
-def _end(parts: Sequence[str], count: Callable[[str], int]) -> str:
-    """Return the end of a conversation, of about `_VISIBLE_TOKENS` tokens."""
-    end, room = "", _VISIBLE_TOKENS
-    for part in reversed(parts):
-        tokens = count(part)
-        end = (part if tokens <= room else part[-int(len(part) * room / tokens) :]) + end
-        room -= tokens
-        if room <= 0:
-            break
-    return end
 
 
 def _may_tell(passage: Passage, asked: LabelledQuestion) -> bool:

@@ -49,7 +49,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     """Return the activation of `x` (…, N), which is overwritten."""
     if x.device.type != "cpu":
         return _activated(x, activation)
-    # The last bits depend on how PyTorch divides a tensor among threads, and so on the number of rows.
+    # The last bits depend on how PyTorch divides a tensor among threads, and so on its number of rows: see `blocks`.
     for rows in x.view(-1, x.shape[-1]).split(1 if has_simd_kernels(x) else BLOCK):
         _activated(rows, activation)
     return x

@@ -3,8 +3,8 @@
 This is the "no memory" baseline of the papers, and the default while no memory weights are trained. Like StreamingLLM
 (Xiao et al. 2023) it keeps the first `sinks` tokens and a window of the newest. Unlike StreamingLLM it re-encodes the
 window when an answer begins: the model computes exactly the backbone's attention over [sinks ; window ; open segment],
-and the state is a few kilobytes of token ids instead of megabytes of keys and values. What an earlier prompt has in common need not
-be encoded again (`PrefixCache`). Reading costs nothing. An answer
+and the state is a few kilobytes of token ids instead of megabytes of keys and values. If an earlier prompt begins with the same tokens, their keys and values
+are taken from it (`PrefixCache`). Reading costs nothing. An answer
 that crosses a segment border continues in its cache, as in StreamingLLM, with the keys and values it already has.
 """
 

@@ -265,13 +265,6 @@ class Sessions:
             raise _no_session(session_id)
         return [message | open_added(field, self._vault) for message, field in zip(messages, added, strict=True)]
 
-    async def system_message(self, session: Session) -> str | None:
-        """Return the content of the session's system message, if it was created with one."""
-        if session.messages % 2 == 0:  # after a system message, messages come in pairs
-            return None
-        first = await self._redis.lindex(keys.session_messages(session.id), 0)
-        return None if first is None else str(open_message(first, self._vault)["content"])
-
     async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
         """Return one message of the session, or None. Fetches all of them, so call it rarely."""
         messages = await self.messages(session_id)

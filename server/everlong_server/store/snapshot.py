@@ -27,7 +27,7 @@ class Snapshot:
     `state`: the encoded `MemoryState`; None if there is none yet, or if it was not fetched. `size`: the bytes of the decoded
     state; None if there is none yet. `digest`: SHA-256 of the state's tensors, as hex; None before the end of a reading.
     `open`: token ids of the open segment. `context_start`: the position of the first token that the last answer attended to, if it attended to
-    all tokens from there on and to none before; otherwise None.
+    all tokens from there on that the memory still keeps; otherwise None.
     """
 
     state: bytes | None = None

@@ -80,7 +80,7 @@ def test_questions_without_a_place_in_their_text_are_no_prompts(embedder: Embedd
         make_prompts(made, len, embedder, lambda what, done: None)
 
 
-def test_a_conversation_repeats_the_passages_when_it_no_longer_sees_them(
+def test_a_conversation_that_does_not_fit_begins_anew_with_the_passages(
     embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "The ferry to the island leaves at nine."
@@ -96,7 +96,7 @@ def test_a_conversation_repeats_the_passages_when_it_no_longer_sees_them(
     plan = ProbePromptsPlan(None, [], None, 2, 16, short=True)
     made = make_prompts(plan, lambda text: len(text) // 4, embedder, lambda what, done: None)
     alone, conversation = made[:2], made[2:]
-    assert [prompt.follows for prompt in made] == [False, False, False, True, True, True]
+    assert [prompt.follows for prompt in made] == [False, False, False, True, True, False]
     assert [prompt.question for prompt in conversation] == [
         turn.question for turn in turns if turn.question != "Thanks!"
     ]

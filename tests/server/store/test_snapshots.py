@@ -57,10 +57,3 @@ async def test_a_session_copies_a_reading_of_an_older_server(redis: Client, sess
     await redis.hset(keys.reading(reading), mapping={**stored, "status": "ready", "tenant": "ann"})
     session = await sessions.create("model", "model", ["doc_1"])
     assert (await sessions.get(session.id, with_state=True)).snapshot == Snapshot(b"state", 5, "digest", (1,), 257)
-
-
-async def test_the_system_message_of_a_session(sessions: Sessions) -> None:
-    plain = await sessions.create("model", "model", [])
-    assert await sessions.system_message(plain) is None
-    told = await sessions.create("model", "model", [], messages=[{"role": "system", "content": "Be brief."}])
-    assert await sessions.system_message(await sessions.get(told.id)) == "Be brief."

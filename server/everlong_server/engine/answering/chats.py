@@ -15,7 +15,7 @@ from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state, newest_exchange
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
@@ -91,13 +91,12 @@ class ChatTurns:
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
-        asked = (message.content for message in reversed(messages[:-1]) if message.role == "user")
-        question = next((words for text in asked if (words := format.question_of(text) if format else text)), None)
-        answer = next((message.content for message in reversed(messages[:-1]) if message.role == "assistant"), None)
+        previous = await asyncio.to_thread(newest_exchange, messages[:-1], format.question_of if format else str)
         shown = format.definitions(tools.shown) if format and tools and tools.shown else ""
         if checkpoint is not None:
             after, session, state, included = checkpoint.session.id, checkpoint.session, checkpoint.state, 0
-            question, answer = question or checkpoint.question, answer or checkpoint.answer
+            if checkpoint.question and (previous is None or not previous.answer):
+                previous = Exchange(previous.question if previous else checkpoint.question, checkpoint.answer or "")
         else:
             if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
                 await self._documents.readings.ensure(fingerprint, documents)
@@ -120,9 +119,8 @@ class ChatTurns:
             if on_complete is not None:
                 await on_complete(answer, next_session)
 
-        previous = Exchange(question, answer or "") if question else None
         told = [message.content for message in messages if message.role == "system"]
-        system = "\n\n".join(told) if told else system
+        system = system or "\n\n".join(told) or None
         yield TurnContext(session, state, messages[included:-1], previous, commit, system=system)
 
     async def _stored(

@@ -21,7 +21,7 @@ _MIN_ROOM = 128
 RECENT_TOKENS = 256
 """Tokens before the open segment that an answer also attends to, if the memory keeps tokens: the end of the conversation.
 
-This is for messages that the search found nothing for, and for tools. Other answers attend to their prompt alone, as if the chat began there, or to the
+This is for messages that the search found nothing for, if the conversation does not fit, and for tools. Other answers attend to their prompt alone, as if the chat began there, or to the
 conversation from such a prompt on. The end of the document, which a question is
 rarely about, distracts from the passages (docs/research/results.md), and encoding it takes as long as encoding them.
 """

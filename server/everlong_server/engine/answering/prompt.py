@@ -15,12 +15,19 @@ from everlong_server.engine.answering.grounding import (
     select_passages_in_segment,
     select_passages_in_window,
 )
-from everlong_server.engine.answering.search.question import asks_for_fact, search_query, texts_lack_answer
+from everlong_server.engine.answering.search.question import (
+    asks_for_fact,
+    is_personal,
+    search_query,
+    stands_alone,
+    texts_lack_answer,
+)
 from everlong_server.engine.answering.templates import (
     INSTRUCT,
     WITH_TOOLS,
     Template,
     follow_up_template,
+    shortened,
     template_of,
     whole_template,
 )
@@ -101,8 +108,11 @@ class PromptBuilder:
         )
         found: list[Passage] | None = result.passages
         template = whole_template(result.overview) if result.overview and by_sentences else None
-        if query and previous and by_sentences:
-            template = await asyncio.to_thread(self._repeating, template, query, previous, recall)
+        if query and previous:
+            repeating = await asyncio.to_thread(self._repeating, template, query, previous, recall)
+            template = repeating or template
+            if repeating is None and not await asyncio.to_thread(stands_alone, question, query):
+                build = partial(build, previous=shortened(previous))
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
@@ -177,13 +187,13 @@ class PromptBuilder:
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
-        may_lack_answer: bool = False, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None,
+        may_lack_answer: bool = False, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None, previous: Exchange | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
         documents do not hold the answer. `may_lack_answer`: the evidence may not hold it. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
-        the message. `template`: None takes that of the model. With tools, it is `WITH_TOOLS`.
+        the message. `template`: None takes that of the model. With tools, it is `WITH_TOOLS`. `previous`: what the message may refer to, if `template` does not repeat it.
         """
         question = content if question is None else question
         template = WITH_TOOLS if tools or question != content else template or self._template
@@ -206,62 +216,69 @@ class PromptBuilder:
             budget = min(budget, room - len(lead))
         if window:
             budget = min(budget, window - len(message))
-        select = partial(self._select, context, found, budget, len(message), template)
-        part = _Part(lead, *select(lead, [] if anew else [*kept[-RECENT_TOKENS:], *context.session.snapshot.open]))
+        select = partial(self._select, context, found, len(message), template)
+        recent = [] if anew else [*kept[-RECENT_TOKENS:], *context.session.snapshot.open]
+        part = _Part(lead, *select(lead, recent, budget))
         part.visible = RECENT_TOKENS if searched else None
         # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
         part.own = 0 if anew and context.session.snapshot.position else None
-        if later and kept and searched and not tools and question == content:
-            part = self._later_part(context, kept, window - len(message), select, part)
+        if later and searched and window and not tools and question == content:
+            part = self._later_part(context, previous, window - len(message), budget, select, part)
         text = part.text
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*part.lead, *tokenizer.encode(text), *message]
         start = self._start(context, part.visible, part.own)
-        judged = may_lack_answer and bool(part.evidence)
+        # Of a question about the conversation, a prompt without it may hold no answer.
+        judged = may_lack_answer and bool(part.evidence) and not (later and part.own == 0 and is_personal(question))
         return Prompt(tokens, part.evidence, part.visible, part.own, start, question, judged)
 
     def _later_part(
-        self, context: TurnContext, kept: list[int], room: int, select: Callable[[list[int], list[int]], tuple[list[Passage], str]],
-        recent: _Part,
+        self, context: TurnContext, previous: Exchange | None, room: int, budget: int, select: Callable[..., tuple[list[Passage], str]], recent: _Part,
     ) -> _Part:  # fmt: skip
-        """Return what stands before a later question, if the memory keeps tokens: the conversation, if it has room; otherwise evidence alone.
+        """Return what stands before a later question, if the memory keeps tokens: the conversation, if it has room; otherwise evidence alone, with
+        `previous` before it.
 
-        `recent`: what stands there if there is no evidence.
+        `recent`: what stands there if there is no evidence, or the memory keeps none of the conversation.
         """
+        kept = self._engine.model.memory.kept_tokens(context.state)
         if conversation := self._conversation(context, kept):
-            part = _Part(recent.lead, *select(recent.lead, conversation))
+            part = _Part(recent.lead, *select(recent.lead, conversation, budget))
             if len(conversation) + len(part.lead) + self._count(part.text) <= room:
                 part.visible, part.own = self._since(context, context.session.snapshot.context_start)
                 return part
+        if not kept:
+            return recent
         # Evidence for earlier questions would only distract from that for this one.
-        lead = self._lead(context, context.messages_from_start, from_start=True)
-        part = _Part(lead, *select(lead, []), own=0)
+        lead = self._lead(context, context.messages_from_start(previous), from_start=True)
+        if 2 * len(lead) > room:
+            lead = self._lead(context, context.unread_messages, from_start=True)
+        part = _Part(lead, *select(lead, [], min(budget, room - len(lead))), own=0)
         return part if part.evidence else recent
 
     def _repeating(
         self, template: Template | None, query: Query, previous: Exchange, recall: Recall
     ) -> Template | None:
-        """Return a template that repeats `previous`, if the query refers to it; otherwise `template`.
+        """Return a template that repeats `previous`, if the query is a question that refers to it; otherwise None.
 
         Nothing is repeated if that takes more than a share `_MOST_REPEATED` of the evidence's tokens.
         """
-        if not query.message_start or not previous.answer:
-            return template
+        if self._template.gap is None or not query.message_start or not query.asks or not previous.answer:
+            return None
         plain = template or self._template
         repeating = follow_up_template(plain, previous)
         more = self._count(repeating.closing) - self._count(plain.closing)
-        return repeating if more <= _MOST_REPEATED * recall.tokens else template
+        return repeating if more <= _MOST_REPEATED * recall.tokens else None
 
     def _select(
         self,
         context: TurnContext,
         found: Sequence[Passage],
-        budget: int,
         after: int,
         template: Template,
         lead: Sequence[int],
         seen: list[int],
+        budget: int,
     ) -> tuple[list[Passage], str]:
         """Return the evidence and its text, for the kind of memory. `lead`: the tokens before the text; `after`: number of
         tokens after it; `seen`: the tokens before `lead` that the answer attends to."""
@@ -295,7 +312,7 @@ class PromptBuilder:
         """
         memory, snapshot = self._engine.model.memory, context.session.snapshot
         first = (memory.remembered_tokens or 0) - (memory.visible_tokens - memory.segment_length)
-        if start is None or start < min(first, snapshot.position - len(snapshot.open)):
+        if not start or start < min(first, snapshot.position - len(snapshot.open)):
             return None, None
         return None, snapshot.position - start
 

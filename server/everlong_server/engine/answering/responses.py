@@ -106,6 +106,9 @@ class ResponseTurns:
                 messages = [Message("system", f"{instructions}\n\n{first.content}"), *rest]
             else:
                 messages = [Message("system", instructions), *messages]
+        told = [message.content for message in messages if message.role == "system"]
+        if previous is not None and instructions in (None, before):
+            told = [*filter(None, [previous.request.get("system")]), *told]
         known = previous.documents if previous is not None else ()
         format = self._engine.model.tools
         words = [format.question_of(m.content) if format else m.content for m in messages if m.role == "user"]
@@ -123,7 +126,8 @@ class ResponseTurns:
                 "params": params.model_dump(), "recall": [recall.passages, recall.tokens],
                 "instructions": instructions, **({} if tool_use is None else {"tool_use": tool_use.json()}),
                 **({} if file_search is None else {"file_search": file_search.json()}),
-                **({"asked": asked} if asked != messages[-1].content else {}), **more,
+                **({"asked": asked} if asked != messages[-1].content else {}),
+                **({"system": "\n\n".join(told)} if told else {}), **more,
             },
             status="queued" if background else "in_progress",
             tenant=self._store.tenant,
@@ -159,7 +163,7 @@ class ResponseTurns:
             messages = (*await self._messages_until(previous), *messages)
         turn = await self._chat_turns.answer(
             response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
-            checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.instructions,
+            checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.request.get("system"),
         )  # fmt: skip
         if file_search is not None:
             response = replace(

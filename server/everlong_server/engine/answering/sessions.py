@@ -16,7 +16,7 @@ from everlong_models import SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.prompt import LINE_BREAK
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state, newest_exchange
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
@@ -27,6 +27,8 @@ from everlong_server.store.sessions import Lease, Sessions, unchanged
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.turns import RunningTurn
 
+_EXCHANGES = 3
+"""So many exchanges are looked through for the last question, since the newest may be thanks."""
 _PUBLISH_SECONDS = 0.5
 """Interval at which the text of a detached answer is stored, and at which it is checked whether a client has cancelled it."""
 
@@ -126,9 +128,10 @@ class SessionTurns:
             progress = await self._progress(session)
             state = await asyncio.to_thread(load_state, session, self._engine.model)
             # Only the search in documents needs the previous question.
-            needed = max(session.unread, 2 if session.documents and session.messages else 0)
+            needed = max(session.unread, 2 * _EXCHANGES if session.documents and session.messages else 0)
             last = await self._sessions.messages(session.id, last=needed) if needed else []
-            unread = [Message(m["role"], m["content"]) for m in last[needed - session.unread :]]
+            earlier = [Message(m["role"], m["content"]) for m in last]
+            unread = earlier[len(earlier) - session.unread :]
 
             first, ending, added = _stored_answer(session, pair[1]) if pair else None, list[int](), ""
 
@@ -140,16 +143,13 @@ class SessionTurns:
                     await self._sessions.commit(session, lease, kept, None, answer, replaces=first.id)
 
             read = replace(session, messages=session.messages - session.unread)
-            previous = Exchange(*(m["content"] for m in (pair or last)[-2:])) if pair or last else None
+            previous = newest_exchange(earlier) if not pair else Exchange(pair[0]["content"], pair[1]["content"])
             if first is not None and not unread:
                 if read.snapshot.open:
                     read, ending = _without_last_token(read)
                 else:
                     added = LINE_BREAK
-            yield TurnContext(
-                read, state, unread, previous, commit, progress, instructions, first, ending, added,
-                await self._sessions.system_message(session),
-            )  # fmt: skip
+            yield TurnContext(read, state, unread, previous, commit, progress, instructions, first, ending, added)
 
     async def _to_continue(self, session_id: str, answer: bool | str) -> list[dict[str, Any]]:
         """Return the question and the answer to extend: the last ones. Raises `Conflict` if the answer is complete, or not the one meant.

@@ -12,7 +12,9 @@ from everlong_server.store.search.overview import Overview
 REFUSAL = "The text does not say."
 """The answer to a question whose answer is not in the text."""
 _REPEATED = 300
-"""Characters of the previous question and of its answer that are repeated, at most."""
+"""Characters of the previous question and of its answer that are repeated below the passages, at most."""
+_SHOWN = 800
+"""Characters of them that are shown as messages, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,12 @@ def whole_template(overview: Overview) -> Template:
         tokens=INSTRUCT.tokens,
         in_order=True,
     )
+
+
+def shortened(previous: Exchange) -> Exchange:
+    """Return an exchange of which only the beginning and the end remain where it is long."""
+    half = _SHOWN // 2
+    return Exchange(*(text if len(text) <= _SHOWN else f"{text[:half]} … {text[-half:]}" for text in previous))
 
 
 def follow_up_template(template: Template, previous: Exchange) -> Template:

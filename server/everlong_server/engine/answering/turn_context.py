@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from everlong_models import EverlongModelError, MemoryState, Model
+from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.snapshots import decode_snapshot
 from everlong_server.errors import StateUnusable
 from everlong_server.store.messages import AnswerMessage
@@ -25,7 +26,7 @@ class Exchange(NamedTuple):
 class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
-    `previous`: the user message before it and its answer; with `continued`, the exchange that is extended. `commit`: stores the message, its answer and the snapshot after it.
+    `previous`: the newest user message before it that has words to search for, and its answer; with `continued`, the exchange that is extended. `commit`: stores the message, its answer and the snapshot after it.
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
     extended instead of answering a message, `last` the tokens of it that the model reads once more, and `added` the text that follows it before
     anything is generated.
@@ -60,11 +61,30 @@ class TurnContext:
         """The messages before the question that the memory has not read, after the instructions of the message."""
         return [*([Message("system", self.instructions)] if self.instructions else []), *self.unread]
 
-    @property
-    def messages_from_start(self) -> list[Message]:
-        """The messages before the question if the answer attends to none that the memory has read: the system message and the unread ones."""
-        told = self.system is None or any(message.role == "system" for message in self.unread)
-        return [*([] if told else [Message("system", self.system or "")]), *self.unread_messages]
+    def messages_from_start(self, previous: Exchange | None) -> list[Message]:
+        """Return the messages before the question if the answer attends to none that the memory has read: the system message, `previous` if no user message
+        is unread, and the unread messages."""
+        system = [] if self.system is None else [Message("system", self.system)]
+        unread = [m for m in self.unread_messages if m.role != "system" or m.content not in (self.system or "")]
+        if previous is None or any(message.role == "user" for message in unread):
+            return [*system, *unread]
+        return [*system, *unread, Message("user", previous.question), Message("assistant", previous.answer)]
+
+
+def newest_exchange(messages: Sequence[Message], question_of: Callable[[str], str] = str) -> Exchange | None:
+    """Return the newest question with words to search for and what the model answered; without such a question, the newest exchange.
+
+    `question_of`: returns what the user asked with a message; "" if it has only results of calls.
+    """
+    found, answer = None, ""
+    for message in reversed(messages):
+        if message.role == "assistant":
+            answer = answer or message.content
+        elif message.role == "user" and (question := question_of(message.content)):
+            if search_query(question, None) is not None:
+                return Exchange(question, answer)
+            found, answer = found or Exchange(question, answer), ""
+    return found
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

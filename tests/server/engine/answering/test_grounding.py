@@ -244,7 +244,7 @@ def test_later_answers_attend_to_the_conversation_from_its_beginning_while_that_
     state = memory.read(torch.tensor([document[: read // 16 * 16]]), state) if read >= 16 else state
     for messages in range(0, 16, 2):
         answer = AnswerMessage("m", "s", served.name, 0.0, 0, found, usage=Usage(len(everything), 5, 0))
-        for continued in (answer, None) if messages and whole[-1] else (None,):
+        for continued in (answer, None) if messages else (None,):
             context = TurnContext(
                 Session("", "", "", ("doc",), snapshot, messages), state, (), None, AsyncMock(), continued=continued
             )
@@ -333,7 +333,13 @@ def test_a_conversation_begins_anew_with_its_system_message_if_there_is_evidence
     assert served.chat.system is not None
     assert anew.tokens[: len(served.chat.system[0])] == list(served.chat.system[0])
     assert built(found, unread=[Message("system", "Be brief.")])[1].count("Be brief.") == 1
-    assert built(found, system=None)[1].count("Be brief.") == 0
+    assert built(found, system=None)[0].tokens[: len(served.chat.head)] == list(served.chat.head)
+    said = built(found, previous=Exchange("Who waited?", "Kitty."))[1]
+    assert said.index("Be brief.") < said.index("Who waited?") < said.index("Kitty.") < said.index(found[0].text)
+    earlier = [Message("user", "Who slept?"), Message("assistant", "Dinah.")]
+    said = built(found, previous=Exchange("Who waited?", "Kitty."), unread=earlier)[1]
+    assert ("Who slept?" in said, "Who waited?" in said) == (True, False)
+    assert "Be brief." not in built(found, system="Be brief. " * 50)[1], "it would take more than half of the room"
     for others in (built([]), built(found, question="Who asked?"), built(found, "Why? " * 300)):
         assert (others[0].own_before, others[0].visible_kept, others[0].context_start) == (None, 256, None)
         assert "Be brief." not in others[1]

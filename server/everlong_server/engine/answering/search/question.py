@@ -72,6 +72,11 @@ _MAX_CHARS = 1000
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question, unless it is a whole sentence that names its subject."""
 _ARTICLES = frozenset(["the", "a", "an"])
+_PRO_FORMS = frozenset([
+    "again", "also", "another", "any", "both", "either", "else", "first", "former", "instead", "last", "latter", "neither", "next", "none",
+    "one", "ones", "other", "others", "rest", "same", "second", "then", "third", "too",
+])  # fmt: skip
+"""Words that stand for something that was said before, or refer to it."""
 _PREVIOUS_WEIGHT = 0.5
 """Weight of the words of the previous question."""
 
@@ -104,7 +109,7 @@ def search_query(question: str, previous: str | None) -> Query | None:
 
 
 def _names_subject(message: Sequence[str], own: Sequence[str]) -> bool:
-    """Return whether the words of a message are a whole question in English with a name or a noun: "Who is Glinda", "Is the pool heated".
+    """Return whether the words of a message are a whole question in English with a name, or a noun after an article: "Who is Glinda", "What is the rent".
 
     `own`: its words that are not of grammar. A question with "I" or "you" may be about the conversation.
     """
@@ -112,10 +117,21 @@ def _names_subject(message: Sequence[str], own: Sequence[str]) -> bool:
     asks = found[:1] and (
         found[0] in _AUXILIARIES or (found[0] in _ENGLISH_INTERROGATIVES and not _AUXILIARIES.isdisjoint(found[1:4]))
     )
-    if not asks or not _PERSONAL_WORDS.isdisjoint(found):
+    if not asks or not (_PERSONAL_WORDS | _PRO_FORMS).isdisjoint(found) or not _in_english(found):
         return False
     after = zip(found, message[1:], strict=False)
     return any(word in own and (word[:1].isupper() or before in _ARTICLES) for before, word in after)
+
+
+def stands_alone(message: str, query: Query) -> bool:
+    """Return whether a message, with its query, is a question in English that does not refer to the conversation."""
+    found = [word.casefold() for word in words(message)]
+    return query.asks and not query.message_start and not is_personal(message) and _in_english(found)
+
+
+def is_personal(message: str) -> bool:
+    """Return whether a message has a word such as "I" or "you", and so may be about the conversation."""
+    return not _PERSONAL_WORDS.isdisjoint(map(str.casefold, words(message)))
 
 
 def passage_query(text: str) -> Query:
@@ -141,7 +157,7 @@ def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: b
     return (
         is_question(question)
         and not found
-        and not (has_history and not _PERSONAL_WORDS.isdisjoint(map(str.casefold, words(question))))
+        and not (has_history and is_personal(question))
         and all(ord(letter) < _LATIN_END for letter in question if letter.isalpha())
     )
 

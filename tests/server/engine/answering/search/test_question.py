@@ -10,6 +10,7 @@ from everlong_server.engine.answering.search.question import (
     asks_for_fact,
     is_question,
     search_query,
+    stands_alone,
     texts_lack_answer,
 )
 from everlong_server.store.search.passages import Passage
@@ -83,7 +84,7 @@ def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
     ("message", "follows"),
     [
         ("Who is Glinda?", False), ("Is the pool heated?", False), ("when does the gym open", False), ("What did an elephant eat?", False),
-        ("And on Sundays?", True), ("Which is better?", True), ("What about the gym?", True), ("Why did he leave the club?", True),
+        ("And on Sundays?", True), ("Which is better?", True), ("What is the rent?", False), ("Is the first true?", True), ("What did Dorothy do then?", True), ("What about the gym?", True), ("Why did he leave the club?", True),
         ("What was my first question?", True), ("Is it the gym?", True), ("The gym", True), ("Where?", True),
     ],
 )  # fmt: skip
@@ -92,6 +93,20 @@ def test_a_whole_question_that_names_its_subject_does_not_follow_the_one_before(
     assert query is not None
     assert bool(query.message_start) is follows
     assert ("ships" in query.text) is follows
+
+
+@pytest.mark.parametrize(
+    ("message", "alone"),
+    [
+        ("Which ships sank in the storm of May?", True), ("Who is Glinda?", True), ("Why did he leave the club?", False),
+        ("Please translate your last answer into French for me", False), ("Write the answer as a bullet list", False),
+        ("Und was kostet ein Boot im Winter?", False), ("What did you say about the ships in the storm?", False),
+    ],
+)  # fmt: skip
+def test_only_a_question_in_english_that_refers_to_nothing_stands_alone(message: str, alone: bool) -> None:
+    query = search_query(message, "How many boats does the club have?")
+    assert query is not None
+    assert stands_alone(message, query) is alone
 
 
 @pytest.mark.parametrize(

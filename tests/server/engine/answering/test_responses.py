@@ -1,0 +1,32 @@
+"""`ResponseTurns.create`: the system text that holds for a response."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from everlong_models import SamplingParams
+from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.responses import ResponseTurns
+from everlong_server.store.records import Message
+from everlong_server.store.responses import Response
+
+ASKED, TOLD = Message("user", "Who?"), Message("system", "Be kind.")
+
+
+def created(previous: Response | None, instructions: str | None, *messages: Message) -> Response:
+    model = SimpleNamespace(tools=None, fingerprint="model")
+    turns = ResponseTurns(None, SimpleNamespace(model=model), SimpleNamespace(tenant="ann"), None, None, None, None)  # type: ignore[arg-type]
+    return turns.create(previous, [], messages, instructions, SamplingParams(), Recall(4, 96), background=False)
+
+
+def test_instructions_and_system_messages_hold_for_later_responses() -> None:
+    plain = created(None, None, ASKED)
+    assert "system" not in plain.request
+    told = created(None, "Be brief.", TOLD, ASKED)
+    assert told.request["system"] == "Be brief.\n\nBe kind."
+    for instructions in (None, "Be brief."):  # unchanged
+        assert created(told, instructions, ASKED).request["system"] == "Be brief.\n\nBe kind."
+    assert (
+        created(told, None, Message("system", "Rhyme."), ASKED).request["system"] == "Be brief.\n\nBe kind.\n\nRhyme."
+    )
+    assert created(told, "Be long.", ASKED).request["system"] == "Be long.", "new instructions replace all"
