@@ -111,7 +111,8 @@ class PromptBuilder:
         if query and previous:
             repeating = await asyncio.to_thread(self._repeating, template, query, previous, recall)
             template = repeating or template
-            if repeating is None and not await asyncio.to_thread(stands_alone, question, query):
+            alone = result.overview is not None or await asyncio.to_thread(stands_alone, question, query)
+            if repeating is None and not alone:
                 build = partial(build, previous=shortened(previous))
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history

@@ -356,6 +356,32 @@ def test_a_follow_up_repeats_the_question_and_answer_before_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "whole", "shows"),
+    [
+        ("Please translate your last answer into French for me", False, True),
+        ("Und was kostet ein Boot im Winter?", False, True),
+        ("Which ships sank in the storm of May?", False, False),
+        ("Please list all the characters of the story", True, False),
+    ],
+)
+def test_a_prompt_that_begins_anew_has_the_last_question_and_answer_if_the_message_may_refer_to_them(
+    message: str, whole: bool, shows: bool, tiny_model: Path, tmp_path: Path
+) -> None:
+    options = {"segment_length": 16, "sinks": 4, "window": 208}
+    served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    found = Found([passages_of(ALICE)[6].part(0, 60)], Overview(("Alice",), ()) if whole else None)
+    passages = SimpleNamespace(find=AsyncMock(return_value=found), complete=AsyncMock(return_value=True))
+    prompts = PromptBuilder(SimpleNamespace(model=served), passages, TEMPLATE)  # type: ignore[arg-type]
+    read = served.tokenizer.encode(NOVEL.read_text()[:4000])[: 16 * 40]
+    state = served.memory.read(torch.tensor([read]), served.memory.initial_state(1))
+    session = Session("", "", "", ("doc",), Snapshot(position=len(read), context_start=10), 2)
+    context = TurnContext(session, state, (), Exchange("Who waited?", "Kitty."), AsyncMock())
+    prompt = asyncio.run(prompts.prompt(context, message, Recall(16, 64)))
+    assert prompt.own_before == 0
+    assert ("Who waited?" in served.tokenizer.decode(prompt.tokens)) is shows
+
+
+@pytest.mark.parametrize(
     ("message", "answer", "tokens", "repeats"),
     [
         ("Why?", "She slept.", 800, True),
