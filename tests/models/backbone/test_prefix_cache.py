@@ -60,8 +60,8 @@ def test_a_prompt_takes_the_place_of_its_beginnings_and_the_oldest_make_room() -
     assert len(cache) == 1
 
 
-LENGTHS, NEWEST = (20, 50, 110, 110, 127, 250, 400, 440), 64
-CONFIG = WindowConfig(segment_length=448, sinks=4, window=192)
+LENGTHS, NEWEST = (20, 50, 110, 110, 127, 250, 400, 440), 48
+CONFIG = WindowConfig(segment_length=448, sinks=4, window=60)
 
 
 @torch.no_grad()
