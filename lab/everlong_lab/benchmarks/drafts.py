@@ -19,9 +19,9 @@ from typing import Any
 from everlong_lab.corpora.text import packaged
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model, SamplingParams
-from everlong_server.engine.answering.grounding import select_passages
+from everlong_server.engine.answering.evidence.grounding import select_passages
+from everlong_server.engine.answering.evidence.templates import INSTRUCT
 from everlong_server.engine.answering.search.question import search_query
-from everlong_server.engine.answering.templates import INSTRUCT
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, RequestFailed
 from everlong_server.engine.device.runner import Runner

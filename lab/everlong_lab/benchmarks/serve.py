@@ -30,7 +30,7 @@ from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
 from everlong_models import MemoryState, Model, SamplingParams
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone
-from everlong_server.engine.answering.grounding import RECENT_TOKENS
+from everlong_server.engine.answering.evidence.grounding import RECENT_TOKENS
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, RequestFailed
 from everlong_server.engine.device.runner import Runner

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from everlong_lab.eval.progress import EvalResult
     from everlong_lab.eval.seeds import SeededModel
     from everlong_models.model import Model
-    from everlong_server.engine.answering.grounding import Recall
+    from everlong_server.engine.answering.evidence.grounding import Recall
 
 
 def _drawable(file: Path | None) -> Path | None:
@@ -160,7 +160,7 @@ def _seed(loaded: Model) -> SeededModel:
 
 
 def _recall(given: str) -> Recall:
-    from everlong_server.engine.answering.grounding import Recall
+    from everlong_server.engine.answering.evidence.grounding import Recall
 
     sizes = given.split(",")
     if len(sizes) != 2 or not all(size.strip().isdecimal() and int(size) for size in sizes):

@@ -13,8 +13,8 @@ from everlong_lab.cli.common import command, reported, write
 from everlong_lab.eval import questions as measured
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_server.cli.common import err, out
-from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.templates import INSTRUCT
+from everlong_server.engine.answering.evidence.grounding import Recall
+from everlong_server.engine.answering.evidence.templates import INSTRUCT
 from everlong_server.errors import ServerError
 from everlong_server.settings import SettingsError, load_settings
 from everlong_server.store.search.vectors import load_embedder

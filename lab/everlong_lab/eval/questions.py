@@ -26,9 +26,9 @@ from everlong_lab.harness.report import Report
 from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import Recall, select_passages
+from everlong_server.engine.answering.evidence.grounding import Recall, select_passages
+from everlong_server.engine.answering.evidence.templates import INSTRUCT, REFUSAL, whole_template
 from everlong_server.engine.answering.search.question import search_query
-from everlong_server.engine.answering.templates import INSTRUCT, REFUSAL, whole_template
 from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document
@@ -278,10 +278,8 @@ def server(url: str | None, key: str | None, model: str | None) -> Iterator[http
 
 def report(results: Sequence[Result], notes: Sequence[str]) -> Report:
     """Return the figures by kind of question, and of all."""
-    rows, groups = (
-        list[dict[str, Any]](),
-        [(kind, [one for one in results if kind in {one.question.kind, "all"}]) for kind in (*KINDS, "all")],
-    )
+    rows = list[dict[str, Any]]()
+    groups = [(kind, [one for one in results if kind in {one.question.kind, "all"}]) for kind in (*KINDS, "all")]
     if any(one.question.follows for one in results):
         groups += [
             (name, [one for one in results if one.question.follows is follows])

@@ -28,9 +28,9 @@ from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
 from everlong_models.memories.window import WindowConfig
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import select_passages
+from everlong_server.engine.answering.evidence.grounding import select_passages
+from everlong_server.engine.answering.evidence.templates import INSTRUCT, follow_up_template
 from everlong_server.engine.answering.search.question import search_query
-from everlong_server.engine.answering.templates import INSTRUCT, follow_up_template
 from everlong_server.engine.answering.turn_context import Exchange
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage

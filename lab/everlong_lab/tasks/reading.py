@@ -25,7 +25,7 @@ from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
 from everlong_models.memories.base import SegmentReader
-from everlong_server.engine.answering.templates import REFUSAL
+from everlong_server.engine.answering.evidence.templates import REFUSAL
 
 _TRIES = 500
 

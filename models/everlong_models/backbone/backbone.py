@@ -269,8 +269,10 @@ class Backbone(nn.Module):
 
     @property
     def exact_step(self) -> int | None:
-        """A number: a pass after `at` stored positions, a multiple of it, computes bit for bit what one pass from `at` 0 computes for them, if both
-        have more than `SHORT` positions. None: no such number is known."""
+        """The n such that a pass after k·n stored positions gives the same bits as one pass over everything, from `at` 0. None: no n is known to do so.
+
+        Both passes must have more than `SHORT` positions.
+        """
         if (
             self._optimised is None
             or self._ranks is not None

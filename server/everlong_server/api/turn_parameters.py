@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from everlong_models import GrammarError, SamplingParams
 from everlong_server.api import schemas
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.records import RecallChoice, Session

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from everlong_server.engine.answering.chats import ChatTurns
 from everlong_server.engine.answering.completions import Completions
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
+from everlong_server.engine.answering.evidence.templates import template_of
 from everlong_server.engine.answering.memory_view import MemoryViews
 from everlong_server.engine.answering.responses import ResponseTurns
 from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.search.text_search import TextSearch
 from everlong_server.engine.answering.sessions import SessionTurns
-from everlong_server.engine.answering.templates import template_of
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.batches.tenant_batches import TenantBatches
 from everlong_server.engine.documents.ingest import Ingest

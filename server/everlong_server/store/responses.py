@@ -100,6 +100,11 @@ class Response:
         """What the user asked: the last message that is not the result of a tool."""
         return str(self.request.get("asked") or self.said[-1].content)
 
+    @property
+    def system(self) -> str | None:
+        """The instructions and system messages that hold for it."""
+        return self.request.get("system", self.instructions)  # the release before stored the instructions alone
+
     def answered(self, message: AnswerMessage, session: Session) -> Response:
         """Return the response with its answer: completed, or incomplete if it reached the token limit or was cut in a loop."""
         status = "incomplete" if message.finish_reason in ("length", "repetition") else "completed"

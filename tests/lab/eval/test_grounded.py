@@ -23,7 +23,7 @@ from everlong_lab.eval.grounded.report import WAYS, GroundedPlan
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
 from everlong_server.engine.answering.events import ResponseCompleted
-from everlong_server.engine.answering.templates import INSTRUCT, TEMPLATE
+from everlong_server.engine.answering.evidence.templates import INSTRUCT, TEMPLATE
 from everlong_server.settings import Settings
 from everlong_server.store.search.passages import Found, Passages
 from everlong_server.store.search.search_corpus import SearchCorpus

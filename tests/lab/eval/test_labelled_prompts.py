@@ -15,7 +15,7 @@ from everlong_lab.eval.grounded.labelled_prompts import LabelledPromptsPlan, wri
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.templates import INSTRUCT
+from everlong_server.engine.answering.evidence.templates import INSTRUCT
 from tests.tinymodel import STORY
 
 ROWS = [

@@ -16,7 +16,7 @@ from everlong_lab.cli.eval import eval as command
 from everlong_lab.eval import questions
 from everlong_lab.eval.questions import AskedQuestion, Result
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.templates import REFUSAL
+from everlong_server.engine.answering.evidence.templates import REFUSAL
 from tests.process import Server
 from tests.tinymodel import STORY, make_model
 

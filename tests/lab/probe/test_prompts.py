@@ -12,7 +12,7 @@ from everlong_lab.probe import prompts
 from everlong_lab.probe.prompts import ConversationTurn, ProbePromptsPlan, ShortText, make_prompts
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.templates import INSTRUCT
+from everlong_server.engine.answering.evidence.templates import INSTRUCT
 
 INNS = {"Quill": "Anchor", "Barrow": "Lantern", "Finch": "Dolphin", "Marsh": "Crown", "Thorne": "Swan", "Vane": "Bell"}
 PEOPLE = tuple(INNS)

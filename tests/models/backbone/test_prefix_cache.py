@@ -11,6 +11,7 @@ import torch
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.backbone.prefix_cache import PrefixCache
+from everlong_models.backbone.quantised_llama import MANY
 from everlong_models.kernels.attention import SHORT
 from everlong_models.kernels.blocks import BLOCK
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, can_quantise
@@ -104,6 +105,11 @@ def counted(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(backbone, "hidden", counting)
     return encoded
+
+
+def test_what_is_computed_again_is_enough_for_products_of_many_rows() -> None:
+    """Otherwise the rest of a prompt would be multiplied with integers, and the whole prompt in bfloat16."""
+    assert SHORT >= MANY
 
 
 def assert_reused(encoded: list[int], step: int) -> None:

@@ -22,7 +22,7 @@ from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.api.bodies.request_file import RequestFile
 from everlong_server.api.native.stream import _SessionSocket
 from everlong_server.api.openai.responses_socket import _ResponsesSocket
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.documents.ingest import DiscardingWriter, receive
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import Damaged, InvalidRequest, KeyMissing, ServerError

@@ -25,7 +25,7 @@ from everlong_lab.harness.report import Report
 from everlong_models import Model, SamplingParams
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.events import ResponseCompleted
-from everlong_server.engine.answering.grounding import Recall, select_passages
+from everlong_server.engine.answering.evidence.grounding import Recall, select_passages
 from everlong_server.engine.answering.search.question import is_question, search_query
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner

@@ -20,9 +20,9 @@ from everlong_lab.eval.grounded.report import TEMPLATES
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, questions, texts_of
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import select_passages
+from everlong_server.engine.answering.evidence.grounding import select_passages
+from everlong_server.engine.answering.evidence.templates import whole_template
 from everlong_server.engine.answering.search.question import search_query
-from everlong_server.engine.answering.templates import whole_template
 from everlong_server.store.records import Document
 from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs

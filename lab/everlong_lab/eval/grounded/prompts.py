@@ -23,9 +23,9 @@ from everlong_lab.eval.grounded.questions import TRAINING_SETS, texts
 from everlong_lab.eval.grounded.report import TEMPLATES
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
-from everlong_server.engine.answering.grounding import select_passages
+from everlong_server.engine.answering.evidence.grounding import select_passages
+from everlong_server.engine.answering.evidence.templates import REFUSAL
 from everlong_server.engine.answering.search.question import search_query
-from everlong_server.engine.answering.templates import REFUSAL
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage

@@ -11,8 +11,8 @@ from everlong_lab.eval.grounded.questions import SETS, Split
 from everlong_lab.eval.grounded.scores import Mean, mean, ratio
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model
-from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.templates import INSTRUCT, TEMPLATE, Template
+from everlong_server.engine.answering.evidence.grounding import Recall
+from everlong_server.engine.answering.evidence.templates import INSTRUCT, TEMPLATE, Template
 
 WAYS = {
     "neither": "the question alone",

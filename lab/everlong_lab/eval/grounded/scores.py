@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from everlong_server.engine.answering.evidence.templates import REFUSAL
 from everlong_server.engine.answering.search.question import STOP_WORDS
-from everlong_server.engine.answering.templates import REFUSAL
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

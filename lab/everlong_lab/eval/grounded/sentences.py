@@ -19,7 +19,7 @@ from everlong_lab.eval.grounded.scores import content_words
 from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.templates import REFUSAL
+from everlong_server.engine.answering.evidence.templates import REFUSAL
 
 _ASK = """Write the answer as one complete sentence with the words of the question. Add nothing else.
 

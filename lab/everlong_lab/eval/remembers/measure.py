@@ -18,9 +18,9 @@ from everlong_lab.eval.remembers.texts import SETS, Remembered
 from everlong_models import Model
 from everlong_models.errors import ConfigError
 from everlong_models.memories.window import Window, WindowConfig
-from everlong_server.engine.answering.grounding import Recall, select_passages
+from everlong_server.engine.answering.evidence.grounding import Recall, select_passages
+from everlong_server.engine.answering.evidence.templates import template_of
 from everlong_server.engine.answering.search.question import search_query
-from everlong_server.engine.answering.templates import template_of
 from everlong_server.settings import Settings
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.search_corpus import SearchCorpus

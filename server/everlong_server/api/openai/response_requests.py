@@ -23,7 +23,7 @@ from everlong_server.api.openai.tools.requests import response_tool_use
 from everlong_server.api.openai.tools.schemas import FunctionCall, FunctionCallOutput
 from everlong_server.api.translation.messages import ParsedMessages, require_length
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store import responses as store

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from redis.exceptions import RedisError
 
 from everlong_models import MemoryState, SamplingParams
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnRunner
@@ -63,8 +63,8 @@ class ChatTurns:
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
         whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
-        answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `system`:
-        the instructions of the chat up to `checkpoint`.
+        answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `system`: the
+        instructions that hold for the chat; None: the system messages of `messages`.
         """
         context = self._context(documents, messages, recall, tools, checkpoint, on_complete, field, system=system)
         return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)

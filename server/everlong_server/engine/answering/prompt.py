@@ -8,21 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from everlong_models import Tool
-from everlong_server.engine.answering.grounding import (
+from everlong_server.engine.answering.evidence.grounding import (
     RECENT_TOKENS,
     Recall,
     paragraphs,
     select_passages_in_segment,
     select_passages_in_window,
 )
-from everlong_server.engine.answering.search.question import (
-    asks_for_fact,
-    is_personal,
-    search_query,
-    stands_alone,
-    texts_lack_answer,
-)
-from everlong_server.engine.answering.templates import (
+from everlong_server.engine.answering.evidence.templates import (
     INSTRUCT,
     WITH_TOOLS,
     Template,
@@ -30,6 +23,13 @@ from everlong_server.engine.answering.templates import (
     shortened,
     template_of,
     whole_template,
+)
+from everlong_server.engine.answering.search.question import (
+    asks_for_fact,
+    is_personal,
+    search_query,
+    stands_alone,
+    texts_lack_answer,
 )
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.engine import Engine
@@ -63,7 +63,7 @@ class Prompt:
     judged: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """What stands before a question: the tokens of `lead`, then `text`, with `evidence`. `visible`, `own`: see `Prompt`."""
 
@@ -218,13 +218,14 @@ class PromptBuilder:
         if window:
             budget = min(budget, window - len(message))
         select = partial(self._select, context, found, len(message), template)
-        recent = [] if anew else [*kept[-RECENT_TOKENS:], *context.session.snapshot.open]
-        part = _Part(lead, *select(lead, recent, budget))
-        part.visible = RECENT_TOKENS if searched else None
-        # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
-        part.own = 0 if anew and context.session.snapshot.position else None
+        part = None
         if later and searched and window and not tools and question == content:
-            part = self._later_part(context, previous, window - len(message), budget, select, part)
+            part = self._later_part(context, lead, previous, window - len(message), budget, select)
+        if part is None:
+            recent = [] if anew else [*kept[-RECENT_TOKENS:], *context.session.snapshot.open]
+            # Where nothing was read before, the memory's first tokens are those of the prompt, which the answer attends to.
+            own = 0 if anew and context.session.snapshot.position else None
+            part = _Part(lead, *select(lead, recent, budget), RECENT_TOKENS if searched else None, own)
         text = part.text
         if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = template.nothing if self._count(template.nothing) <= budget else ""
@@ -235,27 +236,26 @@ class PromptBuilder:
         return Prompt(tokens, part.evidence, part.visible, part.own, start, question, judged)
 
     def _later_part(
-        self, context: TurnContext, previous: Exchange | None, room: int, budget: int, select: Callable[..., tuple[list[Passage], str]], recent: _Part,
-    ) -> _Part:  # fmt: skip
-        """Return what stands before a later question, if the memory keeps tokens: the conversation, if it has room; otherwise evidence alone, with
-        `previous` before it.
-
-        `recent`: what stands there if there is no evidence, or the memory keeps none of the conversation.
+        self, context: TurnContext, lead: list[int], previous: Exchange | None, room: int, budget: int,
+        select: Callable[[list[int], list[int], int], tuple[list[Passage], str]],
+    ) -> _Part | None:  # fmt: skip
+        """Return what stands before a later question: passages that follow the conversation, if both have room; otherwise passages alone, after
+        `previous`. None if there are none, or if the memory keeps none of the conversation.
         """
         kept = self._engine.model.memory.kept_tokens(context.state)
-        if conversation := self._conversation(context, kept):
-            part = _Part(recent.lead, *select(recent.lead, conversation, budget))
-            if len(conversation) + len(part.lead) + self._count(part.text) <= room:
-                part.visible, part.own = self._since(context, context.session.snapshot.context_start)
-                return part
+        conversation = self._conversation(context, kept)
+        if conversation and len(conversation) + len(lead) <= room:
+            evidence, text = select(lead, conversation, budget)
+            if len(conversation) + len(lead) + self._count(text) <= room:
+                return _Part(lead, evidence, text, *self._since(context, context.session.snapshot.context_start))
         if not kept:
-            return recent
+            return None
         # Evidence for earlier questions would only distract from that for this one.
         lead = self._lead(context, context.messages_from_start(previous), from_start=True)
         if 2 * len(lead) > room:
             lead = self._lead(context, context.unread_messages, from_start=True)
-        part = _Part(lead, *select(lead, [], min(budget, room - len(lead))), own=0)
-        return part if part.evidence else recent
+        evidence, text = select(lead, [], min(budget, room - len(lead)))
+        return _Part(lead, evidence, text, own=0) if evidence else None
 
     def _repeating(
         self, template: Template | None, query: Query, previous: Exchange, recall: Recall

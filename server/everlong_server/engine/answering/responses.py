@@ -11,7 +11,7 @@ from typing import Any
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
 from everlong_server.engine.answering.events import AnswerEvent
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn
@@ -108,7 +108,7 @@ class ResponseTurns:
                 messages = [Message("system", instructions), *messages]
         told = [message.content for message in messages if message.role == "system"]
         if previous is not None and instructions in (None, before):
-            told = [*filter(None, [previous.request.get("system")]), *told]
+            told = [*filter(None, [previous.system]), *told]
         known = previous.documents if previous is not None else ()
         format = self._engine.model.tools
         words = [format.question_of(m.content) if format else m.content for m in messages if m.role == "user"]
@@ -163,7 +163,7 @@ class ResponseTurns:
             messages = (*await self._messages_until(previous), *messages)
         turn = await self._chat_turns.answer(
             response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
-            checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.request.get("system"),
+            checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.system,
         )  # fmt: skip
         if file_search is not None:
             response = replace(

@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_models import SamplingParams
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.prompt import LINE_BREAK
 from everlong_server.engine.answering.turn import Turn, TurnRunner
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state, newest_exchange
@@ -143,7 +143,10 @@ class SessionTurns:
                     await self._sessions.commit(session, lease, kept, None, answer, replaces=first.id)
 
             read = replace(session, messages=session.messages - session.unread)
-            previous = newest_exchange(earlier) if not pair else Exchange(pair[0]["content"], pair[1]["content"])
+            if pair:
+                previous: Exchange | None = Exchange(pair[0]["content"], pair[1]["content"])
+            else:  # on a thread: messages can be long
+                previous = await asyncio.to_thread(newest_exchange, earlier)
             if first is not None and not unread:
                 if read.snapshot.open:
                     read, ending = _without_last_token(read)

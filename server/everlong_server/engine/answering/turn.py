@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everlong_models import Grammar, GrammarError, SamplingParams
-from everlong_server.engine.answering.citations import cite, cited_part
 from everlong_server.engine.answering.events import (
     AnswerEvent,
     ResponseCompleted,
@@ -25,9 +24,10 @@ from everlong_server.engine.answering.events import (
     ToolArgumentsDelta,
     ToolCallStarted,
 )
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.citations import cite, cited_part
+from everlong_server.engine.answering.evidence.grounding import Recall
+from everlong_server.engine.answering.evidence.templates import REFUSAL, Template
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
-from everlong_server.engine.answering.templates import REFUSAL, Template
 from everlong_server.engine.answering.tool_calls import CallParser
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from everlong_models.answer_probe import PROBE
-from everlong_server.engine.answering.templates import REFUSAL
+from everlong_server.engine.answering.evidence.templates import REFUSAL
 from tests.process import Server
 from tests.tinymodel import STORY
 

@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from everlong_models import load_model
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.templates import INSTRUCT
+from everlong_server.engine.answering.evidence.templates import INSTRUCT
 from everlong_server.store.texts.blobs import Blobs
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_model

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from everlong_models import SamplingParams
-from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.responses import ResponseTurns
 from everlong_server.store.records import Message
 from everlong_server.store.responses import Response
@@ -30,3 +31,12 @@ def test_instructions_and_system_messages_hold_for_later_responses() -> None:
         created(told, None, Message("system", "Rhyme."), ASKED).request["system"] == "Be brief.\n\nBe kind.\n\nRhyme."
     )
     assert created(told, "Be long.", ASKED).request["system"] == "Be long.", "new instructions replace all"
+
+
+def test_instructions_of_a_response_of_the_release_before_hold_too() -> None:
+    """It stored no system text apart from them."""
+    told = created(None, "Be brief.", ASKED)
+    before = replace(told, request={name: value for name, value in told.request.items() if name != "system"})
+    assert before.system == "Be brief."
+    assert created(before, None, TOLD, ASKED).system == "Be brief.\n\nBe kind."
+    assert created(None, None, ASKED).system is None

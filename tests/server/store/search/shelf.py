@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from everlong_server.engine.answering.grounding import select_passages
+from everlong_server.engine.answering.evidence.grounding import select_passages
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id

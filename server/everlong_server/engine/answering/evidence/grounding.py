@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from everlong_server.engine.answering.templates import TEMPLATE, Template
+from everlong_server.engine.answering.evidence.templates import TEMPLATE, Template
 from everlong_server.store.search.passages import Passage
 
 _SAVED = 8

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from text_to_num import alpha2digit
 
+from everlong_server.engine.answering.evidence.templates import REFUSAL
 from everlong_server.engine.answering.search.question import STOP_WORDS
-from everlong_server.engine.answering.templates import REFUSAL
 from everlong_server.store.messages import Citation
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.sentences import FULL_STOP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everlong_server.engine.answering.citations import cite
+from everlong_server.engine.answering.evidence.citations import cite
 from everlong_server.store.search.passages import Passage
 
 BOATS = (
