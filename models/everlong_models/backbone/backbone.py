@@ -269,7 +269,7 @@ class Backbone(nn.Module):
 
     @property
     def exact_step(self) -> int | None:
-        """The n such that a pass after k·n stored positions gives the same bits as one pass over everything, from `at` 0. None: no n is known to do so.
+        """The n such that a pass after a multiple of n stored positions gives the same bits as one pass over all positions; None if none is known.
 
         Both passes must have more than `SHORT` positions.
         """

@@ -103,7 +103,14 @@ class Response:
     @property
     def system(self) -> str | None:
         """The instructions and system messages that hold for it."""
-        return self.request.get("system", self.instructions)  # the release before stored the instructions alone
+        if "system" in self.request:
+            return str(self.request["system"])
+        told = [
+            message.content for message in self.said if message.role == "system"
+        ]  # the release before stored nothing else
+        if self.instructions and not (told and told[0].startswith(self.instructions)):
+            told.insert(0, self.instructions)
+        return "\n\n".join(told) or None
 
     def answered(self, message: AnswerMessage, session: Session) -> Response:
         """Return the response with its answer: completed, or incomplete if it reached the token limit or was cut in a loop."""

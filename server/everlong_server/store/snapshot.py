@@ -38,7 +38,8 @@ class Snapshot:
     context_start: int | None = None
 
     def fields(self) -> dict[str, str | int | bytes]:
-        """Return the fields of a hash that store it. What is None has no field, so that writing them never removes a state. Only `context_start` has an empty one then."""
+        """Return the fields of a hash that store it. What is None has no field, so that writing them never removes a state. `context_start`
+        has an empty one, so that no older value remains."""
         fields = {
             "state": self.state, "position": self.position, "open": struct.pack(f"<{len(self.open)}I", *self.open),
             "state_bytes": self.size, "state_digest": self.digest,

@@ -65,7 +65,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What stands before a question: the tokens of `lead`, then `text`, with `evidence`. `visible`, `own`: see `Prompt`."""
+    """The part of a prompt before the question: the tokens of `lead`, then `text`, with `evidence`. `visible`, `own`: see `Prompt`."""
 
     lead: list[int]
     evidence: list[Passage]
@@ -188,7 +188,8 @@ class PromptBuilder:
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
-        may_lack_answer: bool = False, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (), template: Template | None = None, previous: Exchange | None = None,
+        may_lack_answer: bool = False, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (),
+        template: Template | None = None, previous: Exchange | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
@@ -231,7 +232,7 @@ class PromptBuilder:
             text = template.nothing if self._count(template.nothing) <= budget else ""
         tokens = [*part.lead, *tokenizer.encode(text), *message]
         start = self._start(context, part.visible, part.own)
-        # Of a question about the conversation, a prompt without it may hold no answer.
+        # The answer to a question about the conversation may be there, if the prompt lacks it.
         judged = may_lack_answer and bool(part.evidence) and not (later and part.own == 0 and is_personal(question))
         return Prompt(tokens, part.evidence, part.visible, part.own, start, question, judged)
 
@@ -239,8 +240,9 @@ class PromptBuilder:
         self, context: TurnContext, lead: list[int], previous: Exchange | None, room: int, budget: int,
         select: Callable[[list[int], list[int], int], tuple[list[Passage], str]],
     ) -> _Part | None:  # fmt: skip
-        """Return what stands before a later question: passages that follow the conversation, if both have room; otherwise passages alone, after
-        `previous`. None if there are none, or if the memory keeps none of the conversation.
+        """Return the part before a later question: new passages, after the conversation if both fit into `room` tokens; otherwise after `previous` alone.
+
+        None if the conversation does not fit and no passage does, or if the memory keeps no tokens before the open segment.
         """
         kept = self._engine.model.memory.kept_tokens(context.state)
         conversation = self._conversation(context, kept)

@@ -28,7 +28,7 @@ from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.turns import RunningTurn
 
 _EXCHANGES = 3
-"""So many exchanges are looked through for the last question, since the newest may be thanks."""
+"""Number of the newest exchanges among which the last question is looked for. The newest one may be thanks."""
 _PUBLISH_SECONDS = 0.5
 """Interval at which the text of a detached answer is stored, and at which it is checked whether a client has cancelled it."""
 

@@ -26,7 +26,8 @@ class Exchange(NamedTuple):
 class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
-    `previous`: the newest user message before it that has words to search for, and its answer; with `continued`, the exchange that is extended. `commit`: stores the message, its answer and the snapshot after it.
+    `previous`: the newest user message before it that has words to search for, and its answer; with `continued`, the exchange that is extended.
+    `commit`: stores the message, its answer and the snapshot after it.
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
     extended instead of answering a message, `last` the tokens of it that the model reads once more, and `added` the text that follows it before
     anything is generated.

@@ -1,4 +1,4 @@
-"""Prompts: what an answer attends to, and what stands before the question."""
+"""Prompts: which tokens an answer attends to, and the text before the question."""
 
 from __future__ import annotations
 

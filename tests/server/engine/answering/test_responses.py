@@ -34,9 +34,11 @@ def test_instructions_and_system_messages_hold_for_later_responses() -> None:
 
 
 def test_instructions_of_a_response_of_the_release_before_hold_too() -> None:
-    """It stored no system text apart from them."""
-    told = created(None, "Be brief.", ASKED)
+    """Its requests have no `system`, only instructions and messages."""
+    told = created(None, "Be brief.", TOLD, ASKED)
     before = replace(told, request={name: value for name, value in told.request.items() if name != "system"})
-    assert before.system == "Be brief."
-    assert created(before, None, TOLD, ASKED).system == "Be brief.\n\nBe kind."
+    assert before.system == "Be brief.\n\nBe kind."
+    assert replace(before, said=(ASKED,)).system == "Be brief."
+    assert replace(before, said=(TOLD, ASKED), instructions=None).system == "Be kind."
+    assert created(before, None, ASKED).system == "Be brief.\n\nBe kind."
     assert created(None, None, ASKED).system is None

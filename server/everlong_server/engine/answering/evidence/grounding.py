@@ -21,9 +21,9 @@ _MIN_ROOM = 128
 RECENT_TOKENS = 256
 """Tokens before the open segment that an answer also attends to, if the memory keeps tokens: the end of the conversation.
 
-This is for messages that the search found nothing for, if the conversation does not fit, and for tools. Other answers attend to their prompt alone, as if the chat began there, or to the
-conversation from such a prompt on. The end of the document, which a question is
-rarely about, distracts from the passages (docs/research/results.md), and encoding it takes as long as encoding them.
+This is for messages for which the search found nothing, if the conversation does not fit, and for requests with tools. Other answers
+attend to their own prompt alone, or to the conversation since such a prompt. The end of the document would distract from the passages
+(docs/research/results.md), and take as long to encode as they do.
 """
 
 

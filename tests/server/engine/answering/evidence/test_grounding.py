@@ -23,8 +23,6 @@ from tests.tinymodel import STORY
 
 ALICE = STORY.read_text()
 
-QUESTION = "What would Dinah do with the black kitten's face?"
-
 
 def passages_of(text: str) -> list[Passage]:
     pieces = split(io.BytesIO(text.encode()))
