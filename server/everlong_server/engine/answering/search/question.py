@@ -31,10 +31,15 @@ STOP_WORDS = frozenset(
         """,
     )
 )
-# A question with one of these refers to the question before.
+# A question with one of these refers to the question before, unless it refers to something in the question itself.
 _REFERRING_WORDS = {
     "he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "these", "they", "this", "those",
 }  # fmt: skip
+_POSSESSIVES = frozenset(["his", "her", "its", "their"])
+_CONJUNCTIONS = frozenset([
+    "after", "as", "because", "before", "if", "once", "since", "than", "though", "until", "when", "where", "while",
+])  # fmt: skip
+"""Words before a clause whose pronoun can refer to a name in the main clause: "What did Peter do when he came home?"."""
 _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
 """A question with one of these can be about the conversation itself, which no document holds."""
 _ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
@@ -91,7 +96,7 @@ def search_query(question: str, previous: str | None) -> Query | None:
     marked = _QUESTION_MARKS.search(question) is not None
     beginning = [word.casefold() for word in all_words[:2]]
     asks = marked or not _INTERROGATIVES.isdisjoint(beginning[:1]) or _inverts(beginning)
-    refers_back = not _REFERRING_WORDS.isdisjoint(map(str.casefold, all_words))
+    refers_back = _refers_back(all_words, own)
     short = len(own) < _FEW_WORDS and not _names_subject(all_words, own)
     follows = previous is not None and (asks or bool(own)) and (refers_back or short)
     everyday = not own and not follows
@@ -106,6 +111,30 @@ def search_query(question: str, previous: str | None) -> Query | None:
         before = f"{previous[-_MAX_CHARS:]} "
         text, start = before + text, len(before)
     return Query(text, weights, asks, everyday, start, alone) if weights else None
+
+
+def _refers_back(message: Sequence[str], own: Sequence[str]) -> bool:
+    """Return whether a word of a message refers to something before the message: "When did he leave?", but not "When did Peter leave his house?".
+
+    `own`: its words that are not of grammar.
+    """
+    found = [word.casefold() for word in message]
+    referring = [n for n, word in enumerate(found) if word in _REFERRING_WORDS]
+    if not referring or not _in_english(found):
+        return bool(referring)
+    before, after = ["", *found[:-1]], [*found[1:], ""]
+    named = next((n for n, word in enumerate(message) if n and word in own and word[:1].isupper()), len(found))
+    noun = next((n for n, word in enumerate(message) if word in own and before[n] in _ARTICLES), len(found))
+
+    def inside(n: int) -> bool:
+        """Return whether the word at `n` refers to something in the message."""
+        if found[n] == "that":  # "the letter that Peter wrote", but not "What is the town called, and why that?"
+            return n > 0 and message[n - 1] in own and bool(after[n])
+        if found[n] in _POSSESSIVES and n + 1 < len(message) and message[n + 1] in own:
+            return min(named, noun) < n
+        return before[n] in _CONJUNCTIONS and named < n
+
+    return not all(inside(n) for n in referring)
 
 
 def _names_subject(message: Sequence[str], own: Sequence[str]) -> bool:

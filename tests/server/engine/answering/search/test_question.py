@@ -86,6 +86,10 @@ def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
         ("Who is Glinda?", False), ("Is the pool heated?", False), ("when does the gym open", False), ("What did an elephant eat?", False),
         ("And on Sundays?", True), ("Which is better?", True), ("What is the rent?", False), ("Is the first true?", True), ("What did Dorothy do then?", True), ("What about the gym?", True), ("Why did he leave the club?", True),
         ("What was my first question?", True), ("Is it the gym?", True), ("The gym", True), ("Where?", True),
+        ("What did Mother give Bobbie for her birthday?", False), ("Why did the king lose his crown?", False), ("Did the doctor see her?", True),
+        ("Why did his brother leave the club?", True), ("What was in the envelope that Felix left?", False), ("Why is the lake called that?", True),
+        ("What did old Mr. Peterson run at Pym with when they met?", False), ("Who was there when he came to the club?", True),
+        ("What did Peter want for them?", True), ("Why does that ship have two masts?", True), ("Who told Anna that she had won?", True),
     ],
 )  # fmt: skip
 def test_a_whole_question_that_names_its_subject_does_not_follow_the_one_before(message: str, follows: bool) -> None:
