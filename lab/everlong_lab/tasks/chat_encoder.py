@@ -14,8 +14,8 @@ from everlong_models.text.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
-    """One document to learn from: token ids (N,), and a mask of the targets (N,). `branches` (N,): several documents with a shared prefix; 0 for
-    its tokens, k for those of document k alone; None: one document."""
+    """One document to learn from: token ids (N,), and a mask of the targets (N,). `branches` (N,): it is several documents that begin alike, see
+    `KVCursor`."""
 
     ids: np.ndarray
     targets: np.ndarray
@@ -72,15 +72,12 @@ def pad_batch(examples: Sequence[Example]) -> Batch:
         if example.branches is not None:
             branches[row, : lengths[row]] = torch.from_numpy(example.branches)
             branches[row, lengths[row] :] = example.branches[-1]
-    packed = any(example.branches is not None for example in examples)
-    return Batch(tokens, torch.tensor(lengths), targets, branches=branches if packed else None)
+    branched = any(example.branches is not None for example in examples)
+    return Batch(tokens, torch.tensor(lengths), targets, branches=branches if branched else None)
 
 
-def pack_shared_prefix(documents: Sequence[Example]) -> Example:
-    """Return documents as one example, which has the prefix that they share once.
-
-    The prefix ends at least two tokens before the first target: its last token cannot predict the first tokens of several documents.
-    """
+def branched(documents: Sequence[Example]) -> Example:
+    """Return documents that begin alike as one, which has their common beginning once. No target of theirs is in it, nor directly after it."""
     first = min(int(document.targets.argmax()) for document in documents) - 1
     ids = np.stack([document.ids[:first] for document in documents])
     common = int(np.logical_and.accumulate((ids == ids[0]).all(0)).sum())

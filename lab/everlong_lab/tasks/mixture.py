@@ -95,30 +95,22 @@ class Mixture(Task):
             for fields in ([batch.tokens for batch in batches], [batch.targets for batch in batches])
         )
         lengths = torch.cat([batch.lengths for batch in batches])
-        branches: torch.Tensor | None = None
+        order = lengths.argsort(stable=True)
+        branches = None
         if any(batch.branches is not None for batch in batches):
             each = [torch.zeros_like(batch.tokens) if batch.branches is None else batch.branches for batch in batches]
             # Padding continues the last branch.
-            branches = torch.cat(
-                [torch.cat([one, one[:, -1:].expand(-1, longest - one.shape[1])], dim=1) for one in each]
-            )
-        order = lengths.argsort(stable=True)
-        targets = self._thinned(random, targets, branches)
-        return Batch(
-            tokens[order], lengths[order], targets[order], branches=None if branches is None else branches[order]
-        )
+            padded = [torch.cat([one, one[:, -1:].expand(-1, longest - one.shape[1])], dim=1) for one in each]
+            branches = torch.cat(padded)[order]
+        return Batch(tokens[order], lengths[order], self._thinned(random, targets)[order], branches=branches)
 
-    def _thinned(
-        self, random: np.random.Generator, targets: torch.Tensor, branches: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _thinned(self, random: np.random.Generator, targets: torch.Tensor) -> torch.Tensor:
         chosen = torch.zeros_like(targets)
         for row, line in enumerate(targets):
-            of = torch.zeros_like(line, dtype=torch.int64) if branches is None else branches[row]
-            for branch in of[line].unique():
-                places = (line & (of == branch)).nonzero()[:, 0].numpy()
-                if len(places) > self.config.targets:
-                    places = random.choice(places, self.config.targets, replace=False)
-                chosen[row, torch.from_numpy(places)] = True
+            places = line.nonzero()[:, 0].numpy()
+            if len(places) > self.config.targets:
+                places = random.choice(places, self.config.targets, replace=False)
+            chosen[row, torch.from_numpy(places)] = True
         return chosen
 
     def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:

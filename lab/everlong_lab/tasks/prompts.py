@@ -4,8 +4,8 @@
     {"source": "a text's name", "branches": [{"prompt": …, "answers": …}, {"prompt": …, "answers": …}]}
 
 A model learns to use passages from prompts like those it will get from the server. Prompts are in the tokenizer's chat
-format, and every answer is a target. The turns of a line are one conversation. With `branches` instead of `turns`, each prompt is a document of
-its own; the prefix that they share, such as passages, is computed once. `lab/everlong_lab/corpora/reading-prompts.jsonl.xz` has such lines.
+format, and every answer is a target. The turns of a line are one conversation. With `branches` instead, each prompt is a conversation of its own;
+their common beginning, such as passages, is computed once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import vocabulary
 from everlong_lab.corpora.datasets import checked, json_lines
-from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pack_shared_prefix, pad_batch
+from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, branched, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import DataError, TokenError
@@ -41,10 +41,10 @@ class PromptTurn(NamedTuple):
 
 
 class PromptLine(NamedTuple):
-    """A line of the file: the turns of one conversation, or `separate` prompts with a shared prefix."""
+    """A line of the file: the turns of one conversation, or of several (`apart`), which begin alike."""
 
     turns: tuple[PromptTurn, ...]
-    separate: bool
+    apart: bool
 
 
 class PromptsConfig(TaskConfig):
@@ -83,7 +83,7 @@ class Prompts(Task):
         return pad_batch(sorted(examples, key=lambda example: len(example.ids)))
 
     def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
-        """Return the `perplexity` of the answers in `samples` held-out lines."""
+        """Return the `perplexity` of the answers to `samples` held-out prompts."""
         random = self.random(0, segments, held_out=True)
         examples = [self._example(random, self._held_out, segments) for _ in range(samples)]
         return {"perplexity": perplexity(model, examples)}
@@ -92,16 +92,16 @@ class Prompts(Task):
         most = segments * self._S
         for _ in range(_TRIES):
             line = lines[random.integers(len(lines))]
-            if not line.separate:
+            if not line.apart:
                 if (found := self._conversation(random, line.turns, most)) is not None:
                     return found
                 continue
             alone = (self._conversation(random, (turn,), most) for turn in line.turns)
             documents = [document for document in alone if document is not None]
             while documents:
-                if len((found := pack_shared_prefix(documents)).ids) <= most:
+                if len((found := branched(documents)).ids) <= most:
                     return found
-                documents.pop(random.integers(len(documents)))
+                documents.pop()
         raise TokenError(f"no prompt of {self.config.file} fits into {segments} segments of {self._S} tokens")
 
     def _conversation(self, random: np.random.Generator, turns: Sequence[PromptTurn], most: int) -> Example | None:
@@ -125,16 +125,14 @@ def _read(data: Path, name: str) -> tuple[list[PromptLine], list[PromptLine]]:
     parts: tuple[list[PromptLine], list[PromptLine]] = ([], [])
     for where, row in json_lines(file.parent, file.name):
         with checked(where):
-            if (separate := "branches" in row) and "turns" in row:
-                raise ValueError("has both turns and branches")
-            asked = row["branches" if separate else "turns"]
+            asked = row["branches" if (apart := "branches" in row) else "turns"]
             if wrong := [turn["answers"] for turn in asked if not isinstance(turn["answers"], list)]:
                 raise ValueError(f"answers must be a list, found {wrong[0]!r:.40}")
             turns = tuple(PromptTurn(str(turn["prompt"]), tuple(map(str, turn["answers"]))) for turn in asked)
             source = str(row["source"])
             if not turns or not all(turn.answers for turn in turns):
-                raise ValueError("a turn lacks answers" if turns else "no branches" if separate else "no turns")
-        parts[int(hashlib.sha256(source.encode()).hexdigest(), 16) % _HELD_OUT == 0].append(PromptLine(turns, separate))
+                raise ValueError("a turn lacks answers" if turns else "no turns")
+        parts[int(hashlib.sha256(source.encode()).hexdigest(), 16) % _HELD_OUT == 0].append(PromptLine(turns, apart))
     if not all(parts):
         raise DataError(
             f"{file} has no {'held-out ' if parts[0] else ''}prompts; one source in {_HELD_OUT} is held out"

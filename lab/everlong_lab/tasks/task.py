@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     `tokens` (B, N) int64. `lengths` (B,): tokens of each row; the rest is padding. `targets` (B, N) bool: tokens to
     predict. `fresh`: rows start with an empty memory; otherwise each continues its row of the previous batch. `idle`
     (B, segments) bool: full segments without anything that must be remembered, if the task knows. `branches` (B, N): rows hold several
-    documents with a shared prefix, see `Example`; None: each row is a document.
+    documents that begin alike, see `KVCursor`; None: each row is a document.
     """
 
     tokens: Tensor

@@ -73,8 +73,7 @@ def unroll(
     targets, default all. `state`: the memory before, default the initial one. `truncate`: segments that a gradient
     reaches back over, default all. `checkpointed`: recompute activations in the backward pass, one segment at a time.
     `between`: called between two segments with the index of the first and the memory after it; returns the memory to
-    continue from. `branches` (B, N): rows hold several documents with a shared prefix, see `KVCursor`. Each row must fit into one pass, and `state` of the
-    result is then meaningless.
+    continue from. `branches` (B, N): rows hold several documents that begin alike, see `KVCursor`; they must fit into one pass.
 
     Documents that the model can predict in `one_pass_tokens` yield one part with the same figures. Raises `TokenError` or
     `ConfigError`, at the call, for arguments that do not fit together.
@@ -95,33 +94,17 @@ def unroll(
     wanted = inside if loss_mask is None else inside & loss_mask.bool()
     tokens = tokens.masked_fill(~inside, 0)
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last token
-    most, new = max(held, default=0), state is None and between is None
-    if branches is not None and not bool(branches.any()):
-        branches = None
-    if branches is not None:
-        _check_branches(branches, tokens, most, model.one_pass_tokens)
-        if not new:
-            raise ConfigError("branches", tuple(branches.shape), "must be left out with `state` or `between`")
-    whole = branches is not None or (new and model.segment_length < most <= model.one_pass_tokens)
+    at_once = state is None and between is None and max(held, default=0) <= model.one_pass_tokens
+    if branches is not None and not at_once:
+        raise TokenError(
+            f"branches: documents that begin alike must have at most {model.one_pass_tokens} tokens together"
+        )
+    whole = branches is not None or (at_once and model.segment_length < max(held, default=0))
     state = model.initial_state(rows) if state is None else state
     batch = _Batch(tokens, following, wanted, inside)
     if whole:
         return iter([_whole(model, batch, held, state, branches, checkpointed=checkpointed)])
     return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
-
-
-def _check_branches(branches: Tensor, tokens: Tensor, most: int, limit: int) -> None:
-    """Raise `TokenError` unless `branches` fit the rows of `tokens`, of which the longest has `most`, and a pass has at most `limit`."""
-    if branches.shape != tokens.shape:
-        raise TokenError(
-            f"branches have the shape {tuple(branches.shape)}, must be {tuple(tokens.shape)} as the tokens"
-        )
-    if most > limit:
-        raise TokenError(
-            f"branches: a row with branches, and those beside it, must have at most {limit} tokens, got {most}"
-        )
-    if bool((branches < 0).any()) or bool((branches.diff(dim=1) < 0).any()):
-        raise TokenError("branches: each row must have the shared prefix (0) first, then branches 1, 2, … in order")
 
 
 def _whole(
@@ -138,7 +121,7 @@ def _whole(
     tokens, targets = batch.tokens[:, : max(held)], batch.following[rows, positions]
     loss, auxiliary, correct = _nothing(batch)
     if len(targets):
-        branches = None if branches is None else branches[:, : max(held)].contiguous()
+        branches = None if branches is None else branches[:, : max(held)]
 
         def scored() -> tuple[Tensor, Tensor]:
             return _scored(model.logits_at(tokens, rows, positions, branches), targets)

@@ -256,9 +256,7 @@ class Backbone(nn.Module):
         """
         if self._optimised is not None:
             if branches is not None:
-                raise BackboneError(
-                    "hidden: an optimized backbone does not support branches; load it anew without optimize()"
-                )
+                raise BackboneError("hidden: an optimized backbone reads no branches; load it anew")
             if torch.is_grad_enabled() and x.requires_grad:
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
             return self._optimised.hidden(x, kv, at, keep, observer)

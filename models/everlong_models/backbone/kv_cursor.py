@@ -14,9 +14,9 @@ class KVCursor:
 
     `kv` (B, layers, 2, kv heads, C, head dim); None stores nothing. Without `at` the pass starts at position 0. With
     `at` (B,) each row continues at its own position, after the positions that `kv` holds for it. `positions` (1 or B,
-    T): the positions of the pass. `branches` (B, T) int64: each row holds several texts with a shared prefix: 0 for the prefix, then 1, 2, … for the rest of
-    each text. Every text has the positions, and sees the keys, that it would have alone. Raises `BackboneError` for `at` without `kv`, and for
-    `branches` with one.
+    T): the positions of the pass. `branches` (B, T) int64: rows hold several texts that begin alike: 0 where they are the same, which is at the
+    start, then 1, 2, … for each text's own tokens. Every text has the positions, and sees the keys, that it would have alone. Raises
+    `BackboneError` for `at` without `kv`, and for `branches` with one.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class KVCursor:
 
 
 def _starts(branches: Tensor) -> Tensor:
-    """Return (B, T) where the branch of each token begins. The branches of each row are in order."""
+    """Return (B, T) where the branch of each token begins. Raises `BackboneError` unless the branches of each row are in order."""
+    if bool((branches.diff(dim=1) < 0).any()):
+        raise BackboneError("branches must be in order, those that all texts share (0) first")
     return torch.searchsorted(branches, branches)
 
 

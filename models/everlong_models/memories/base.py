@@ -226,10 +226,10 @@ class SegmentReader(nn.Module, ABC):
         """Return logits (n, V) at `positions` (n,) of `rows` (n,) for the first `tokens` (B, T) of new documents.
 
         1 ≤ T ≤ `one_pass_tokens`. The logits are those of reading the documents segment by segment. `branches` (B, T): each row holds several
-        documents with a shared prefix, see `KVCursor`. Raises `TokenError` for branches, unless a memory overrides this.
+        documents that begin alike, see `KVCursor`. Raises `TokenError` for branches, unless the memory is `window`.
         """
         if branches is not None:
-            raise TokenError("branches: this memory does not support several documents with a shared prefix in a row")
+            raise TokenError("branches: only the memory window reads several documents that begin alike at once")
         return self.forward(tokens, self.initial_state(len(tokens)))[rows, positions]
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:

@@ -129,7 +129,7 @@ class Window(SegmentReader):
         return ((self.config.sinks + self.config.window) // self.segment_length + 1) * self.segment_length
 
     def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor, branches: Tensor | None = None) -> Tensor:
-        """Run the backbone once over whole documents, and the output head only at the given positions. Supports `branches`."""
+        """Run the backbone once over the whole document, and the output head only at the given positions."""
         self.check(tokens, self.initial_state(len(tokens)))
         if not 1 <= tokens.shape[1] <= self.one_pass_tokens:
             raise TokenError(f"one pass takes 1 to {self.one_pass_tokens} tokens of a document, got {tokens.shape[1]}")

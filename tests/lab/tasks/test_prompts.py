@@ -11,7 +11,6 @@ import torch
 from everlong_lab.tasks import Setting, make_task
 from everlong_lab.tasks.chat_encoder import ChatEncoder, Example
 from everlong_lab.tasks.dialogue import perplexity
-from everlong_lab.tasks.mixture import MixtureConfig, MixturePart
 from everlong_lab.tasks.prompts import Prompts, PromptsConfig
 from everlong_models import load_model
 from everlong_models.errors import DataError, TokenError
@@ -92,12 +91,12 @@ def test_what_does_not_fit_is_left_out_from_its_turn_on(tmp_path: Path, tokenize
         make(tmp_path, tokenizer, answer=2).batch(0, 1, 20)
 
 
-def separate(number: int) -> dict:
+def apart(number: int) -> dict:
     return {"source": f"story {number}", "branches": line(number, turns=3)["turns"]}
 
 
-def test_prompts_with_a_shared_prefix_have_it_once(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    write(tmp_path, *(separate(n) for n in range(80)))
+def test_prompts_that_begin_alike_share_their_beginning(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path, *(apart(n) for n in range(80)))
     batch = make(tmp_path, tokenizer).batch(0, 4, segments=12)
     assert batch.branches is not None
     encoder = ChatEncoder(tokenizer)
@@ -113,37 +112,7 @@ def test_prompts_with_a_shared_prefix_have_it_once(tmp_path: Path, tokenizer: To
             assert targets[own].tolist() == [False] * len(prompt) + [True] * len(answer)
 
 
-def test_of_prompts_that_do_not_fit_together_some_are_left_out_at_random(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    write(tmp_path, *(separate(n) for n in range(80)))
-    task = make(tmp_path, tokenizer)
-    together = int(task.batch(0, 40, 12).lengths.min())
-    task._S, asked = 1, set()
-    for step in range(12):
-        batch = task.batch(step, 1, together - 1)
-        assert batch.branches is not None
-        assert batch.branches.max() == 2
-        said = tokenizer.decode(batch.tokens[0].tolist())
-        asked |= {turn for turn in range(3) if f"hat {turn}" in said}
-    assert asked == {0, 1, 2}
-
-
-def test_a_mixture_keeps_branches_and_the_targets_of_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    write(tmp_path, *(separate(n) for n in range(80)))
-    (tmp_path / "more.jsonl").write_text("\n".join(json.dumps(line(n, turns=2)) for n in range(80)))
-    parts = [MixturePart(weight=1, task=PromptsConfig()), MixturePart(weight=1, task=PromptsConfig(file="more.jsonl"))]
-    task = make_task(MixtureConfig(parts=parts, targets=2), Setting(tokenizer, S, tmp_path, 0))
-    batch = task.batch(0, 8, 12)
-    assert batch.branches is not None
-    plain = batch.branches.amax(1) == 0
-    assert plain.any()
-    assert not plain.all()
-    for targets, branches in zip(batch.targets, batch.branches, strict=True):
-        assert branches.tolist() == sorted(branches.tolist())
-        kept = [int(targets[branches == branch].sum()) for branch in branches.unique()]
-        assert kept == ([2] if branches.max() == 0 else [0, 2, 2, 2])
-
-
-def test_prompts_with_a_shared_prefix_are_scored_as_if_each_were_alone(
+def test_prompts_that_begin_alike_are_scored_as_if_each_were_alone(
     tmp_path: Path, tokenizer: Tokenizer, tiny_model: Path
 ) -> None:
     model = load_model(str(tiny_model), models_dir=tmp_path)
@@ -151,7 +120,7 @@ def test_prompts_with_a_shared_prefix_are_scored_as_if_each_were_alone(
         WindowConfig(segment_length=S, sinks=4, window=124),
         llama(vocab_size=model.memory.vocab_size, max_position_embeddings=256),
     )
-    write(tmp_path, *(separate(n) for n in range(80)))
+    write(tmp_path, *(apart(n) for n in range(80)))
     together = make(tmp_path, model.tokenizer)
     random = together.random(0, 4, held_out=True)
     examples = [together._example(random, together._held_out, 4) for _ in range(3)]
@@ -194,8 +163,6 @@ def test_the_file_that_is_named_is_read(tmp_path: Path, tokenizer: Tokenizer) ->
         ("{", "line 1"),
         (json.dumps({"source": "a", "turns": []}), "line 1: no turns"),
         (json.dumps({"source": "a", "turns": [{"prompt": "b", "answers": []}]}), "line 1: a turn lacks answers"),
-        (json.dumps({"source": "a", "branches": []}), "line 1: no branches"),
-        (json.dumps({"source": "a", "branches": [], "turns": []}), "line 1: has both turns and branches"),
         (json.dumps({"turns": [{"prompt": "b", "answers": ["c"]}]}), "line 1: no 'source'"),
         (
             json.dumps({"source": "a", "turns": [{"prompt": "b", "answers": "Paris"}]}),

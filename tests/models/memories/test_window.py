@@ -54,22 +54,6 @@ def test_layers_with_a_sliding_window_of_their_own_keep_it(read):
         torch.testing.assert_close(model.step(cache, token), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_with_a_sliding_window_do_not_see_other_branches():
-    config = Gemma3TextConfig(
-        vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=12, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Window(WindowConfig(segment_length=8, sinks=3, window=29), Backbone(Gemma3ForCausalLM(config).eval()))
-    begin, ends = tokens(model, 1, 9), [tokens(model, 1, length) for length in (4, 7)]
-    branches = torch.repeat_interleave(torch.arange(3), torch.tensor([9, 4, 7]))[None]
-    together, last = torch.cat([begin, *ends], dim=1), torch.arange(13, 20)
-    with torch.no_grad():
-        found = model.logits_at(together, torch.zeros_like(last), last, branches)
-        alone = model.backbone.model(torch.cat([begin, ends[1]], dim=1)).logits[0, 9:]
-    torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_short_documents_are_learnt_from_in_one_pass(family, checkpointed):
@@ -97,9 +81,8 @@ def test_a_document_with_evictions_is_learnt_from_segment_by_segment():
         model.logits_at(text, torch.tensor([0]), torch.tensor([24]))
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_documents_with_a_shared_prefix_are_learnt_from_as_if_each_were_alone(family, checkpointed):
+def test_texts_that_begin_alike_are_learnt_from_as_if_each_were_alone(family):
     model = Window(WindowConfig(segment_length=8, sinks=3, window=29), FAMILIES[family]())
     begin, ends = tokens(model, 1, 9), [tokens(model, 1, length) for length in (4, 1, 7)]
     alone = [torch.cat([begin, end], dim=1) for end in ends]
@@ -109,7 +92,7 @@ def test_documents_with_a_shared_prefix_are_learnt_from_as_if_each_were_alone(fa
     of = [torch.arange(text.shape[1])[None] > 9 for text in alone]
     wanted = torch.cat([torch.zeros(1, 9, dtype=torch.bool), *(mask[:, 9:] for mask in of)], dim=1)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    (found,) = unroll(model, together, loss_mask=wanted, branches=branches, checkpointed=checkpointed)
+    (found,) = unroll(model, together, loss_mask=wanted, branches=branches)
     expected = sum(
         part.loss.sum() for text, mask in zip(alone, of, strict=True) for part in unroll(model, text, loss_mask=mask)
     )
@@ -124,23 +107,14 @@ def test_documents_with_a_shared_prefix_are_learnt_from_as_if_each_were_alone(fa
 def test_branches_need_one_pass_gradients_and_the_memory_window():
     model = Window(WindowConfig(segment_length=8, sinks=3, window=14), llama())
     text, branches = tokens(model, 1, 25), torch.zeros(1, 25, dtype=torch.int64)
-    assert len(list(unroll(model, text, branches=branches))) == 4, "no row has branches"
-    branches[:, 6:] = 1
-    with pytest.raises(TokenError, match="and those beside it, must have at most 24 tokens, got 25"):
+    with pytest.raises(TokenError, match="branches: documents that begin alike must have at most 24 tokens together"):
         unroll(model, text, branches=branches)
-    text, branches = text[:, :8], branches[:, :8]
-    with pytest.raises(TokenError, match=r"branches have the shape \(1, 7\), must be \(1, 8\) as the tokens"):
-        unroll(model, text, branches=branches[:, :7])
-    with pytest.raises(TokenError, match=r"must have the shared prefix \(0\) first"):
-        unroll(model, text, branches=branches.flip(1))
-    with pytest.raises(ConfigError, match="must be left out with `state` or `between`"):
-        unroll(model, text, branches=branches, state=model.initial_state())
     other = RMT(RMTConfig(segment_length=8, memory_tokens=2), llama())
-    with pytest.raises(TokenError, match="branches: this memory does not support"):
-        list(unroll(other, text, branches=branches))
+    with pytest.raises(TokenError, match="branches: only the memory window reads"):
+        list(unroll(other, text[:, :8], branches=branches[:, :8]))
     model.backbone.optimize()
-    with torch.no_grad(), pytest.raises(BackboneError, match="an optimized backbone does not support branches"):
-        model.logits_at(text, torch.tensor([0]), torch.tensor([3]), branches)
+    with torch.no_grad(), pytest.raises(BackboneError, match="an optimized backbone reads no branches"):
+        model.logits_at(text[:, :8], torch.tensor([0]), torch.tensor([3]), branches[:, :8])
 
 
 def test_invalid_settings_are_refused_at_construction():

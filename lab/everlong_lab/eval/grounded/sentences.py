@@ -47,7 +47,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     lines = []
     for where, line in json_lines(file.parent, file.name):
         with checked(where):
-            for turn in _turns([line]):
+            for turn in line["turns"]:
                 _pairs(turn)
         lines.append(line)
     return lines
@@ -77,7 +77,7 @@ def write(
 
 def _turns(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        yield from line["branches" if "branches" in line else "turns"]
+        yield from line["turns"]
 
 
 def _pairs(turn: dict[str, Any]) -> list[tuple[str, str]]:
