@@ -14,12 +14,10 @@ from everlong_models.text.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
-    """One document to learn from: token ids (N,), and a mask of the targets (N,). `branches` (N,): it is several documents that begin alike, see
-    `KVCursor`."""
+    """One document to learn from: token ids (N,), and a mask of the targets (N,)."""
 
     ids: np.ndarray
     targets: np.ndarray
-    branches: np.ndarray | None = None
 
 
 class ChatEncoder:
@@ -65,25 +63,7 @@ def pad_batch(examples: Sequence[Example]) -> Batch:
     lengths = [len(example.ids) for example in examples]
     tokens = torch.zeros(len(examples), max(lengths), dtype=torch.int64)
     targets = torch.zeros(tokens.shape, dtype=torch.bool)
-    branches = torch.zeros_like(tokens)
     for row, example in enumerate(examples):
         tokens[row, : lengths[row]] = torch.from_numpy(example.ids)
         targets[row, : lengths[row]] = torch.from_numpy(example.targets)
-        if example.branches is not None:
-            branches[row, : lengths[row]] = torch.from_numpy(example.branches)
-            branches[row, lengths[row] :] = example.branches[-1]
-    branched = any(example.branches is not None for example in examples)
-    return Batch(tokens, torch.tensor(lengths), targets, branches=branches if branched else None)
-
-
-def branched(documents: Sequence[Example]) -> Example:
-    """Return documents that begin alike as one, which has their common beginning once. No target of theirs is in it, nor directly after it."""
-    first = min(int(document.targets.argmax()) for document in documents) - 1
-    ids = np.stack([document.ids[:first] for document in documents])
-    common = int(np.logical_and.accumulate((ids == ids[0]).all(0)).sum())
-    own = [document.ids[common:] for document in documents]
-    return Example(
-        np.concatenate([documents[0].ids[:common], *own]),
-        np.concatenate([documents[0].targets[:common], *(document.targets[common:] for document in documents)]),
-        np.repeat(np.arange(len(own) + 1), [common, *map(len, own)]),
-    )
+    return Batch(tokens, torch.tensor(lengths), targets)

@@ -164,13 +164,7 @@ def perplexity(model: SegmentReader, examples: Sequence[Example], *, rows: int =
     ordered = sorted(examples, key=lambda example: len(example.ids))
     for first in range(0, len(ordered), rows):
         batch = pad_batch(ordered[first : first + rows])
-        parts = unroll(
-            model,
-            batch.tokens.to(device),
-            lengths=batch.lengths,
-            loss_mask=batch.targets.to(device),
-            branches=None if batch.branches is None else batch.branches.to(device),
-        )
+        parts = unroll(model, batch.tokens.to(device), lengths=batch.lengths, loss_mask=batch.targets.to(device))
         for part in parts:
             nats += float(part.loss.double().sum())
             targets += int(part.targets.sum())

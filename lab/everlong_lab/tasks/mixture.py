@@ -96,13 +96,7 @@ class Mixture(Task):
         )
         lengths = torch.cat([batch.lengths for batch in batches])
         order = lengths.argsort(stable=True)
-        branches = None
-        if any(batch.branches is not None for batch in batches):
-            each = [torch.zeros_like(batch.tokens) if batch.branches is None else batch.branches for batch in batches]
-            # Padding continues the last branch.
-            padded = [torch.cat([one, one[:, -1:].expand(-1, longest - one.shape[1])], dim=1) for one in each]
-            branches = torch.cat(padded)[order]
-        return Batch(tokens[order], lengths[order], self._thinned(random, targets)[order], branches=branches)
+        return Batch(tokens[order], lengths[order], self._thinned(random, targets)[order])
 
     def _thinned(self, random: np.random.Generator, targets: torch.Tensor) -> torch.Tensor:
         chosen = torch.zeros_like(targets)

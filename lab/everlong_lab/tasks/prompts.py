@@ -1,18 +1,15 @@
 """Questions with the passages that the server's search found for them, as written by `everlong prompts`.
 
     {"source": "a text's name", "turns": [{"prompt": "passages, and the question", "answers": ["one", "another"]}]}
-    {"source": "a text's name", "branches": [{"prompt": …, "answers": …}, {"prompt": …, "answers": …}]}
 
 A model learns to use passages from prompts like those it will get from the server. Prompts are in the tokenizer's chat
-format, and every answer is a target. The turns of a line are one conversation. With `branches` instead, each prompt is a conversation of its own;
-their common beginning, such as passages, is computed once.
+format, and every answer is a target.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import vocabulary
 from everlong_lab.corpora.datasets import checked, json_lines
-from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, branched, pad_batch
+from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import DataError, TokenError
@@ -38,13 +35,6 @@ class PromptTurn(NamedTuple):
 
     prompt: str
     answers: tuple[str, ...]
-
-
-class PromptLine(NamedTuple):
-    """A line of the file: the turns of one conversation, or of several (`apart`), which begin alike."""
-
-    turns: tuple[PromptTurn, ...]
-    apart: bool
 
 
 class PromptsConfig(TaskConfig):
@@ -72,9 +62,7 @@ class Prompts(Task):
     def make_tokenizer(cls, config: PromptsConfig, data: Path) -> PreTrainedTokenizerBase:
         """Return a byte-level tokenizer made from the prompts that are not held out."""
         learnt, _ = _read(data, config.file)
-        return vocabulary.byte_level(
-            ("\n".join(turn.prompt for turn in line.turns) for line in learnt), config.vocabulary
-        )
+        return vocabulary.byte_level(("\n".join(turn.prompt for turn in turns) for turns in learnt), config.vocabulary)
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         """Return prompts ordered by length, so that rows computed together have similar lengths."""
@@ -88,51 +76,37 @@ class Prompts(Task):
         examples = [self._example(random, self._held_out, segments) for _ in range(samples)]
         return {"perplexity": perplexity(model, examples)}
 
-    def _example(self, random: np.random.Generator, lines: list[PromptLine], segments: int) -> Example:
+    def _example(self, random: np.random.Generator, lines: list[tuple[PromptTurn, ...]], segments: int) -> Example:
         most = segments * self._S
         for _ in range(_TRIES):
-            line = lines[random.integers(len(lines))]
-            if not line.apart:
-                if (found := self._conversation(random, line.turns, most)) is not None:
-                    return found
-                continue
-            alone = (self._conversation(random, (turn,), most) for turn in line.turns)
-            documents = [document for document in alone if document is not None]
-            while documents:
-                if len((found := branched(documents)).ids) <= most:
-                    return found
-                documents.pop()
+            ids: list[int] = []
+            targets: list[bool] = []
+            for turn in lines[random.integers(len(lines))]:
+                before = self.encoder.turn if ids else self.encoder.head()
+                prompt = [*before, *self._encode(turn.prompt), *self.encoder.question("", document=False)]
+                answer = self.encoder.answer(turn.answers[random.integers(len(turn.answers))])
+                if len(answer) > self.config.answer or len(ids) + len(prompt) + len(answer) > most:
+                    break
+                ids += prompt + answer
+                targets += [False] * len(prompt) + [True] * len(answer)
+            if ids:
+                return Example(np.array(ids, dtype=np.int64), np.array(targets))
         raise TokenError(f"no prompt of {self.config.file} fits into {segments} segments of {self._S} tokens")
 
-    def _conversation(self, random: np.random.Generator, turns: Sequence[PromptTurn], most: int) -> Example | None:
-        """Return the turns that fit into `most` tokens, in a row; None if not even the first does."""
-        ids: list[int] = []
-        targets: list[bool] = []
-        for turn in turns:
-            before = self.encoder.turn if ids else self.encoder.head()
-            prompt = [*before, *self._encode(turn.prompt), *self.encoder.question("", document=False)]
-            answer = self.encoder.answer(turn.answers[random.integers(len(turn.answers))])
-            if len(answer) > self.config.answer or len(ids) + len(prompt) + len(answer) > most:
-                break
-            ids += prompt + answer
-            targets += [False] * len(prompt) + [True] * len(answer)
-        return Example(np.array(ids, dtype=np.int64), np.array(targets)) if ids else None
 
-
-def _read(data: Path, name: str) -> tuple[list[PromptLine], list[PromptLine]]:
+def _read(data: Path, name: str) -> tuple[list[tuple[PromptTurn, ...]], list[tuple[PromptTurn, ...]]]:
     """Return the prompts to learn from and those held out."""
     file = Path(name) if Path(name).is_absolute() or Path(name).exists() else data / name
-    parts: tuple[list[PromptLine], list[PromptLine]] = ([], [])
+    parts: tuple[list[tuple[PromptTurn, ...]], list[tuple[PromptTurn, ...]]] = ([], [])
     for where, row in json_lines(file.parent, file.name):
         with checked(where):
-            asked = row["branches" if (apart := "branches" in row) else "turns"]
-            if wrong := [turn["answers"] for turn in asked if not isinstance(turn["answers"], list)]:
+            if wrong := [turn["answers"] for turn in row["turns"] if not isinstance(turn["answers"], list)]:
                 raise ValueError(f"answers must be a list, found {wrong[0]!r:.40}")
-            turns = tuple(PromptTurn(str(turn["prompt"]), tuple(map(str, turn["answers"]))) for turn in asked)
+            turns = tuple(PromptTurn(str(turn["prompt"]), tuple(map(str, turn["answers"]))) for turn in row["turns"])
             source = str(row["source"])
             if not turns or not all(turn.answers for turn in turns):
                 raise ValueError("a turn lacks answers" if turns else "no turns")
-        parts[int(hashlib.sha256(source.encode()).hexdigest(), 16) % _HELD_OUT == 0].append(PromptLine(turns, apart))
+        parts[int(hashlib.sha256(source.encode()).hexdigest(), 16) % _HELD_OUT == 0].append(turns)
     if not all(parts):
         raise DataError(
             f"{file} has no {'held-out ' if parts[0] else ''}prompts; one source in {_HELD_OUT} is held out"

@@ -39,8 +39,7 @@ class Batch(NamedTuple):
 
     `tokens` (B, N) int64. `lengths` (B,): tokens of each row; the rest is padding. `targets` (B, N) bool: tokens to
     predict. `fresh`: rows start with an empty memory; otherwise each continues its row of the previous batch. `idle`
-    (B, segments) bool: full segments without anything that must be remembered, if the task knows. `branches` (B, N): rows hold several
-    documents that begin alike, see `KVCursor`; None: each row is a document.
+    (B, segments) bool: full segments without anything that must be remembered, if the task knows.
     """
 
     tokens: Tensor
@@ -48,7 +47,6 @@ class Batch(NamedTuple):
     targets: Tensor
     fresh: bool = True
     idle: Tensor | None = None
-    branches: Tensor | None = None
 
 
 class Task(ABC):

@@ -65,7 +65,6 @@ def unroll(
     truncate: int | None = None,
     checkpointed: bool = False,
     between: Callable[[int, MemoryState], MemoryState] | None = None,
-    branches: Tensor | None = None,
 ) -> Iterator[SegmentLoss]:
     """Yield the losses of documents `tokens` (B, N), segment by segment.
 
@@ -73,7 +72,7 @@ def unroll(
     targets, default all. `state`: the memory before, default the initial one. `truncate`: segments that a gradient
     reaches back over, default all. `checkpointed`: recompute activations in the backward pass, one segment at a time.
     `between`: called between two segments with the index of the first and the memory after it; returns the memory to
-    continue from. `branches` (B, N): rows hold several documents that begin alike, see `KVCursor`; they must fit into one pass.
+    continue from.
 
     Documents that the model can predict in `one_pass_tokens` yield one part with the same figures. Raises `TokenError` or
     `ConfigError`, at the call, for arguments that do not fit together.
@@ -94,37 +93,25 @@ def unroll(
     wanted = inside if loss_mask is None else inside & loss_mask.bool()
     tokens = tokens.masked_fill(~inside, 0)
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last token
-    at_once = state is None and between is None and max(held, default=0) <= model.one_pass_tokens
-    if branches is not None and not at_once:
-        raise TokenError(
-            f"branches: documents that begin alike must have at most {model.one_pass_tokens} tokens together"
-        )
-    whole = branches is not None or (at_once and model.segment_length < max(held, default=0))
+    whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass_tokens
     state = model.initial_state(rows) if state is None else state
     batch = _Batch(tokens, following, wanted, inside)
     if whole:
-        return iter([_whole(model, batch, held, state, branches, checkpointed=checkpointed)])
+        return iter([_whole(model, batch, held, state, checkpointed=checkpointed)])
     return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
 
 
 def _whole(
-    model: SegmentReader,
-    batch: _Batch,
-    held: list[int],
-    state: MemoryState,
-    branches: Tensor | None,
-    *,
-    checkpointed: bool,
+    model: SegmentReader, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool
 ) -> SegmentLoss:
     """Return the only part of new documents that `model` predicts in one pass."""
     rows, positions = batch.wanted.nonzero(as_tuple=True)
     tokens, targets = batch.tokens[:, : max(held)], batch.following[rows, positions]
     loss, auxiliary, correct = _nothing(batch)
     if len(targets):
-        branches = None if branches is None else branches[:, : max(held)]
 
         def scored() -> tuple[Tensor, Tensor]:
-            return _scored(model.logits_at(tokens, rows, positions, branches), targets)
+            return _scored(model.logits_at(tokens, rows, positions), targets)
 
         losses, right = checkpoint(scored, use_reentrant=False) if checkpointed else scored()
         loss, correct = (x.new_zeros(len(held)).index_add(0, rows, x) for x in (losses, right))

@@ -301,7 +301,6 @@ class Run:
                         state=state,
                         truncate=recipe.truncate,
                         checkpointed=recipe.checkpointed,
-                        branches=None if batch.branches is None else batch.branches[some].to(self.device),
                         between=None
                         if batch.idle is None or not recipe.drift
                         else DriftAugmentation(recipe.drift, batch.idle[some], random),

@@ -245,26 +245,22 @@ class Backbone(nn.Module):
         at: Tensor | None = None,
         keep: int | None = None,
         observer: Observer | None = None,
-        branches: Tensor | None = None,
     ) -> Tensor:
         """Return the final hidden states (after the last norm) of embeddings `x` (B, T, D) under the causal mask.
 
         Without `at`, `x` starts at position 0, and its keys and values are stored in `kv`, if one is given. With `at`
         (B,) each row continues at its own position, after the positions that `kv` holds for it. `keep`: return only the
-        last `keep` positions, (B, keep, D); default all. `observer`: see `Observer`. `branches` (B, T): several texts in a row, see `KVCursor`; for
-        training, so not for an optimized backbone.
+        last `keep` positions, (B, keep, D); default all. `observer`: see `Observer`.
         """
         if self._optimised is not None:
-            if branches is not None:
-                raise BackboneError("hidden: an optimized backbone reads no branches; load it anew")
             if torch.is_grad_enabled() and x.requires_grad:
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
             return self._optimised.hidden(x, kv, at, keep, observer)
-        cursor = KVCursor(x.shape[1], x.device, kv, at, branches)
+        cursor = KVCursor(x.shape[1], x.device, kv, at)
         arguments: dict[str, Any] = {}
         if kv is not None:
             arguments["past_key_values"] = CacheAdapter(cursor)
-        if not cursor.at_start or branches is not None:
+        if not cursor.at_start:
             arguments |= {"position_ids": cursor.positions, "attention_mask": self._masks(cursor, x.dtype)}
         yield_point()
         with nullcontext() if observer is None else observed(self.model, observer):

@@ -14,29 +14,15 @@ class KVCursor:
 
     `kv` (B, layers, 2, kv heads, C, head dim); None stores nothing. Without `at` the pass starts at position 0. With
     `at` (B,) each row continues at its own position, after the positions that `kv` holds for it. `positions` (1 or B,
-    T): the positions of the pass. `branches` (B, T) int64: rows hold several texts that begin alike: 0 where they are the same, which is at the
-    start, then 1, 2, … for each text's own tokens. Every text has the positions, and sees the keys, that it would have alone. Raises
-    `BackboneError` for `at` without `kv`, and for `branches` with one.
+    T): the positions of the pass. Raises `BackboneError` for `at` without `kv`.
     """
 
-    def __init__(
-        self,
-        length: int,
-        device: torch.device,
-        kv: Tensor | None = None,
-        at: Tensor | None = None,
-        branches: Tensor | None = None,
-    ) -> None:
+    def __init__(self, length: int, device: torch.device, kv: Tensor | None = None, at: Tensor | None = None) -> None:
         if at is not None and kv is None:
             raise BackboneError("continuing at a position needs the keys and values before it: pass `kv` with `at`")
-        if branches is not None and kv is not None:
-            raise BackboneError("the keys and values of branches cannot be stored: pass `branches` without `kv`")
         steps = torch.arange(length, device=device)
         self.kv = kv
-        self.branches = branches
         self.positions = steps[None] if at is None else at[:, None] + steps
-        if branches is not None:
-            self.positions = steps - _starts(branches) + (branches == 0).sum(1, keepdim=True) * (branches > 0)
         self._rows = None if at is None else torch.arange(at.shape[0], device=device)[:, None]
 
     @property
@@ -73,20 +59,7 @@ class KVCursor:
         `window`: how many keys a query sees, its own included; None: all.
         """
         keys = self.positions.shape[1] if self.kv is None or self.at_start else self.kv.shape[4]
-        if self.branches is None:
-            return causal_mask(self.positions, keys, window)
-        own = self.branches[:, :, None]
-        seen = causal_mask(torch.arange(keys, device=own.device)[None], keys) & (
-            (self.branches[:, None] == 0) | (self.branches[:, None] == own)
-        )
-        return seen if window is None else seen & (self.positions[:, None] > self.positions[:, :, None] - window)
-
-
-def _starts(branches: Tensor) -> Tensor:
-    """Return (B, T) where the branch of each token begins. Raises `BackboneError` unless the branches of each row are in order."""
-    if bool((branches.diff(dim=1) < 0).any()):
-        raise BackboneError("branches must be in order, those that all texts share (0) first")
-    return torch.searchsorted(branches, branches)
+        return causal_mask(self.positions, keys, window)
 
 
 def same_position(at: Tensor | None) -> bool:

@@ -222,14 +222,11 @@ class SegmentReader(nn.Module, ABC):
         """
         return self.segment_length
 
-    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor, branches: Tensor | None = None) -> Tensor:
+    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Return logits (n, V) at `positions` (n,) of `rows` (n,) for the first `tokens` (B, T) of new documents.
 
-        1 ≤ T ≤ `one_pass_tokens`. The logits are those of reading the documents segment by segment. `branches` (B, T): each row holds several
-        documents that begin alike, see `KVCursor`. Raises `TokenError` for branches, unless the memory is `window`.
+        1 ≤ T ≤ `one_pass_tokens`. The logits are those of reading the documents segment by segment.
         """
-        if branches is not None:
-            raise TokenError("branches: only the memory window reads several documents that begin alike at once")
         return self.forward(tokens, self.initial_state(len(tokens)))[rows, positions]
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:

@@ -128,14 +128,12 @@ class Window(SegmentReader):
         """All segments up to the first eviction."""
         return ((self.config.sinks + self.config.window) // self.segment_length + 1) * self.segment_length
 
-    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor, branches: Tensor | None = None) -> Tensor:
+    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Run the backbone once over the whole document, and the output head only at the given positions."""
         self.check(tokens, self.initial_state(len(tokens)))
         if not 1 <= tokens.shape[1] <= self.one_pass_tokens:
             raise TokenError(f"one pass takes 1 to {self.one_pass_tokens} tokens of a document, got {tokens.shape[1]}")
-        return self.backbone.logits(
-            self.backbone.hidden(self.backbone.embed(tokens), branches=branches)[rows, positions]
-        )
+        return self.backbone.logits(self.backbone.hidden(self.backbone.embed(tokens))[rows, positions])
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Encode [kept tokens ; tokens]."""

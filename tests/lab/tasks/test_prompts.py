@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from everlong_lab.tasks import Setting, make_task
-from everlong_lab.tasks.chat_encoder import ChatEncoder, Example
-from everlong_lab.tasks.dialogue import perplexity
+from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_lab.tasks.prompts import Prompts, PromptsConfig
 from everlong_models import load_model
 from everlong_models.errors import DataError, TokenError
-from everlong_models.memories.window import Window, WindowConfig
 from everlong_models.text.tokenizer import Tokenizer
-from tests.models.tiny import llama
 from tests.tinymodel import make_tokenizer
 
 S = 32
@@ -76,7 +73,7 @@ def test_batches_follow_from_seed_and_step_and_sources_are_held_out(tmp_path: Pa
     one, other = make(tmp_path, tokenizer), make(tmp_path, tokenizer, file=str(file))
     assert torch.equal(one.batch(3, 4, 8).tokens, other.batch(3, 4, 8).tokens)
     assert not torch.equal(one.batch(3, 4, 8).lengths, one.batch(4, 8, 8).lengths)
-    learnt, held = ({line.turns[0].prompt for line in lines} for lines in (one._learnt, one._held_out))
+    learnt, held = ({turns[0].prompt for turns in lines} for lines in (one._learnt, one._held_out))
     assert learnt
     assert held
     assert learnt.isdisjoint(held)
@@ -89,51 +86,6 @@ def test_what_does_not_fit_is_left_out_from_its_turn_on(tmp_path: Path, tokenize
     assert int(some.lengths.max()) <= 2 * S < int(whole.lengths.max())
     with pytest.raises(TokenError, match=r"no prompt of .* fits into"):
         make(tmp_path, tokenizer, answer=2).batch(0, 1, 20)
-
-
-def apart(number: int) -> dict:
-    return {"source": f"story {number}", "branches": line(number, turns=3)["turns"]}
-
-
-def test_prompts_that_begin_alike_share_their_beginning(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    write(tmp_path, *(apart(n) for n in range(80)))
-    batch = make(tmp_path, tokenizer).batch(0, 4, segments=12)
-    assert batch.branches is not None
-    encoder = ChatEncoder(tokenizer)
-    for ids, length, targets, branches in zip(batch.tokens, batch.lengths, batch.targets, batch.branches, strict=True):
-        number = int(tokenizer.decode(ids[:length].tolist()).split("hen ")[1].split()[0])
-        assert branches.unique().tolist() == [0, 1, 2, 3]
-        assert branches.tolist() == sorted(branches.tolist())
-        for branch, turn in enumerate(line(number, turns=3)["turns"], 1):
-            own = ((branches == 0) | (branches == branch)) & (torch.arange(len(ids)) < length)
-            answer = encoder.answer(turn["answers"][0])
-            prompt = encoder.head() + tokenizer.encode(turn["prompt"]) + encoder.question("", document=False)
-            assert ids[own].tolist() == prompt + answer
-            assert targets[own].tolist() == [False] * len(prompt) + [True] * len(answer)
-
-
-def test_prompts_that_begin_alike_are_scored_as_if_each_were_alone(
-    tmp_path: Path, tokenizer: Tokenizer, tiny_model: Path
-) -> None:
-    model = load_model(str(tiny_model), models_dir=tmp_path)
-    memory = Window(
-        WindowConfig(segment_length=S, sinks=4, window=124),
-        llama(vocab_size=model.memory.vocab_size, max_position_embeddings=256),
-    )
-    write(tmp_path, *(apart(n) for n in range(80)))
-    together = make(tmp_path, model.tokenizer)
-    random = together.random(0, 4, held_out=True)
-    examples = [together._example(random, together._held_out, 4) for _ in range(3)]
-    assert all(example.branches is not None for example in examples)
-    alone = [
-        Example(example.ids[own], example.targets[own])
-        for example in examples
-        for branch in range(1, int(example.branches.max()) + 1)
-        for own in [(example.branches == 0) | (example.branches == branch)]
-    ]
-    # Some prompts do not fit into a segment, so not all are read in one pass.
-    expected = perplexity(memory, alone)
-    assert together.evaluate(memory, samples=3, segments=4)["perplexity"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_held_out_answers_are_scored(tmp_path: Path, tokenizer: Tokenizer, tiny_model: Path) -> None:

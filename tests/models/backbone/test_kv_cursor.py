@@ -90,25 +90,3 @@ def test_masks() -> None:
     assert visible.tolist() == [[[True, False, False, False], [True, True, True, False]]]
     low = float("-inf")
     assert additive_mask(visible, torch.float32, low).tolist() == [[[0, low, low, low], [0, 0, 0, low]]]
-
-
-def test_texts_that_begin_alike_are_one_row_and_do_not_see_each_other() -> None:
-    cursor = KVCursor(6, CPU, branches=torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 3, 3]]))
-    assert cursor.positions.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 2, 1, 1, 2]]
-    assert cursor.visible()[0].long().tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0],
-        [1, 1, 0, 0, 1, 0],
-        [1, 1, 0, 0, 1, 1],
-    ]
-    assert cursor.visible(2)[0, 5].long().tolist() == [0, 0, 0, 0, 1, 1]
-    assert cursor.visible(2)[0, 4].long().tolist() == [0, 1, 0, 0, 1, 0]
-
-
-def test_branches_that_cannot_be_read_are_refused() -> None:
-    with pytest.raises(BackboneError, match=r"branches must be in order, those that all texts share \(0\) first"):
-        KVCursor(3, CPU, branches=torch.tensor([[1, 0, 2]]))
-    with pytest.raises(BackboneError, match="the keys and values of branches cannot be stored"):
-        KVCursor(3, CPU, empty(), branches=torch.tensor([[0, 1, 2]]))

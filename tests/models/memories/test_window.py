@@ -8,8 +8,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from everlong_lab.tasks.unroll import unroll
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.errors import BackboneError, ConfigError, TokenError
-from everlong_models.memories.rmt import RMT, RMTConfig
+from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memories.window import Window, WindowConfig
 from tests.models.memory_contract import MemoryContract, tokens
 from tests.models.tiny import FAMILIES, llama
@@ -79,42 +78,6 @@ def test_a_document_with_evictions_is_learnt_from_segment_by_segment():
     assert len(list(unroll(model, text))) == 4
     with pytest.raises(TokenError, match="one pass takes 1 to 24 tokens of a document, got 25"):
         model.logits_at(text, torch.tensor([0]), torch.tensor([24]))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_that_begin_alike_are_learnt_from_as_if_each_were_alone(family):
-    model = Window(WindowConfig(segment_length=8, sinks=3, window=29), FAMILIES[family]())
-    begin, ends = tokens(model, 1, 9), [tokens(model, 1, length) for length in (4, 1, 7)]
-    alone = [torch.cat([begin, end], dim=1) for end in ends]
-    together = torch.cat([begin, *ends], dim=1)
-    branches = torch.repeat_interleave(torch.arange(4), torch.tensor([9, 4, 1, 7]))[None]
-    # No target is the first token of its own, which the last shared one would have to predict three times.
-    of = [torch.arange(text.shape[1])[None] > 9 for text in alone]
-    wanted = torch.cat([torch.zeros(1, 9, dtype=torch.bool), *(mask[:, 9:] for mask in of)], dim=1)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    (found,) = unroll(model, together, loss_mask=wanted, branches=branches)
-    expected = sum(
-        part.loss.sum() for text, mask in zip(alone, of, strict=True) for part in unroll(model, text, loss_mask=mask)
-    )
-    torch.testing.assert_close(found.loss.sum(), expected)
-    assert int(found.targets) == 3 + 6
-    torch.testing.assert_close(
-        torch.autograd.grad(found.loss.sum(), weights, allow_unused=True),
-        torch.autograd.grad(expected, weights, allow_unused=True),
-    )
-
-
-def test_branches_need_one_pass_gradients_and_the_memory_window():
-    model = Window(WindowConfig(segment_length=8, sinks=3, window=14), llama())
-    text, branches = tokens(model, 1, 25), torch.zeros(1, 25, dtype=torch.int64)
-    with pytest.raises(TokenError, match="branches: documents that begin alike must have at most 24 tokens together"):
-        unroll(model, text, branches=branches)
-    other = RMT(RMTConfig(segment_length=8, memory_tokens=2), llama())
-    with pytest.raises(TokenError, match="branches: only the memory window reads"):
-        list(unroll(other, text[:, :8], branches=branches[:, :8]))
-    model.backbone.optimize()
-    with torch.no_grad(), pytest.raises(BackboneError, match="an optimized backbone reads no branches"):
-        model.logits_at(text[:, :8], torch.tensor([0]), torch.tensor([3]), branches[:, :8])
 
 
 def test_invalid_settings_are_refused_at_construction():
