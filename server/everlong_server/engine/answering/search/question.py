@@ -31,7 +31,7 @@ STOP_WORDS = frozenset(
         """,
     )
 )
-# A question with one of these refers to the question before, unless it refers to something in the question itself.
+# A question with one of these refers to the question before, unless the word refers to something in the same question.
 _REFERRING_WORDS = {
     "he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "these", "they", "this", "those",
 }  # fmt: skip
@@ -40,6 +40,8 @@ _CONJUNCTIONS = frozenset([
     "after", "as", "because", "before", "if", "once", "since", "than", "though", "until", "when", "where", "while",
 ])  # fmt: skip
 """Words before a clause whose pronoun can refer to a name in the main clause: "What did Peter do when he came home?"."""
+_COPULAS = frozenset(["is", "are", "was", "were"])
+_OF_PLACES = frozenset(["in", "at", "from", "to", "on"])
 _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
 """A question with one of these can be about the conversation itself, which no document holds."""
 _ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
@@ -123,16 +125,21 @@ def _refers_back(message: Sequence[str], own: Sequence[str]) -> bool:
     if not referring or not _in_english(found):
         return bool(referring)
     before, after = ["", *found[:-1]], [*found[1:], ""]
-    named = next((n for n, word in enumerate(message) if n and word in own and word[:1].isupper()), len(found))
-    noun = next((n for n, word in enumerate(message) if word in own and before[n] in _ARTICLES), len(found))
+    content = [n for n, word in enumerate(message) if n and word in own]
+    # Neither a place ("in London") nor what is asked for ("What is the name of his dog?") can own something.
+    named = next((n for n in content if message[n][:1].isupper() and before[n] not in _OF_PLACES), len(found))
+    nouns = (n for n in content if before[n] in _ARTICLES and before[n - 1] not in _COPULAS)
+    owner = min(named, next(nouns, len(found)))
 
     def inside(n: int) -> bool:
         """Return whether the word at `n` refers to something in the message."""
-        if found[n] == "that":  # "the letter that Peter wrote", but not "What is the town called, and why that?"
-            return n > 0 and message[n - 1] in own and bool(after[n])
-        if found[n] in _POSSESSIVES and n + 1 < len(message) and message[n + 1] in own:
-            return min(named, noun) < n
-        return before[n] in _CONJUNCTIONS and named < n
+        if (
+            found[n] == "that"
+        ):  # "the letter that Peter wrote", but not "Why is the lake called that?" and "Who wrote that letter?"
+            return n - 1 in content and n + 2 < len(found) and not _ARTICLES.isdisjoint(found[max(0, n - 3) : n - 1])
+        if found[n] in _POSSESSIVES and n + 1 in content:
+            return owner < n - 1 and before[n] != "of" and found[0] not in _COPULAS
+        return found[n] in _SUBJECTS and bool(after[n]) and before[n] in _CONJUNCTIONS and named < n
 
     return not all(inside(n) for n in referring)
 

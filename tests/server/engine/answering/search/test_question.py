@@ -90,6 +90,9 @@ def test_a_question_of_everyday_words_is_known_unless_it_follows_another(
         ("Why did his brother leave the club?", True), ("What was in the envelope that Felix left?", False), ("Why is the lake called that?", True),
         ("What did old Mr. Peterson run at Pym with when they met?", False), ("Who was there when he came to the club?", True),
         ("What did Peter want for them?", True), ("Why does that ship have two masts?", True), ("Who told Anna that she had won?", True),
+        ("What is the name of his dog?", True), ("What was the reason for their fight?", True), ("Is Wendy his wife?", True), ("Why did Alice eat that cake?", True),
+        ("Is Peter older than her?", True), ("Where did Dorothy go after this?", True), ("What happened in London after he left?", True),
+        ("What did Peter do when he came home?", False),
     ],
 )  # fmt: skip
 def test_a_whole_question_that_names_its_subject_does_not_follow_the_one_before(message: str, follows: bool) -> None:
