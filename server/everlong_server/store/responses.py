@@ -105,9 +105,8 @@ class Response:
         """The instructions and system messages that hold for it."""
         if "system" in self.request:
             return str(self.request["system"])
-        told = [
-            message.content for message in self.said if message.role == "system"
-        ]  # the release before stored nothing else
+        # The release before stored nothing else.
+        told = [message.content for message in self.said if message.role == "system"]
         if self.instructions and not (told and told[0].startswith(self.instructions)):
             told.insert(0, self.instructions)
         return "\n\n".join(told) or None

@@ -1,13 +1,15 @@
 /** A button that opens a list of further actions. It closes after an action, with Escape, and when the focus leaves it. */
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 export function Menu({ label, sign, children }: { label: string; sign: string; children: ComponentChildren }) {
   const [open, setOpen] = useState(false);
   const element = useRef<HTMLDivElement>(null);
-  useEffect(() => {
+  // Not after the next paint: by then, the menu can be gone.
+  useLayoutEffect(() => {
     if (!open) return;
-    const closeOutside = (event: Event) => !element.current!.contains(event.target as Node) && setOpen(false);
+    const menu = element.current!;
+    const closeOutside = (event: Event) => !menu.contains(event.target as Node) && setOpen(false);
     addEventListener("pointerdown", closeOutside);
     addEventListener("focusin", closeOutside);
     return () => {

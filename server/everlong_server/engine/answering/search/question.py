@@ -42,6 +42,7 @@ _CONJUNCTIONS = frozenset([
 """Words before a clause whose pronoun can refer to a name in the main clause: "What did Peter do when he came home?"."""
 _COPULAS = frozenset(["is", "are", "was", "were"])
 _OF_PLACES = frozenset(["in", "at", "from", "to", "on"])
+"""After one of these, a name is more often a place than a person."""
 _PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
 """A question with one of these can be about the conversation itself, which no document holds."""
 _ADDRESSING_WORDS = {"you", "your", "yours", "yourself"}
@@ -124,22 +125,23 @@ def _refers_back(message: Sequence[str], own: Sequence[str]) -> bool:
     referring = [n for n, word in enumerate(found) if word in _REFERRING_WORDS]
     if not referring or not _in_english(found):
         return bool(referring)
-    before, after = ["", *found[:-1]], [*found[1:], ""]
-    content = [n for n, word in enumerate(message) if n and word in own]
+    before, content = ["", *found[:-1]], set(own)
+    places = [n for n, word in enumerate(message) if n and word in content]
     # Neither a place ("in London") nor what is asked for ("What is the name of his dog?") can own something.
-    named = next((n for n in content if message[n][:1].isupper() and before[n] not in _OF_PLACES), len(found))
-    nouns = (n for n in content if before[n] in _ARTICLES and before[n - 1] not in _COPULAS)
+    named = next((n for n in places if message[n][:1].isupper() and before[n] not in _OF_PLACES), len(found))
+    nouns = (n for n in places if before[n] in _ARTICLES and before[n - 1] not in _COPULAS)
     owner = min(named, next(nouns, len(found)))
 
     def inside(n: int) -> bool:
         """Return whether the word at `n` refers to something in the message."""
-        if (
-            found[n] == "that"
-        ):  # "the letter that Peter wrote", but not "Why is the lake called that?" and "Who wrote that letter?"
-            return n - 1 in content and n + 2 < len(found) and not _ARTICLES.isdisjoint(found[max(0, n - 3) : n - 1])
-        if found[n] in _POSSESSIVES and n + 1 in content:
+        follows = message[n + 1 : n + 3]
+        if found[n] == "that":
+            # "the letter that Peter wrote", but not "Why is the lake called that?" and "Who wrote that letter?".
+            after_noun = n > 1 and message[n - 1] in content and not _ARTICLES.isdisjoint(found[max(0, n - 3) : n - 1])
+            return after_noun and len(follows) == 2
+        if found[n] in _POSSESSIVES and follows and follows[0] in content:
             return owner < n - 1 and before[n] != "of" and found[0] not in _COPULAS
-        return found[n] in _SUBJECTS and bool(after[n]) and before[n] in _CONJUNCTIONS and named < n
+        return found[n] in _SUBJECTS and bool(follows) and before[n] in _CONJUNCTIONS and named < n
 
     return not all(inside(n) for n in referring)
 
