@@ -11,7 +11,8 @@ from fastapi import Header
 from pydantic import BaseModel
 
 from everlong_server.api.answer_events import NativeEvent, native_event
-from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
+from everlong_server.engine.answering.events import ResponseCompleted
+from everlong_server.engine.answering.turn import TurnEvents
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 
@@ -54,9 +55,7 @@ async def run_once(
         return made
 
 
-async def record_when_complete(
-    record: IdempotencyRecord, events: AsyncGenerator[AnswerEvent, None]
-) -> AsyncGenerator[NativeEvent, None]:
+async def record_when_complete(record: IdempotencyRecord, events: TurnEvents) -> AsyncGenerator[NativeEvent, None]:
     """Yield the `events` of an answer. Records the result before the last event, or releases the key if there is none."""
     async with record, contextlib.aclosing(events):
         async for event in events:

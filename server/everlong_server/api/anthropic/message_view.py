@@ -17,13 +17,13 @@ from everlong_server.api.anthropic.message_schemas import (
     Location,
 )
 from everlong_server.engine.answering.events import (
-    AnswerEvent,
     ResponseCompleted,
     ResponseCreated,
     TextDelta,
     ToolArgumentsDelta,
     ToolCallStarted,
 )
+from everlong_server.engine.answering.turn import TurnEvents
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.messages import AnswerMessage, Usage
 
@@ -36,7 +36,7 @@ async def message_view(message_id: str, message: AnswerMessage, conversation: Co
 
 
 async def live_events(
-    message_id: str, events: AsyncGenerator[AnswerEvent, None], conversation: Conversation, record: IdempotencyRecord
+    message_id: str, events: TurnEvents, conversation: Conversation, record: IdempotencyRecord
 ) -> AsyncGenerator[Event, None]:
     """Yield an answer in Anthropic's order of events. Its text is one block, whose citations follow the text; each call is one.
 

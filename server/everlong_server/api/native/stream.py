@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -23,8 +23,8 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.api.streams.socket import JsonSocket, refuse
 from everlong_server.api.turn_parameters import turn_arguments
 from everlong_server.api.views import get_services, session_services
-from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
-from everlong_server.engine.answering.turn import Turn
+from everlong_server.engine.answering.events import AnswerEvent, EventStream, ResponseCompleted
+from everlong_server.engine.answering.turn import Turn, TurnEvents
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
 from everlong_server.services import Services
 
@@ -88,7 +88,7 @@ class _SessionSocket(JsonSocket):
         self._turn, self._busy, self._cancel_asked = None, True, False
         self.answer_task = asyncio.create_task(self._answer(body))
 
-    async def _begin(self, body: schemas.CreateMessage, services: Services) -> AsyncGenerator[AnswerEvent, None]:
+    async def _begin(self, body: schemas.CreateMessage, services: Services) -> TurnEvents:
         """Start the turn and return its events."""
         session = await services.sessions.get(self._session_id)
         services = await session_services(services, session, body.model)
@@ -124,7 +124,7 @@ class _SessionSocket(JsonSocket):
             self._busy = False
             await self.fail(error)
 
-    async def _send_events(self, begin: Coroutine[Any, Any, AsyncGenerator[AnswerEvent, None]]) -> None:
+    async def _send_events(self, begin: Coroutine[Any, Any, EventStream[AnswerEvent]]) -> None:
         async with contextlib.aclosing(await begin) as events:
             async for event in events:
                 # Set before the event is sent, because the client may send its next message at once.

@@ -9,17 +9,18 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from everlong_server.api.error_forms import ollama_error
 from everlong_server.api.errors import as_server_error
+from everlong_server.api.streams.body import StreamBody
 from everlong_server.services import Services
 
 
 class _NdjsonResponse(StreamingResponse):
     """Ends if the client reads nothing for `seconds`, so that it does not hold an answer for ever."""
 
-    def __init__(self, lines: AsyncGenerator[bytes, None], seconds: float) -> None:
+    def __init__(self, lines: StreamBody[bytes], seconds: float) -> None:
         super().__init__(lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
         self._lines = lines
         self._seconds = seconds
@@ -29,23 +30,19 @@ class _NdjsonResponse(StreamingResponse):
             async with asyncio.timeout(self._seconds):
                 await send(message)
 
+        with contextlib.suppress(TimeoutError):
+            await super().stream_response(send_in_time)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._lines):
-            with contextlib.suppress(TimeoutError):
-                await super().stream_response(send_in_time)
+            await super().__call__(scope, receive, send)
 
 
 def ndjson_stream(objects: AsyncGenerator[dict[str, Any], None], services: Services) -> StreamingResponse:
     """Return a response that sends `objects`. Closes the generator when the client disconnects."""
 
-    async def lines() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(objects):
-            try:
-                async for each in objects:
-                    yield _line(each)
-            except Exception as error:
-                yield _line(ollama_error(as_server_error(error)))
-
-    return _NdjsonResponse(lines(), 2 * services.shared.settings.keepalive_seconds)
+    lines = StreamBody(objects, _line, lambda error: _line(ollama_error(as_server_error(error))))
+    return _NdjsonResponse(lines, 2 * services.shared.settings.keepalive_seconds)
 
 
 def _line(value: dict[str, Any]) -> bytes:

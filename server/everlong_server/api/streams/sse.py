@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
 
 from everlong_server.api.errors import as_server_error
+from everlong_server.api.streams.body import StreamBody
 
 log = logging.getLogger(__name__)
 
@@ -25,30 +27,24 @@ def event_stream(
     `error_form`: returns the last event of a stream that fails; by default, that of the native API.
     """
 
-    async def body() -> AsyncGenerator[ServerSentEvent, None]:
-        async with contextlib.aclosing(events):
-            try:
-                async for event in events:
-                    yield ServerSentEvent(_data(event), event=event["type"])
-            except Exception as error:
-                yield ServerSentEvent(json.dumps((error_form or error_event)(error)), event="error")
-
-    return _response(body(), keepalive_seconds)
+    body = StreamBody(
+        events,
+        lambda event: ServerSentEvent(_data(event), event=event["type"]),
+        lambda error: ServerSentEvent(json.dumps((error_form or error_event)(error)), event="error"),
+    )
+    return _EventStream(body, keepalive_seconds)
 
 
 def data_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds: float) -> EventSourceResponse:
     """Return a response in the format of OpenAI's chat completions: events have no names, and `[DONE]` follows the last."""
 
-    async def body() -> AsyncGenerator[ServerSentEvent, None]:
-        async with contextlib.aclosing(events):
-            try:
-                async for event in events:
-                    yield ServerSentEvent(_data(event))
-                yield ServerSentEvent("[DONE]")
-            except Exception as error:
-                yield ServerSentEvent(json.dumps(as_server_error(error).body()))
-
-    return _response(body(), keepalive_seconds)
+    body = StreamBody(
+        events,
+        lambda event: ServerSentEvent(_data(event)),
+        lambda error: ServerSentEvent(json.dumps(as_server_error(error).body())),
+        end=ServerSentEvent("[DONE]"),
+    )
+    return _EventStream(body, keepalive_seconds)
 
 
 def _data(event: dict[str, Any]) -> str:
@@ -59,15 +55,23 @@ def _data(event: dict[str, Any]) -> str:
     return data
 
 
-def _response(body: AsyncGenerator[ServerSentEvent, None], keepalive_seconds: float) -> EventSourceResponse:
-    return EventSourceResponse(
-        body,
-        ping=keepalive_seconds,
-        # A client that reads nothing for this long must not hold its session any longer.
-        send_timeout=2 * keepalive_seconds,
-        sep="\n",
-        headers={"Cache-Control": "no-store"},
-    )
+class _EventStream(EventSourceResponse):
+    """Closes its body in any case."""
+
+    def __init__(self, body: StreamBody[ServerSentEvent], keepalive_seconds: float) -> None:
+        super().__init__(
+            body,
+            ping=keepalive_seconds,
+            # A client that reads nothing for this long must not hold its session any longer.
+            send_timeout=2 * keepalive_seconds,
+            sep="\n",
+            headers={"Cache-Control": "no-store"},
+        )
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._body):
+            await super().__call__(scope, receive, send)
 
 
 def error_event(error: Exception) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
+from everlong_server.engine.answering.events import EventStream
+
 E = TypeVar("E")
 
 log = logging.getLogger(__name__)
@@ -19,9 +21,7 @@ class DetachedAnswers:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself holds only weak references
 
-    async def start(
-        self, begin: Coroutine[Any, Any, AsyncGenerator[E, None]], held: AsyncExitStack
-    ) -> AsyncGenerator[E, None]:
+    async def start(self, begin: Coroutine[Any, Any, EventStream[E]], held: AsyncExitStack) -> AsyncGenerator[E, None]:
         """Return a generator of the events that `begin` returns. Raises what `begin` raises. Closes `held` when the answer has ended.
 
         Cancelling this call or closing the generator does not end the answer.
@@ -36,7 +36,7 @@ class DetachedAnswers:
 
 
 async def _run(
-    begin: Coroutine[Any, Any, AsyncGenerator[E, None]],
+    begin: Coroutine[Any, Any, EventStream[E]],
     begun: asyncio.Future[None],
     events: asyncio.Queue[E | Exception | None],
     held: AsyncExitStack,
@@ -55,7 +55,7 @@ async def _run(
                     events.put_nowait(event)
             events.put_nowait(None)
         except Exception as error:
-            log.info("a detached answer failed: %s", error)
+            log.info("a detached answer failed: %s", type(error).__name__)  # its message may quote the request
             events.put_nowait(error)
 
 

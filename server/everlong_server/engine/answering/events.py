@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.search.passages import Passage
+
+E_co = TypeVar("E_co", covariant=True)
+
+
+class EventStream(Protocol[E_co]):
+    """Events that arrive one after the other. `aclose` ends the work that they tell of."""
+
+    def __aiter__(self) -> AsyncIterator[E_co]: ...
+
+    async def aclose(self) -> None:
+        """End the work, if it has not ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
-from everlong_server.engine.answering.events import AnswerEvent
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.tools import ToolUse
-from everlong_server.engine.answering.turn import Turn
+from everlong_server.engine.answering.turn import Turn, TurnEvents
 from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailable
@@ -42,7 +41,7 @@ class ResponseTurn:
     turn: Turn
 
     @property
-    def events(self) -> AsyncGenerator[AnswerEvent, None]:
+    def events(self) -> TurnEvents:
         """The events of the turn."""
         return self.turn.events
 
@@ -166,9 +165,12 @@ class ResponseTurns:
             checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.system,
         )  # fmt: skip
         if file_search is not None:
-            response = replace(
-                response, searched=await self._store_search.call(response.question, files, turn.evidence or ())
-            )
+            try:
+                searched = await self._store_search.call(response.question, files, turn.evidence or ())
+            except BaseException:
+                await turn.events.aclose()  # it is admitted, but nobody else knows of it yet
+                raise
+            response = replace(response, searched=searched)
         response_turn = ResponseTurn(response, turn)
         return response_turn
 

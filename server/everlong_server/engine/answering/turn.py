@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,12 +48,34 @@ _SHARED_TOKENS = 4
 """Number of tokens before a continuation that are decoded with it: a character or space can be split between the two."""
 
 
+class TurnEvents(AsyncIterator[AnswerEvent]):
+    """The events of an admitted turn. `aclose` ends the turn, and frees its session and its slot, even if no event was taken.
+
+    A generator around `following` could not do that: one that has not started runs none of its code when it is closed.
+    """
+
+    def __init__(self, first: AnswerEvent, following: AsyncGenerator[AnswerEvent, None]) -> None:
+        self._first: AnswerEvent | None = first
+        self._following = following
+
+    async def __anext__(self) -> AnswerEvent:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        return await anext(self._following)
+
+    async def aclose(self) -> None:
+        """End the turn, if it has not ended."""
+        self._first = None
+        await self._following.aclose()
+
+
 @dataclass(slots=True)
 class Turn:
     """A running turn. `events` yields its events. `cancel` ends the answer and commits it; `fail` ends it and commits nothing."""
 
     id: str
-    events: AsyncGenerator[AnswerEvent, None] = field(init=False)
+    events: TurnEvents = field(init=False)
     evidence: Sequence[Passage] | None = None
     """What the search found; None before that."""
     text: str = ""
@@ -146,15 +168,7 @@ class TurnRunner:
         """
         turn = Turn(id=id or new_id("msg"))
         following = self._turn(turn, enter(turn), content, params, recall, tools)
-        first = await anext(following)
-
-        async def events() -> AsyncGenerator[AnswerEvent, None]:
-            async with contextlib.aclosing(following):
-                yield first
-                async for event in following:
-                    yield event
-
-        turn.events = events()
+        turn.events = TurnEvents(await anext(following), following)
         return turn
 
     async def count_tokens(
