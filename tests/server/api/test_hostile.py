@@ -10,6 +10,8 @@ import logging
 import pickle
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,25 @@ async def test_words_and_secrets_are_not_logged(talkative: Server) -> None:
         for secret in (MARKER, key.split("_", 2)[2], ticket):
             assert secret not in written, [line for line in written.splitlines() if secret in line][:3]
             assert secret not in metrics
+
+
+def test_what_reads_uploaded_files_logs_no_words_of_theirs() -> None:
+    code = f"""
+import os, sys, warnings
+from everlong_server.engine.documents.formats import faults
+faults.keep_private()
+warnings.warn({MARKER!r})
+os.write(2, {MARKER.encode()!r})
+try:
+    raise ValueError({MARKER!r})
+except ValueError as error:
+    faults.report(error)
+raise KeyError({MARKER!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "line 8" in ended.stderr and "ValueError" in ended.stderr and "KeyError" in ended.stderr
+    assert MARKER not in ended.stderr + ended.stdout
 
 
 def test_error_messages_that_may_quote_users_are_not_logged() -> None:

@@ -8,9 +8,12 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from everlong_models import load_model
@@ -159,6 +162,37 @@ def test_nothing_that_was_said_is_on_disk(
     server.terminate()
     assert not list((tmp_path / "private").glob("*/*")), "copies are left"
     assert "set EVERLONG_ENCRYPTION_KEY_FILE" in refuses(new_server(data=tmp_path / "data"))
+
+
+def test_files_inside_an_uploaded_file_stay_in_the_private_folder(
+    new_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = encrypted(new_server, tmp_path / "data", new_key()).start()
+    inner = zipped({f"{number}.txt": TEXT for number in range(20)})
+    folders: set[str] = set()
+
+    def upload(path: str) -> None:
+        answer = server.http.post(path, content=zipped({"inner.zip": inner}), headers={"Idempotency-Key": path})
+        assert answer.is_success, answer.text
+
+    for path in ("/v1/documents", "/v1/documents/archive"):
+        with ThreadPoolExecutor(1) as pool:
+            uploading = pool.submit(upload, path)
+            while not uploading.done():
+                folders |= temporary_folders(server)
+            uploading.result()
+    assert len(folders) == 2, "a conversion each"
+    assert all(Path(folder).is_relative_to(tmp_path / "private") for folder in folders), folders
+
+
+def temporary_folders(server: Server) -> set[str]:
+    """Return the temporary folders of the processes that convert files."""
+    found = set()
+    for process in server.memory.children(recursive=True):
+        with suppress(psutil.Error):
+            if "everlong_server.engine.documents.formats.worker" in process.cmdline():
+                found.add(process.environ()["TMPDIR"])
+    return found
 
 
 def rotate(server: Server) -> subprocess.CompletedProcess[str]:

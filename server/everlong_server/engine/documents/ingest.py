@@ -305,8 +305,8 @@ class Ingest:
             return received
 
         def write_text(uploaded: Path, limit: int, report: PageReport) -> ReceivedFile:
-            with blobs.fill(name) as text:
-                made = conversion.convert(uploaded, kind, text, limit, language, report)
+            with blobs.fill(name) as text, blobs.folder() as scratch:
+                made = conversion.convert(uploaded, kind, text, limit, language, report, scratch)
                 return received.converted(blobs, name, text, uploaded, made)
 
         return await self.convert(name, received, write_text, reserved, reports)

@@ -114,14 +114,16 @@ def convert(
     max_text: int,
     language: Language = ANY_LANGUAGE,
     on_page: Callable[[int, int], object] = lambda page, pages: None,
+    scratch: Path | None = None,
 ) -> Conversion:
     """Write the text of `file` to `text` as UTF-8, at most `max_text` bytes. Blocks.
 
     `kind`: as returned by `detect`. `language`: of the text in pictures. `on_page`: called about twice a second with the page that
-    is being read, counted from 1, and the number of pages. Raises `UnsupportedMedia` for a format that this server cannot convert,
+    is being read, counted from 1, and the number of pages. `scratch`: folder for working files, such as the files inside `file`; None:
+    the system's temporary folder. Raises `UnsupportedMedia` for a format that this server cannot convert,
     `InvalidRequest` for a file that is damaged, encrypted or has no text, `TooLarge`, and `OSError` if the disk is full.
     """
-    kind, made = _run(file, kind, text, max_text, language, on_page)
+    kind, made = _run(file, kind, text, max_text, language, on_page, scratch)
     return _conversion(kind, made)
 
 
@@ -133,12 +135,13 @@ def convert_each(
     language: Language = ANY_LANGUAGE,
     on_page: Callable[[int, int], object] = lambda page, pages: None,
 ) -> tuple[list[ConvertedFile], list[Note]]:
-    """Convert each file of an archive to a text of its own in `folder`. Returns the files, and notes on what was left out. Blocks.
+    """Convert each file of an archive to a text of its own in `folder`, which has the working files, too. Returns the files, and notes
+    on what was left out. Blocks.
 
     `max_bytes`: of the texts, and the PDF files that are kept, together. The other parameters, the limits of the process, and what
     is raised: as for `convert`. Files that cannot be read become notes; if that is all of them, raises `InvalidRequest`.
     """
-    _, made = _run(file, kind, folder, max_bytes, language, on_page)
+    _, made = _run(file, kind, folder, max_bytes, language, on_page, folder)
     files = []
     for each in made["files"]:
         text, original = folder / f"{each['number']}.text", folder / f"{each['number']}.original"
@@ -154,11 +157,12 @@ def _conversion(format_id: str, made: dict[str, Any]) -> Conversion:
 
 
 def _run(
-    file: Path, kind: str, text: Path, max_text: int, language: Language, on_page: Callable[[int, int], object]
-) -> tuple[str, dict[str, Any]]:
+    file: Path, kind: str, text: Path, max_text: int, language: Language, on_page: Callable[[int, int], object],
+    scratch: Path | None,
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
     """Run the process that converts `file`, and return the format and the process's result. `text`: see `worker.convert`."""
     limits = Limits.of(file.stat().st_size, max_text)
-    with tempfile.TemporaryDirectory() as folder:  # deletes what a killed process leaves
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:  # deletes what a killed process leaves
         progress = Path(folder, "progress")
         process = subprocess.Popen(
             ["env", f"TMPDIR={folder}", "OMP_NUM_THREADS=1", *command(file, kind, text, limits), *language.arguments, str(progress)],
@@ -188,7 +192,7 @@ def _run(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode != 0:
         if errors:  # a fault of a reader, or of the library that it uses
-            log.warning("a conversion of %s failed: %s", kind, errors.decode(errors="replace")[-2000:])
+            log.warning("a conversion of %s failed: %s", kind, errors.decode(errors="replace"))
         raise _error(process.returncode, kind, result, limits)
     return kind, json.loads(result)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pypdfium2
 from pypdfium2 import raw
 
+from everlong_server.engine.documents.formats import faults
 from everlong_server.engine.documents.formats.pictures import NO_PAGE
 from everlong_server.engine.documents.formats.readers.portable.ligatures import reading_order
 
@@ -113,4 +114,5 @@ def _pixel(page: Any, size: tuple[int, int], x: float, y: float) -> tuple[int, i
 
 
 if __name__ == "__main__":
+    faults.keep_private()
     sys.exit(main(*sys.argv[1:]))

@@ -8,12 +8,12 @@ import json
 import os
 import resource
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import IO
 
+from everlong_server.engine.documents.formats import faults
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable, printable
 from everlong_server.engine.documents.formats.catalogue import ARCHIVES, FORMATS, HEAD, binary_kind, detect, format_of
 from everlong_server.engine.documents.formats.charset import pieces
@@ -24,7 +24,6 @@ from everlong_server.store.texts.outline import OutlineEntry
 
 MAX_CALLS = 20_000
 """Python's limit on calls inside each other: XML may be 2,048 elements deep, of which each takes a few calls of a reader."""
-_MAX_TRACE = 20
 
 
 def read(file: Path, format_id: str, notes: Notes) -> Iterator[Block]:
@@ -44,7 +43,7 @@ def read(file: Path, format_id: str, notes: Notes) -> Iterator[Block]:
     except Exception as error:  # readers and their libraries raise many kinds of errors for damaged files
         if _is_disk_full(error):
             raise
-        traceback.print_exc(limit=-_MAX_TRACE)
+        faults.report(error)
         raise Unreadable(f"the file is damaged ({type(error).__name__})") from error
 
 
@@ -230,4 +229,5 @@ def convert(
 
 
 if __name__ == "__main__":
+    faults.keep_private()
     sys.exit(main(*sys.argv[1:]))
