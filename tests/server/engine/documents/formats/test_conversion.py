@@ -110,7 +110,7 @@ HELD = {
         "a\tb\nc",
     ),
     "merged": (table(cell(paragraph(run("wide")), columns=3), cell(*[paragraph(run(c)) for c in "ab"])), "wide\na\nb"),
-    "nested": (table(cell(paragraph(run("a")), table(cell(paragraph(run("b"))) * 2), paragraph()) * 2), "a\nb\tb\ta\nb\tb"),
+    "nested": (table(cell(paragraph(run("a")), table(cell(paragraph(run("b"))) * 2), paragraph()) * 2), "a b b\ta b b"),
     "inserted row": (table(f"<w:ins>{cell(paragraph(run('a')))}</w:ins>"), "a"),
 }  # fmt: skip
 

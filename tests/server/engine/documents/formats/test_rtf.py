@@ -26,7 +26,7 @@ TEXTS = {
     "symbols": (r"{\f3 \'61\'62} alpha\par", "αβ alpha"),
     "signs": (r"b\line c\emdash d\bullet i\~j k\_l so\-ft\par", "b\nc—d•i\xa0j k\u2011l soft"),
     "escapes": (r"\{a\} \\b\par", "{a} \\b"),
-    "subscripts": (r"H{\sub 2}O and x{\super 2}\par", "H2O and x2"),
+    "subscripts": (r"H{\sub 2}O and x{\super 2}\par", "H2O and x^2"),
     "line breaks of the source": ("one \r\ntwo\\\r\nthree\\par", "one two\n\nthree"),
     "footnote": (
         r"Rent{\super\chftn{\footnote\pard\plain {\super\chftn} Except in August.}} is due.\par",
@@ -44,7 +44,10 @@ TEXTS = {
         r"\trowd\cellx1000\cellx2000\intbl a\cell b\cell\row\trowd\intbl c\cell d\cell\row\pard After.\par",
         "a\tb\nc\td\n\nAfter.",
     ),
-    "field": (r'See {\field{\*\fldinst{HYPERLINK "http://x.org/"}}{\fldrslt{the site}}} now.\par', "See the site now."),
+    "field": (
+        r'See {\field{\*\fldinst{HYPERLINK "http://x.org/"}}{\fldrslt{the site}}} now.\par',
+        "See the site (http://x.org/) now.",
+    ),
     "text box": (
         r"Before{\shp{\*\shpinst{\sp{\sn shapeType}{\sv 202}}{\shptxt\pard Box words.\par}}{\shprslt Box words.}} after.\par",
         "Before\nBox words.\n after.",

@@ -69,6 +69,12 @@ ROWS = {
     "gaps": (words("A1", "a") + words("D1", "d"), "a\t\t\td"),
     "truth and errors": (value("A1", "1", 't="b"') + value("B1", "#DIV/0!", 't="e"'), "TRUE\t#DIV/0!"),
     "formulas": ('<c r="A1" t="str"><f>B1</f><v>saved</v></c><c r="B1"><f>SUM(C1:C9)</f></c>', "saved\t=SUM(C1:C9)"),
+    "formulas without a value": ('<c r="A1"><f>SUM(C1:\nC9)</f><v></v></c><c r="B1" t="str"><f>IF(C1,"")</f><v></v></c>' + words("C1", "c"),
+                                 "=SUM(C1: C9)\t\tc"),
+    "the first dates": ("".join(value(f"{c}1", day, 's="1"') for c, day in zip("ABCDEF", ("0", "1", "59", "60", "61", "15.25"), strict=True)),
+                        "1900-01-00\t1900-01-01\t1900-02-28\t1900-02-29\t1900-03-01\t1900-01-15"),
+    "superscripts": ('<c r="A1" t="inlineStr"><is><r><t>m</t></r><r><rPr><vertAlign val="superscript"/></rPr><t>2</t></r></is></c>', "m^2"),
+    "a formula that is a link": ('<c r="A1" t="str"><f>HYPERLINK("https://x.org","site")</f><v>site</v></c>', "site (https://x.org)"),
     "dates": (value("A1", "45293", 's="1"') + value("B1", "45293.5", 's="4"') + value("C1", "45293", 's="2"'),
               "2024-01-02\t2024-01-02 12:00\t2024-01-02"),
     "times": (value("A1", "0.75", 's="5"') + value("B1", "1.5", 's="6"'), "18:00\t36:00:00"),
@@ -97,6 +103,37 @@ STRINGS = {
 @pytest.mark.parametrize(("strings", "text"), STRINGS.values(), ids=STRINGS)
 def test_a_shared_string_with(strings: str, text: str) -> None:
     assert text_of(excel(value("A1", "0", 't="s"'), strings=strings)) == f"Rents\n\n{text}"
+
+
+def test_the_links_of_cells() -> None:
+    kind = f'Type="{TYPES}/hyperlink"'
+    links = (
+        f'<Relationship Id="one" {kind} Target="https://x.org/" TargetMode="External"/>'
+        f'<Relationship Id="two" {kind} Target="mailto:ada@x.org" TargetMode="External"/>'
+    )
+    sheet = (
+        f'<sheetData><row r="1">{words("A1", "site")}{words("B1", "Ada")}{words("C1", "below")}{words("D1", "x.org")}</row></sheetData>'
+        f'<hyperlinks xmlns:r="{TYPES}"><hyperlink ref="A1:A2" r:id="one" location="part"/><hyperlink ref="B1" r:id="two"/>'
+        '<hyperlink ref="C1" location="Rents!A9"/><hyperlink ref="D1" r:id="one"/></hyperlinks>'
+    )
+    rels = {"xl/worksheets/_rels/worksheet.xml.rels": relations().replace("></", f">{links}</")}
+    assert text_of(excel(sheet, parts=rels)) == "Rents\n\nsite (https://x.org/#part)\tAda (ada@x.org)\tbelow\tx.org"
+
+
+def test_the_link_of_a_cell_in_a_file_of_2003() -> None:
+    names = (
+        'xmlns="urn:schemas-microsoft-com:office:spreadsheet" xmlns:ss="urn:schemas-microsoft-com:office:spreadsheet"'
+    )
+    row = '<Row><Cell ss:HRef="https://x.org/"><Data ss:Type="String">site</Data></Cell></Row>'
+    packed = f'<?xml version="1.0"?><?mso-application progid="Excel.Sheet"?><Workbook {names}><Worksheet ss:Name="S"><Table>{row}</Table></Worksheet></Workbook>'
+    assert text_of(packed.encode()) == "S\n\nsite (https://x.org/)"
+
+
+def test_a_shared_formula_without_a_value_is_noted() -> None:
+    formula = '<f t="shared" ref="A1:B1" si="0">C1*2</f>'
+    packed = excel(f'<c r="A1">{formula}<v/></c><c r="B1"><f t="shared" si="0"/><v/></c>')
+    assert text_of(packed) == "Rents\n\n=C1*2"
+    assert notes_of(packed) == ["Rents: left out: formulas without a saved value (1)"]
 
 
 def test_a_part_in_another_case() -> None:

@@ -70,13 +70,35 @@ def test_a_reference_to_a_note_that_is_missing_is_noted() -> None:
     assert text_of(data).startswith("One[1].")
 
 
+SWITCHES = {
+    "off": ("", "", "default"),
+    "first pages": ("<w:titlePg/>", "", "default first"),
+    "even pages": ("", "<w:evenAndOddHeaders/>", "default even"),
+    "set to off": ('<w:titlePg w:val="0"/>', '<w:evenAndOddHeaders w:val="false"/>', "default"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "even", "shown"), SWITCHES.values(), ids=SWITCHES)
+def test_headers_that_are_switched_off_are_noted(first: str, even: str, shown: str) -> None:
+    kinds = {"default": "header", "first": "header2", "even": "header22"}
+    listed = "".join(f'<w:headerReference xmlns:r="{R}" r:id="{kinds[kind]}" w:type="{kind}"/>' for kind in kinds)
+    made = files.word_of(
+        p(t("One.")) + f"<w:sectPr>{listed}{first}</w:sectPr>",
+        parts={name: part("hdr", p(t(kind))) for kind, name in kinds.items()},
+    )
+    data = files.rezipped(made, {"word/settings.xml": lambda name, _: (name, part("settings", even).encode())})
+    headers = shown.split()
+    assert text_of(data).split("\n\n") == [*(f"[Header] {kind}" for kind in headers), "One."]
+    assert notes_of(data) == [f"left out: headers and footers that are switched off ({3 - len(headers)})"]
+
+
 def test_headers_and_footers_enclose_their_sections() -> None:
     def section(header: str) -> str:
         return f'<w:sectPr><w:headerReference xmlns:r="{R}" r:id="{header}" w:type="default"/></w:sectPr>'
 
     header = part("hdr", p(t("Case 4471-B")))
     parts = {"header": header, "header2": header.replace("4471", "5582"), "footer": part("ftr", p(t("By Ada")))}
-    foot = f'<w:footerReference xmlns:r="{R}" r:id="footer" w:type="first"/></w:sectPr>'
+    foot = f'<w:footerReference xmlns:r="{R}" r:id="footer" w:type="first"/><w:titlePg/></w:sectPr>'
     body = (
         f"<w:p><w:pPr>{section('header')}</w:pPr>{t('One.')}</w:p>"
         f"<w:p><w:pPr>{section('header2')}</w:pPr>{t('Two.')}</w:p>"
@@ -160,10 +182,52 @@ def test_a_field_that_does_not_end_in_a_note_hides_no_text_of_the_document() -> 
     assert text_of(files.word_of(body, parts=parts)) == "One[1]\n\n[Footnote 1] Open.\n\nOn page 3"
 
 
+LINKS = {
+    "complex": (field('HYPERLINK "https://x.org/"', "the site") + t("."), "the site (https://x.org/)."),
+    "simple": (f"<w:fldSimple w:instr='HYPERLINK \"https://x.org/\"'>{t('the site')}</w:fldSimple>", "the site (https://x.org/)"),
+    "of Word 2003": (f'<w:hlink w:dest="https://x.org/">{t("the site")}</w:hlink>', "the site (https://x.org/)"),
+    "inside the document": (field('HYPERLINK \\l "place"', "page 3"), "page 3"),
+    "in the condition of another": (
+        f"{BEGIN}{r('<w:instrText>IF </w:instrText>')}{field('HYPERLINK https://x.org', 'gone')}{SEPARATE}{t('Dear Ann')}{END}", "Dear Ann",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "text"), LINKS.values(), ids=LINKS)
+def test_a_field_that_is_a_link(run: str, text: str) -> None:
+    assert text_of(files.word_of(p(run))) == text
+
+
+def test_a_link_in_a_note_has_the_address_of_the_notes_part() -> None:
+    link = f'<w:hyperlink xmlns:r="{R}" r:id="one" w:anchor="part">{t("the site")}</w:hyperlink>'
+    made = files.word_of(
+        p(t("Rent"), r('<w:footnoteReference w:id="2"/>')),
+        parts={"footnotes": part("footnotes", f'<w:footnote w:id="2">{p(link)}</w:footnote>')},
+    )
+    relation = f'<Relationship Id="one" Type="{R}/hyperlink" Target="https://x.org/" TargetMode="External"/>'
+    listed = f'<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{relation}</Relationships>'
+    data = files.rezipped(made, {}, {"word/_rels/footnotes.xml.rels": listed.encode()})
+    assert text_of(data) == "Rent[1]\n\n[Footnote 1] the site (https://x.org/#part)"
+
+
+def test_superscripts_of_a_character_style_but_not_marks_of_notes() -> None:
+    style = '<w:style w:type="character" w:styleId="Up"><w:name w:val="up"/><w:rPr><w:vertAlign w:val="superscript"/></w:rPr></w:style>'
+    up, plain = (
+        '<w:rPr><w:rStyle w:val="Up"/></w:rPr>',
+        '<w:rPr><w:rStyle w:val="Up"/><w:vertAlign w:val="baseline"/></w:rPr>',
+    )
+    mark = r(f'{up}<w:footnoteReference w:id="2" w:customMarkFollows="1"/><w:t>1</w:t>')
+    body = p(t("10"), r(f"{up}<w:t>6</w:t>"), r(f"{plain}<w:t>7</w:t>"), t(" words"), mark)
+    data = files.rezipped(files.word_of(body, parts=NOTES), {
+        "word/styles.xml": lambda name, data: (name, data.replace(b"</w:styles>", f"{style}</w:styles>".encode())),
+    })  # fmt: skip
+    assert text_of(data).startswith("10^67 words1\n\n[Footnote 1]")
+
+
 def test_runs_outside_of_paragraphs_share_a_line() -> None:
     table = f"<w:tbl><w:tr><w:tc>{t('Loo')}{t('se')}{p(t('words'))}</w:tc><w:tc>{t('5')}{t('0')}</w:tc></w:tr></w:tbl>"
     parts = {"footnotes": part("footnotes", f'<w:footnote w:id="2">{t("No")}{t("te.")}</w:footnote>')}
-    assert text_of(files.word_of(table, parts=parts)) == "Loose\nwords\t50\n\n[Footnote 1] Note."
+    assert text_of(files.word_of(table, parts=parts)) == "Loose words\t50\n\n[Footnote 1] Note."
 
 
 def test_rows_that_were_deleted_are_noted() -> None:
@@ -176,7 +240,7 @@ def test_rows_that_were_deleted_are_noted() -> None:
 def test_a_file_that_a_cell_includes_is_in_the_cell() -> None:
     chunk = f'<w:altChunk xmlns:r="{R}" r:id="afchunk.html"/>'
     body = f"<w:tbl><w:tr><w:tc>{p(t('One.'))}{chunk}</w:tc><w:tc>{p(t('Two.'))}</w:tc></w:tr></w:tbl>"
-    assert text_of(files.word_of(body, parts={"afchunk.html": b"<html><p>Words.</p>"})) == "One.\nWords.\tTwo."
+    assert text_of(files.word_of(body, parts={"afchunk.html": b"<html><p>Words.</p>"})) == "One. Words.\tTwo."
 
 
 def test_comments_instructions_and_entities_of_xml_part_no_words() -> None:

@@ -5,8 +5,6 @@ Footnotes and comments follow the paragraph that refers to them, footers the tex
 
 from __future__ import annotations
 
-import codecs
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -14,44 +12,30 @@ from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, is_utf8
+from everlong_server.engine.documents.formats.readers.addresses import field_address
 from everlong_server.engine.documents.formats.readers.fields import Control, field_text
 from everlong_server.engine.documents.formats.readers.html import render
+from everlong_server.engine.documents.formats.readers.marks import LINK_END, link_begin, superscript, written_out
+from everlong_server.engine.documents.formats.readers.rtf_tables import Table
+from everlong_server.engine.documents.formats.readers.rtf_words import (
+    CHARACTERS,
+    DESCRIPTIONS,
+    FURNITURE,
+    PROPERTIES,
+    QUIET,
+    SIGNS,
+    SILENT,
+    SYSTEMS,
+    TOKEN,
+    TRANSPARENT,
+    UNSEEN,
+    WORDS,
+    codec_of_page,
+)
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
 
-_TOKEN = re.compile(
-    rb"\\(?P<word>[a-zA-Z]{1,32})(?P<number>-?\d{1,10})? ?|\\'(?P<hex>[0-9a-fA-F]{2})|\\(?P<sign>[^a-zA-Z])"
-    rb"|(?P<brace>[{}])|[\r\n\0]+|(?P<text>[^\\{}\r\n\0]+)|\\",
-    re.DOTALL,
-)
-_CHARACTERS = {
-    "tab": "\t", "line": "\n", "lbr": "\n", "emdash": "—", "endash": "–", "bullet": "•", "lquote": "‘", "rquote": "’",
-    "ldblquote": "“", "rdblquote": "”", "emspace": " ", "enspace": " ", "qmspace": " ", "nestcell": "\t", "nestrow": "\n",
-}  # fmt: skip
-_SIGNS = {
-    b"~": "\N{NO-BREAK SPACE}", b"_": "\N{NON-BREAKING HYPHEN}", b"-": "", b"{": "{", b"}": "}", b"\\": "\\",
-    b"\t": "\t", b":": "",
-}  # fmt: skip
-_SYSTEMS = {"mac": "mac_roman", "pc": "cp437", "pca": "cp850"}
-_PROPERTIES = {"fonttbl", "stylesheet"}
-_UNSEEN = {"v": "passages that the file hides", "deleted": "deleted passages (tracked changes)", "plain": ""}
-_NOTES = {"footnote": "Footnote", "annotation": "Comment"}
-_FURNITURE = {"header", "headerl", "headerr", "headerf", "footer", "footerl", "footerr", "footerf"}
-_WORDS = {*_NOTES, *_FURNITURE, "shptxt", "dptxbxtext", "atnauthor", "sn", "sv", "htmltag", "objdata", "fldinst", "ffl"}
-"""Destinations whose text is collected."""
-_TRANSPARENT = {
-    "cs", "ud", "shppict", "nesttableprops", "moMath", "moMathPara", "mmath", "mr", "shp", "result", "fldrslt", "field", "shpgrp",
-}  # fmt: skip
-_QUIET = {"shpinst", "do", "upr", "pict", "picprop", "sp", "object", "nesttableprops", "formfield"}
-"""Destinations without text of their own; those inside them may have some."""
-_SILENT = {
-    "shprslt", "nonshppict", "nonesttables", "colortbl", "info", "listtable", "listoverridetable", "revtbl", "rsidtbl",
-    "filetbl", "bkmkstart", "bkmkend", "pn", "tc", "xe", "template", "datafield", "mmathPr", "atnid",
-    "leveltext", "levelnumbers", "listname",
-}  # fmt: skip
 _MAX_INITIAL = 20
 """Characters that the large beginning of a paragraph may have."""
-_DESCRIPTIONS = ("wzDescription", "gtextUNICODE")
-"""Properties of shapes that are words: a picture's description, and the text of WordArt."""
 
 
 @dataclass(slots=True)
@@ -80,6 +64,8 @@ class _State:
     in_table: bool = False
     markup: bool = False
     properties: str = ""
+    is_raised: bool = False
+    is_link: bool = False
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
@@ -114,8 +100,7 @@ class _Reader:
         self._bytes = bytearray()
         self._skipping = 0
         self._starred = False
-        self._cells: list[str] = []
-        self._in_table = False
+        self._table = Table()
         self._pending: list[Block] = []
         self._footers: dict[str, None] = {}
         self._shown = set[str]()
@@ -127,7 +112,7 @@ class _Reader:
     def blocks(self) -> Iterator[Block]:
         """Yield the text."""
         place = 0
-        while match := _TOKEN.match(self._data, place):
+        while match := TOKEN.match(self._data, place):
             place = match.end()
             if match["text"] is not None:
                 self._text(match["text"], "utf-8" if self._is_utf8 else "")
@@ -149,7 +134,8 @@ class _Reader:
         self._flush()
         while self._stack:
             yield from self._group(is_open=False)
-        yield from self._row() if self._cells else ()
+        yield from self._row() if self._table.cells else ()
+        yield Block(self._table.taken())
         if self._is_html:
             yield from render(self._body.text(), self._notes)
         else:
@@ -166,7 +152,7 @@ class _Reader:
         elif self._skipping:
             self._skipping -= 1
         else:
-            self._add(_SIGNS.get(sign, ""))
+            self._add(SIGNS.get(sign, ""))
 
     def _text(self, data: bytes, codec: str = "") -> None:
         """Collect bytes of an encoding, by default that of the current font."""
@@ -201,8 +187,11 @@ class _Reader:
         self._flush()
         state = self._state
         if state.listens and not state.hidden and not state.markup:
-            plain = self._is_html and state.sink.kind == "body"
-            state.sink.parts.append(escape(text, quote=False) if plain else text)
+            if self._is_html:
+                text = escape(text, quote=False) if state.sink.kind == "body" else text
+            elif state.is_raised:
+                text = superscript(text)
+            state.sink.parts.append(text)
 
     def _group(self, *, is_open: bool) -> Iterator[Block]:
         if is_open:
@@ -211,6 +200,8 @@ class _Reader:
             state, self._state = self._state, self._stack.pop()
             if state.sink is not self._state.sink:
                 yield from self._finish(state.sink)
+            elif state.is_link and not self._state.is_link:
+                state.sink.parts.append(LINK_END)
         self._starred = False
 
     def _word(self, word: str, number: int | None) -> Iterator[Block]:
@@ -221,18 +212,18 @@ class _Reader:
             self._add(self._unicode(value & 0xFFFF))
             self._skipping = state.skip
             return
-        if self._skipping and word in _CHARACTERS:
+        if self._skipping and word in CHARACTERS:
             self._skipping -= 1
             return
         self._flush()
-        if word in _WORDS or word in _QUIET or word in _SILENT or word in _PROPERTIES:
+        if word in WORDS or word in QUIET or word in SILENT or word in PROPERTIES:
             self._begin(word)
-        elif starred and word not in _TRANSPARENT:
+        elif starred and word not in TRANSPARENT:
             self._state = replace(state, listens=False, silent=True)
         elif word == "ud":
             self._state = replace(state, listens=not state.silent)
-        elif word in _CHARACTERS:
-            self._add(_CHARACTERS[word])
+        elif word in CHARACTERS:
+            self._add(CHARACTERS[word])
         elif word in ("par", "sect", "page", "column", "row", "cell"):
             yield from self._end(word)
         else:
@@ -251,14 +242,17 @@ class _Reader:
             case "f":
                 self._state = replace(state, font=value)
             case "fcharset" | "cpg" if state.properties == "fonttbl":
-                codec = FONT_CHARSETS.get(value, "") if word == "fcharset" else _codec(value)
+                codec = FONT_CHARSETS.get(value, "") if word == "fcharset" else codec_of_page(value)
                 self._fonts[state.font] = self._fonts.get(state.font, ("", ""))[0], codec
             case "ansicpg":
-                self._codec = _codec(value)
-            case _ if word in _SYSTEMS:
-                self._codec = _SYSTEMS[word]
-            case _ if word in _UNSEEN:
-                self._state = replace(state, hidden=_UNSEEN[word] if value else "")
+                self._codec = codec_of_page(value)
+            case _ if word in SYSTEMS:
+                self._codec = SYSTEMS[word]
+            case "super" | "up" | "sub" | "dn" | "nosupersub":
+                self._state = replace(state, is_raised=word in ("super", "up") and value > 0)
+            case _ if word in UNSEEN:
+                self._state = replace(state, hidden=UNSEEN[word] if value else "")
+                self._state = replace(self._state, is_raised=state.is_raised and word != "plain")
             case "pard":
                 self._level = self._style = -1
                 self._is_initial = False
@@ -281,6 +275,10 @@ class _Reader:
                 self._level = value
             case "dropcapli":
                 self._is_initial = True
+            case "trowd" if self._is_body:
+                self._table.define_row()
+            case "cellx" if self._is_body:
+                self._table.define_cell(value)
             case "ffres" | "ffdefres":
                 self._form.choose(value)
 
@@ -291,27 +289,29 @@ class _Reader:
         state = self._state
         if state.silent:
             return
-        if word in _SILENT:
+        if word in SILENT:
             self._state = replace(state, listens=False, silent=True)
-        elif word in _PROPERTIES:
+        elif word in PROPERTIES:
             self._state = replace(state, listens=False, properties=word)
-        elif word in _QUIET:
+        elif word in QUIET:
             self._state = replace(state, listens=False)
             if word in ("pict", "object"):
                 self._left_out("pictures" if word == "pict" else "embedded objects")
         else:
-            self._state = replace(state, sink=_Sink(word), listens=True, hidden="", markup=False)
+            self._state = replace(
+                state, sink=_Sink(word), listens=True, hidden="", markup=False, is_raised=False, is_link=False
+            )
 
     def _finish(self, sink: _Sink) -> Iterator[Block]:
         """Use the text of a destination that has ended."""
-        text, outer = sink.text().strip(), self._state.sink
+        text, outer = written_out(sink.text()).strip(), self._state.sink
         match sink.kind:
             case "htmltag":
                 outer.parts.append(sink.text())
             case "sn":
                 self._property = text
             case "sv":
-                if self._property in _DESCRIPTIONS and text:
+                if self._property in DESCRIPTIONS and text:
                     self._body.parts.append(f"[{' '.join(text.split())}]")
             case "ffl" | "fldinst" as part:
                 outer.parts.append(self._of_field(part, text))
@@ -328,7 +328,7 @@ class _Reader:
                 self._pending.append(Block(f"[Footnote {self._count}] {text}"))
             case "shptxt" | "dptxbxtext":
                 outer.parts.append(f"\n{text}\n")
-            case kind if kind in _FURNITURE and text and text not in self._shown:
+            case kind if kind in FURNITURE and text and text not in self._shown:
                 self._shown.add(text)
                 if kind.startswith("header"):
                     yield Block(f"[Header] {text}")
@@ -342,6 +342,9 @@ class _Reader:
             return ""
         if text.startswith("FORM"):
             return self._form.taken(text)
+        if not self._is_html and (address := field_address(text)):
+            self._state = replace(self._state, is_link=True)  # of the group with the instruction and the result
+            return link_begin(address)
         return field_text(text, self._fonts.get(self._state.font, ("", ""))[0].rstrip(";").strip())
 
     # Paragraphs
@@ -354,7 +357,7 @@ class _Reader:
         if self._is_html or state.sink is not self._body:
             state.sink.parts.append("\n")
         elif word == "cell":
-            self._cells.append(self._taken())
+            self._table.cells.append(self._taken())
         elif word == "row":
             yield from self._row()
         elif state.in_table and word == "par":
@@ -363,20 +366,24 @@ class _Reader:
             yield from self._paragraph()
 
     def _taken(self) -> str:
-        text = self._body.text().strip()
+        text = written_out(self._body.text()).strip()
         self._body.parts.clear()
         return text
 
+    @property
+    def _is_body(self) -> bool:
+        return self._state.listens and self._state.sink is self._body
+
     def _row(self) -> Iterator[Block]:
-        cells, self._cells = self._cells, []
-        line = "\t".join(cells).rstrip()
-        yield Block(f"\n{line}" if self._in_table and line else line, joined=self._in_table)
-        self._in_table = not self._pending
-        yield from self._notes_on_it()
+        """End a row. Notes on it end the table, so that they follow the row."""
+        self._table.end_row()
+        if self._pending:
+            yield Block(self._table.taken())
+            yield from self._notes_on_it()
 
     def _paragraph(self) -> Iterator[Block]:
+        yield Block(self._table.taken())
         text = self._taken()
-        self._in_table = False
         level = self._level if self._level >= 0 else self._levels.get(self._style, -1)
         section = " ".join(text.split()) if text and 0 <= level < 9 else None
         self._section = section or self._section
@@ -386,11 +393,3 @@ class _Reader:
     def _notes_on_it(self) -> Iterator[Block]:
         pending, self._pending = self._pending, []
         yield from pending
-
-
-def _codec(page: int) -> str:
-    name = {65001: "utf-8", 10000: "mac_roman", 936: "gb18030"}.get(page, f"cp{page}")
-    try:
-        return codecs.lookup(name).name
-    except LookupError:
-        return "cp1252"

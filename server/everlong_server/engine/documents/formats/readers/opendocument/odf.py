@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
+from everlong_server.engine.documents.formats.readers.addresses import external
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
 from everlong_server.engine.documents.formats.readers.equations import linear_mathml
+from everlong_server.engine.documents.formats.readers.marks import link, superscript, written_out
 from everlong_server.engine.documents.formats.readers.opendocument.controls import controls
 from everlong_server.engine.documents.formats.readers.opendocument.lists import Lists, number
 from everlong_server.engine.documents.formats.readers.openxml.cells import Kind, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import is_xml
+from everlong_server.engine.documents.formats.readers.tables import row_text
 from everlong_server.engine.documents.formats.readers.trees import parse
 from everlong_server.engine.documents.formats.zips import open_zip
 
@@ -24,6 +27,8 @@ _SVG = f"{{{_NS}svg-compatible:1.0}}"
 _PRESENTATION, _STYLE = f"{{{_NS}presentation:1.0}}", f"{{{_NS}style:1.0}}"
 _XLINK = "{http://www.w3.org/1999/xlink}"
 _SPACE = re.compile(r"[ \t\r\n]+")
+_SUPERSCRIPT = re.compile(r"super|[1-9]")
+"""A position of letters above their line: the word, or a share of the font's height."""
 _MAX_REPEATED = 1000
 _FURNITURE = ("page", "page-number", "date-time", "header", "footer")
 """Kinds of frames that a speaker's notes repeat from the slide."""
@@ -94,11 +99,14 @@ class _Reader:
         self._notes = notes
         self._lists = Lists(trees)
         self._controls = controls(trees)
+        self._raised = _raised_styles(trees)
         self._page = 0
         self._section: str | None = None
         """The current heading or sheet."""
         self._pending: list[str] = []
         """Footnotes and comments of the current paragraph."""
+        self._in_cell = False
+        """Whether the current paragraph is in a table of a text, which its notes follow."""
 
     def furniture(self, styles: Any, kind: str) -> Iterator[Block]:
         """Yield the headers or footers of the page styles, each once."""
@@ -142,11 +150,11 @@ class _Reader:
             case tag if tag == f"{_DRAW}control":
                 return Block(self._controls.get(element.get(f"{_DRAW}control", ""), ""))
         is_furniture = element.get(f"{_PRESENTATION}class") in _FURNITURE
-        return Block("" if is_furniture else self._frame(element).strip())
+        return Block("" if is_furniture else self._frame(element).strip("\n"))
 
     def _paragraph(self, element: Any) -> Iterator[Block]:
         """Yield a paragraph or a heading, and the notes on it."""
-        text = self._inline(element).strip()
+        text = written_out(self._inline(element)).strip()
         is_heading = bool(text) and element.tag == f"{_TEXT}h"
         if is_heading and element.get(f"{_TEXT}is-list-header") != "true":
             text = f"{self._lists.count_heading(element.get(f'{_TEXT}outline-level', '1'))} {text}".strip()
@@ -157,11 +165,14 @@ class _Reader:
 
     def _table(self, element: Any) -> Iterator[Block]:
         """Yield a table or a sheet, the notes on it, and what is drawn on it."""
-        if element.getparent().tag == f"{_OFFICE}spreadsheet":
+        is_sheet, is_inner = element.getparent().tag == f"{_OFFICE}spreadsheet", self._in_cell
+        if is_sheet:
             name = element.get(f"{_TABLE}name", "")
             self._section = name or None
             yield Block(name, section=name or None)
+        self._in_cell = is_inner or not is_sheet
         yield Block("\n".join(self._rows(element)))
+        self._in_cell = is_inner
         yield from (Block(note) for note in self._taken())
         for drawings in element.iterchildren(f"{_TABLE}shapes"):
             yield from self.blocks(drawings)
@@ -187,6 +198,9 @@ class _Reader:
                         yield block
 
     def _taken(self) -> list[str]:
+        """Return the notes of what has ended; none inside a table, whose row they would break."""
+        if self._in_cell:
+            return []
         taken, self._pending = self._pending, []
         return taken
 
@@ -194,12 +208,23 @@ class _Reader:
         for row in table.iter(f"{_TABLE}table-row"):
             if next(row.iterancestors(f"{_TABLE}table")) is not table:
                 continue  # of a table in a cell
-            cells = []
-            for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
-                text = "\n".join(filter(None, (block.text for block in self.blocks(cell)))) or _value(cell)
-                cells += [text] * (min(_repeated(cell, "columns"), _MAX_REPEATED) if text else 1)
-            line = "\t".join(cells).rstrip()
+            line = self._row(row)
             yield from [line] * (min(_repeated(row, "rows"), _MAX_REPEATED) if line else 0)
+
+    def _row(self, row: Any) -> str:
+        """Return a row in one line. The positions that a cell covers are empty cells."""
+        cells: list[str] = []
+        empty, shown = 0, 0
+        for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
+            text = "\n".join(filter(None, (block.text for block in self.blocks(cell)))) or _value(cell)
+            count = min(_repeated(cell, "columns"), _MAX_REPEATED)
+            shown += count if cell.tag == f"{_TABLE}table-cell" else 0
+            if text:
+                cells += [""] * empty + [text] * count
+                empty = 0
+            else:  # most rows of sheets end with thousands of empty cells
+                empty = min(empty + count, _MAX_REPEATED)
+        return row_text(cells, is_alone=shown == 1 and len(cells) == 1)
 
     def _inline(self, element: Any) -> str:
         """Return the text of a paragraph or a part of one."""
@@ -229,7 +254,12 @@ class _Reader:
                 guide = self._inline(child).strip()
                 return f"({guide})" if guide else ""
             case tag if tag == f"{_DRAW}frame":
-                return self._frame(child)
+                words = self._frame(child)
+                return f"\n{words}\n" if words and child.find(f"{_DRAW}text-box") is not None else words
+            case tag if tag == f"{_TEXT}a":
+                return link(self._inline(child), external(child.get(f"{_XLINK}href", "")))
+            case tag if tag == f"{_TEXT}span" and child.get(f"{_TEXT}style-name") in self._raised:
+                return superscript(self._inline(child))
             case tag if tag == f"{_DRAW}control":
                 return self._controls.get(child.get(f"{_DRAW}control", ""), "")
             case tag if tag.startswith(_DRAW) and tag != f"{_DRAW}a":
@@ -258,7 +288,7 @@ class _Reader:
 
     def _annotation(self, annotation: Any) -> None:
         author = annotation.findtext("{http://purl.org/dc/elements/1.1/}creator", "")
-        text = "\n".join(self._inline(p) for p in annotation.iter(f"{_TEXT}p")).strip()
+        text = "\n".join(written_out(self._inline(p)) for p in annotation.iter(f"{_TEXT}p")).strip()
         if text:
             self._pending.append(f"[Comment{f' by {author}' if author else ''}] {text}")
 
@@ -291,6 +321,18 @@ class _Reader:
         else:
             for body in tree.iterfind(f"{_OFFICE}body/*"):
                 yield from (block.text for block in self.blocks(body))
+
+
+def _raised_styles(trees: Iterable[Any]) -> set[str]:
+    """Return the names of the styles of superscripts. Those of the file come before those that are based on them."""
+    raised = set[str]()
+    for style in (each for tree in trees for each in tree.iter(f"{_STYLE}style")):
+        properties = style.find(f"{_STYLE}text-properties")
+        position = None if properties is None else properties.get(f"{_STYLE}text-position")
+        is_based = position is None and style.get(f"{_STYLE}parent-style-name") in raised
+        if is_based or _SUPERSCRIPT.match(position or ""):
+            raised.add(style.get(f"{_STYLE}name", ""))
+    return raised
 
 
 def _repeated(element: Any, what: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, timedelta
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,9 @@ _PART = re.compile(r'0|\\.|"[^"]*"|\[[^\]]*\]|.')
 """What a number format consists of."""
 _MAX_CODE = 255
 """Characters of a number format in Excel."""
-_EPOCH, _EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)
+_EPOCH, _EPOCH_1904 = date(1899, 12, 30), date(1904, 1, 1)
+_FALSE_DAYS = {0: "1900-01-00", 60: "1900-02-29"}
+"""Days that only Excel has. Those between them are one day later than its others."""
 _MAX_DAYS = 2958466  # the last is 9999-12-31
 
 
@@ -119,17 +121,23 @@ def shown(value: str, kind: Kind | Digits) -> str:
             return _plain(number)
     if not 0 <= number < _MAX_DAYS:
         return _plain(number)
-    epoch = _EPOCH_1904 if kind in FROM_1904.values() else _EPOCH
+    days, seconds = divmod(round(number * 86400), 86400)
     try:
-        moment = epoch + timedelta(seconds=round(number * 86400))
+        day = _day(days, is_1904=kind in FROM_1904.values())
     except OverflowError:
         return _plain(number)
-    clock = moment.strftime("%H:%M:%S").removesuffix(":00")
+    clock = f"{seconds // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}".removesuffix(":00")
     if kind is Kind.TIME:
         return clock
-    day = f"{moment:%Y-%m-%d}" if moment.year >= 1000 else moment.date().isoformat()
     midnight = kind in (Kind.DATE, Kind.DATE_1904) or clock == "00:00"
     return day if midnight else f"{day} {clock}"
+
+
+def _day(number: int, *, is_1904: bool) -> str:
+    """Return the date of a day as Excel shows it."""
+    if is_1904:
+        return (_EPOCH_1904 + timedelta(number)).isoformat()
+    return _FALSE_DAYS.get(number) or (_EPOCH + timedelta(number + (number < 60))).isoformat()
 
 
 def _plain(number: float) -> str:

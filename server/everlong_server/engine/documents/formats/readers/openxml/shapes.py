@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Notes
+from everlong_server.engine.documents.formats.readers.addresses import external
 from everlong_server.engine.documents.formats.readers.equations import M, linear
+from everlong_server.engine.documents.formats.readers.marks import link, superscript, written_out
 from everlong_server.engine.documents.formats.readers.openxml.bullets import Bullets
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
-from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R
+from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation
+from everlong_server.engine.documents.formats.readers.tables import row_text
 
 _NOT_ON_THE_SLIDE = ("sldNum", "dt", "ftr", "hdr", "sldImg")
 """Placeholders that a speaker's notes repeat from the slide."""
+_Relations = dict[str, Relation]
 
 
 def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str]:
@@ -23,7 +27,7 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
         relation = relations.get(reference)
         return None if relation is None or relation.external else package.xml(relation.target)
 
-    def walk(parent: Any) -> Iterator[str]:
+    def walk(parent: Any, known: _Relations) -> Iterator[str]:
         for element in parent:
             if not isinstance(element.tag, str) or element.tag == f"{MC}Fallback":
                 continue
@@ -32,30 +36,28 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
                 case "sp" if _is_furniture(element):
                     pass
                 case "AlternateContent":
-                    yield from _newest(element, lambda parent: list(filter(None, walk(parent))))
+                    yield from _newest(element, lambda parent: list(filter(None, walk(parent, known))))
                 case "pic":
                     yield from _descriptions(element, notes)
                 case "cNvPr" if words := described(element):
                     yield f"[{words}]"
                 case "tbl":
-                    rows = (
-                        [_paragraphs(cell) for cell in row.iterchildren(f"{A}tc")] for row in element.iter(f"{A}tr")
-                    )
-                    yield "\n".join("\t".join(row) for row in rows)
+                    rows = (_row(row, known) for row in element.iter(f"{A}tr"))
+                    yield "\n".join(filter(None, rows))
                 case "txBody" | "t":
-                    yield _paragraphs(element)
+                    yield _paragraphs(element, known)
                 case "chart":
                     chart = related(element.get(f"{R}id", ""))
                     yield "" if chart is None else chart_text(chart)
                 case "relIds":
                     diagram = related(element.get(f"{R}dm", ""))
-                    yield from walk(() if diagram is None else diagram)
+                    yield from walk(() if diagram is None else diagram, {})  # whose relationships are others
                 case "oleObj":
-                    yield from package.embedded(relations.get(element.get(f"{R}id", "")))
+                    yield from package.embedded(known.get(element.get(f"{R}id", "")))
                 case _:
-                    yield from walk(element)
+                    yield from walk(element, known)
 
-    yield from filter(None, walk(tree))
+    yield from filter(None, walk(tree, relations))
 
 
 def described(properties: Any) -> str:
@@ -75,13 +77,21 @@ def _is_furniture(shape: Any) -> bool:
     return placeholder is not None and placeholder.get("type") in _NOT_ON_THE_SLIDE
 
 
-def _paragraphs(body: Any) -> str:
+def _row(row: Any, relations: _Relations) -> str:
+    """Return a row of a table. The positions that a cell covers are empty cells."""
+    cells = row.findall(f"{A}tc")
+    shown = [cell for cell in cells if not any(cell.get(f"{way}Merge") in ("1", "true") for way in "hv")]
+    texts = [_paragraphs(cell, relations) if cell in shown else "" for cell in cells]
+    return row_text(texts, is_alone=len(shown) == 1 and shown == cells[:1])
+
+
+def _paragraphs(body: Any, relations: _Relations) -> str:
     bullets = Bullets(body)
-    return "\n".join(_line(paragraph, bullets) for paragraph in body.iter(f"{A}p")).strip()
+    return "\n".join(_line(paragraph, bullets, relations) for paragraph in body.iter(f"{A}p")).strip()
 
 
-def _line(paragraph: Any, bullets: Bullets) -> str:
-    text = "".join(_runs(paragraph))
+def _line(paragraph: Any, bullets: Bullets, relations: _Relations) -> str:
+    text = written_out("".join(_runs(paragraph, relations)))
     number = bullets.of(paragraph) if text.strip() else ""
     return f"{number} {text}" if number else text
 
@@ -97,15 +107,29 @@ def _newest(alternatives: Any, texts: Callable[[Any], list[str]]) -> list[str]:
     return texts(fallback) if is_lost else found
 
 
-def _runs(paragraph: Any) -> Iterator[str]:
+def _runs(paragraph: Any, relations: _Relations) -> Iterator[str]:
     for part in paragraph:
         if part.tag == f"{A}br":
             yield "\n"
         elif part.tag in (f"{A}r", f"{A}fld"):
-            yield part.findtext(f"{A}t", "")
+            yield _run(part, relations)
         elif part.tag == f"{M}oMath":
             yield linear(part)
         elif part.tag == f"{MC}AlternateContent":
-            yield from _newest(part, lambda parent: list(filter(None, _runs(parent))))
+            yield from _newest(part, lambda parent: list(filter(None, _runs(parent, relations))))
         elif isinstance(part.tag, str) and part.tag != f"{MC}Fallback":
-            yield from _runs(part)
+            yield from _runs(part, relations)
+
+
+def _run(run: Any, relations: _Relations) -> str:
+    """Return the text of a run, with marks if it is a superscript or a link."""
+    text, properties = run.findtext(f"{A}t", ""), run.find(f"{A}rPr")
+    if properties is None:
+        return text
+    clicked = properties.find(f"{A}hlinkClick")
+    relation = None if clicked is None else relations.get(clicked.get(f"{R}id", ""))
+    address = external(relation.target) if relation is not None and relation.external else ""
+    is_raised = (
+        properties.get("baseline", "0")[:1] in "123456789"
+    )  # a share of the font's size; negative for subscripts
+    return link(superscript(text) if is_raised else text, address)

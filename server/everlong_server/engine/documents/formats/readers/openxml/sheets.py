@@ -13,6 +13,8 @@ from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
 from everlong_server.engine.documents.formats.readers import legacy
+from everlong_server.engine.documents.formats.readers.addresses import external, labelled
+from everlong_server.engine.documents.formats.readers.marks import superscript, written_out
 from everlong_server.engine.documents.formats.readers.openxml import binary
 from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
@@ -21,6 +23,8 @@ from everlong_server.engine.documents.formats.readers.trees import OPTIONS, pars
 
 _ESCAPED = re.compile(r"_x([0-9a-fA-F]{4})_")
 _LETTERS = re.compile(r"[A-Z]{1,3}")
+_LINK = re.compile(r'\s*(?:_xlfn\.)?HYPERLINK\(\s*"([^"]*)"', re.IGNORECASE)
+"""A formula that is a link with a fixed address."""
 _LAYOUT = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|\d+|[A-Za-z]|(&))')
 """Codes in headers and footers: fonts, sizes, page numbers; && is a character."""
 _EXCEL_2003 = "{urn:schemas-microsoft-com:office:spreadsheet}"
@@ -114,7 +118,8 @@ def _sheets_of_2003(file: Path) -> Iterator[Block]:
                 if place.isdecimal() and len(cells) < int(place) <= _MAX_COLUMN:
                     cells += [""] * (int(place) - 1 - len(cells))
                 data = cell.find(f"{_EXCEL_2003}Data")
-                cells.append("" if data is None else _unescaped("".join(data.itertext())).removesuffix("T00:00:00.000"))
+                text = "" if data is None else _unescaped("".join(data.itertext())).removesuffix("T00:00:00.000")
+                cells.append(labelled(text, external(cell.get(f"{_EXCEL_2003}HRef", ""))))
             lines.append("\t".join(cells).rstrip())
         yield Block("\n".join(filter(None, lines)))
         for comment in sheet.iter(f"{_EXCEL_2003}Comment"):
@@ -153,11 +158,16 @@ def _iterated(stream: IO[bytes], tag: str, *, recover: bool = False) -> Iterator
 def _words(item: Any) -> str:
     """Return the text of a string, without pronunciation guides."""
     parts = (
-        text.text or ""
+        superscript(text.text or "") if _is_raised(text.getparent()) else text.text or ""
         for text in item.iter("{*}t")
         if text.getparent() is item or not text.getparent().tag.endswith("}rPh")
     )
-    return _unescaped("".join(parts))
+    return _unescaped(written_out("".join(parts)))
+
+
+def _is_raised(run: Any) -> bool:
+    position = run.find("{*}rPr/{*}vertAlign")
+    return position is not None and position.get("val") == "superscript"
 
 
 def _unescaped(text: str) -> str:
@@ -188,9 +198,11 @@ class _Sheet:
     def __init__(self, package: Package, part: str, strings: list[str], styles: Styles, notes: Notes) -> None:
         self._package, self._part = package, part
         self._strings, self._styles, self._notes = strings, styles, notes
+        self._links: dict[str, str] = {}
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rows, and what belongs to the sheet."""
+        self._links = self._addresses()
         yield from row_blocks(map(self._row, _elements(self._package, self._part, "{*}row", self._notes)))
         yield from self.related()
 
@@ -217,6 +229,8 @@ class _Sheet:
             letters = _LETTERS.match(cell.get("r", ""))
             column = max(column, _column(letters[0]) if letters else column)
             text = self._cell(cell)
+            if text and (address := self._links.get(cell.get("r", "")) or _formula_address(cell)):
+                text = labelled(text, address)
             if text and column < _MAX_COLUMN:
                 cells += [""] * (column - len(cells)) + [text]
             column += 1
@@ -227,11 +241,12 @@ class _Sheet:
         if kind == "inlineStr":
             inline = cell.find("{*}is")
             return "" if inline is None else _words(inline)
-        if value is None:
+        # Programs that do not calculate write an empty value. That of a string may be the result of a formula.
+        if value is None or (not value.strip() and kind not in ("str", "s")):
             formula = cell.find("{*}f")
             if formula is not None and not formula.text:  # it is the formula of another cell, moved
                 self._notes.left_out("formulas without a saved value")
-            return "" if formula is None or not formula.text else f"={formula.text}"
+            return "" if formula is None or not formula.text else f"={in_one_line(formula.text)}"
         match kind:
             case "s":
                 known = value.strip().isdecimal() and int(value) < len(self._strings)
@@ -245,6 +260,18 @@ class _Sheet:
             case "d" | "e":
                 return value.removesuffix("T00:00:00")
         return shown(value, self._styles.of(cell.get("s", "")))
+
+    def _addresses(self) -> dict[str, str]:
+        """Return the addresses of links by their cell, the first one if a link is on several."""
+        relations = self._package.relations(self._part)
+        known = {id: external(r.target) for id, r in relations.items() if r.kind == "hyperlink" and r.external}
+        links = _elements(self._package, self._part, "{*}hyperlink", self._notes) if any(known.values()) else ()
+        found = {}
+        for link in links:
+            address, place = known.get(link.get(f"{R}id", ""), ""), link.get("location", "")
+            address += f"#{place}" if address and place and "#" not in address else ""
+            found[link.get("ref", "").partition(":")[0]] = address
+        return found
 
     def _comments(self, part: str) -> Iterator[str]:
         if part.endswith(".bin"):
@@ -278,6 +305,13 @@ class _Sheet:
             return
         for part in _elements(self._package, self._part, "{*}headerFooter", self._notes):
             yield from (("Header" if str(line.tag).endswith("Header") else "Footer", line.text or "") for line in part)
+
+
+def _formula_address(cell: Any) -> str:
+    """Return the address of a cell with a saved value whose formula is a link."""
+    formula = cell.findtext("{*}f", "") if len(cell) > 1 and cell.findtext("{*}v") else ""
+    found = _LINK.match(formula)
+    return "" if found is None else external(found[1])
 
 
 def _comment(author: str, place: str, text: str) -> str:

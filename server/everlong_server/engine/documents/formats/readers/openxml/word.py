@@ -1,7 +1,7 @@
 """Reads Word files: docx, docm, dotx and dotm, after ISO/IEC 29500-1.
 
-Footnotes, endnotes and comments follow the paragraph that refers to them, headers and footers the sections that have them;
-all are marked, such as "[Footnote 1] …".
+Footnotes, endnotes and comments follow the paragraph that refers to them. Headers stand before their section, footers after it.
+All are marked, such as "[Footnote 1] …".
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
+from everlong_server.engine.documents.formats.readers.addresses import external, field_address
 from everlong_server.engine.documents.formats.readers.equations import M, linear
 from everlong_server.engine.documents.formats.readers.fields import field_text
+from everlong_server.engine.documents.formats.readers.marks import link, superscript, written_out
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
-from everlong_server.engine.documents.formats.readers.openxml.complex_fields import paired_marks
+from everlong_server.engine.documents.formats.readers.openxml.complex_fields import Fields, legacy_control, paired_marks
 from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
-from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, W
+from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation, W
+from everlong_server.engine.documents.formats.readers.openxml.styles import Styles, is_hidden, is_initial, is_on
 from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
+from everlong_server.engine.documents.formats.readers.tables import Placed, table_text
 
 _PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK, _RUN = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk", "r"))
 _EQUATIONS = (f"{M}oMathPara", f"{M}oMath")
@@ -44,8 +48,10 @@ class _Document:
         self._notes = notes
         self._relations = package.relations(part)
         self._body = package.xml(part)
+        self._links: dict[Any, dict[str, Relation]] = {self._body: self._relations}
+        """The relationships of each part, by its tree."""
         styles = self._part("styles")
-        self._headings = _heading_styles(styles)
+        self._styles = Styles(styles)
         self._numbering = Numbering(self._part("numbering"), styles)
         self._annotations = {
             kind: self._annotations_in(f"{kind.lower()}s", kind) for kind in ("Footnote", "Endnote", "Comment")
@@ -53,16 +59,17 @@ class _Document:
         self._numbers: dict[tuple[str, str], int] = {}
         self._pending: list[tuple[str, str]] = []
         """Kind and id of the annotations that the current paragraph refers to."""
-        self._fields: list[str | None] = []
-        """Instructions of the fields that have begun; None for those with a saved result."""
+        self._fields = Fields()
         self._marks: tuple[Any, set[Any]] = (None, set())
         """The part that is being read, and the marks of its fields that have both a beginning and an end."""
         self._objects: list[str] = []
         """Relationships of the files that are embedded in the current paragraph."""
         self._shown = set[str]()
         """Headers and footers that were written; most sections repeat them."""
+        self._shown_kinds = set[str]()
         self._written: dict[str, Callable[[Any], str]] = {
-            "t": self._letters, "instrText": self._instruction, "fldChar": self._field, "ffData": _legacy_control, "ruby": self._ruby, "drawing": self._drawing, "pict": self._drawing,
+            "t": self._letters, "instrText": self._instruction, "fldChar": self._field, "ffData": legacy_control, "ruby": self._ruby, "drawing": self._drawing, "pict": self._drawing,
+            "hyperlink": self._hyperlink, "hlink": self._hyperlink, "fldSimple": self._simple_field,
         }  # fmt: skip
 
     def blocks(self) -> Iterator[Block]:
@@ -70,6 +77,7 @@ class _Document:
         if self._body is None:
             return
         sections = list(self._body.iter(f"{W}sectPr"))
+        self._shown_kinds = self._kinds_of_furniture()
         yield from self._furniture(sections[:1], "header")
         heading, initial, was_run = None, "", False
         for block in _outermost(self._body, *_BLOCKS, _CHUNK):
@@ -78,11 +86,16 @@ class _Document:
                 continue
             with self._notes.at(part=heading):
                 is_run, text = block.tag == _RUN, self._block(block)
-                text = text if is_run else initial + text.strip()
-                initial = text if _is_initial(block) else ""
+                # The first cell of a table may be empty: its tab remains.
+                text = text if is_run else initial + (text if block.tag == _TABLE else text.strip())
+                initial = text if is_initial(block) else ""
                 if initial:
                     continue
-                section = " ".join(text.split()) if text and self._is_heading(block) else None
+                section = (
+                    " ".join(text.split())
+                    if text and block.tag == _PARAGRAPH and self._styles.is_heading(block)
+                    else None
+                )
                 yield Block(text, section=section, joined=is_run and was_run)
                 yield from self._annotation_blocks()
             was_run = is_run
@@ -102,11 +115,14 @@ class _Document:
     def _part(self, kind: str) -> Any:
         """Return the tree of the part that is related by `kind`; None if there is none."""
         part = next((r.target for r in self._relations.values() if r.kind == kind and not r.external), None)
-        return None if part is None else self._package.xml(part)
+        return None if part is None else self._tree(part)
 
-    def _is_heading(self, block: Any) -> bool:
-        style = block.find(f"{W}pPr/{W}pStyle")
-        return block.tag == _PARAGRAPH and style is not None and style.get(f"{W}val") in self._headings
+    def _tree(self, part: str) -> Any:
+        """Return the tree of a part, and keep its relationships."""
+        tree = self._package.xml(part)
+        if tree is not None:
+            self._links[tree] = self._package.relations(part)
+        return tree
 
     def _annotations_in(self, part: str, kind: str) -> dict[str, Any]:
         """Return the footnotes, endnotes or comments of the file by their id. Separators are none."""
@@ -137,15 +153,27 @@ class _Document:
         return 1 + sum(other == kind for other, _ in self._numbers)
 
     def _furniture(self, sections: list[Any], kind: str) -> Iterator[Block]:
-        """Yield the headers or footers of a section that no section before it has."""
+        """Yield the headers or footers of a section that no section before it has. Those that are switched off are noted."""
+        off = set[str]()
         for reference in (r for section in sections for r in section.iter(f"{W}{kind}Reference")):
             relation = self._relations.get(reference.get(f"{R}id", ""))
-            tree = None if relation is None else self._package.xml(relation.target)
+            tree = None if relation is None else self._tree(relation.target)
             lines = () if tree is None else self._lines(tree).splitlines()
             text = "\n".join(filter(None, map(str.strip, lines)))
-            if text and text not in self._shown:
+            if reference.get(f"{W}type", "default") not in self._shown_kinds:
+                off.add(text)
+            elif text and text not in self._shown:
                 self._shown.add(text)
                 yield Block(f"[{kind.capitalize()}] {text}")
+        self._notes.left_out("headers and footers that are switched off", len(off - self._shown - {""}))
+
+    def _kinds_of_furniture(self) -> set[str]:
+        """Return which headers and footers are shown: those of first pages and of even pages have switches."""
+        settings = self._part("settings")
+        is_even = settings is not None and is_on(settings.find(f"{W}evenAndOddHeaders"))
+        # A section without a header has that of the section before, whose own switch may be off.
+        is_first = any(is_on(switch) for switch in self._body.iter(f"{W}titlePg"))
+        return {"default"} | ({"even"} if is_even else set()) | ({"first"} if is_first else set())
 
     def _chunk(self, chunk: Any) -> Iterator[Block]:
         """Yield a file of another format that the document includes at this place."""
@@ -162,15 +190,23 @@ class _Document:
         if block.tag == _TABLE:
             rows = [row for row in _outermost(block, _ROW) if row.find(f"{W}trPr/{W}del") is None]
             self._notes.left_out("deleted rows (tracked changes)", sum(1 for _ in _outermost(block, _ROW)) - len(rows))
-            return "\n".join("\t".join(self._block(cell) for cell in _outermost(row, _CELL)) for row in rows)
+            return table_text([self._row(row) for row in rows])
         if block.tag == _CELL:
             return self._lines(block).strip()
         if block.tag in _EQUATIONS:
             return linear(block)
         if block.tag == _RUN:
-            return self._inline(block)
-        number, text = self._numbering.of(block), "".join(self._inline(part) for part in block)
+            return written_out(self._inline(block))
+        number, text = self._numbering.of(block), written_out("".join(self._inline(part) for part in block))
         return f"{number} {text}" if number and text.strip() else text
+
+    def _row(self, row: Any) -> list[Placed]:
+        """Return the cells of a row, with the column of the table's grid that each begins in."""
+        place, cells = _span(row.find(f"{W}trPr/{W}gridBefore"), 0), list[Placed]()
+        for cell in _outermost(row, _CELL):
+            cells.append((place, self._block(cell)))
+            place += _span(cell.find(f"{W}tcPr/{W}gridSpan"), 1)
+        return cells
 
     def _lines(self, parent: Any) -> str:
         """Return the text of a cell, a note or a header, a line for each paragraph. Runs outside of paragraphs share a line."""
@@ -211,7 +247,7 @@ class _Document:
                 return self._symbol(part.get(f"{W}font", ""), int(code, 16)) if _HEX.fullmatch(code) else ""
             case "footnoteReference" | "endnoteReference" | "commentReference" as name:
                 return self._reference(_ANNOTATIONS[name], part)
-            case "r" if _is_hidden(part):
+            case "r" if is_hidden(part):
                 self._notes.left_out("passages that the file hides")
                 return ""
             case "object":
@@ -227,22 +263,35 @@ class _Document:
         is_lost = not text.strip() and fallback is not None and next(fallback.iter(f"{W}t"), None) is not None
         return "".join(self._inline(child) for child in fallback) if is_lost else text
 
+    def _hyperlink(self, part: Any) -> str:
+        """Return the words of a link, and its address."""
+        relation = self._links.get(part.getroottree().getroot(), {}).get(part.get(f"{R}id", ""))
+        # A file of Word 2003 has no relationships.
+        target = relation.target if relation is not None and relation.external else part.get(f"{W}dest", "")
+        address = external(target)
+        place = part.get(f"{W}anchor", "")
+        address += f"#{place}" if address and place and "#" not in address else ""
+        return link("".join(self._inline(child) for child in part), address)
+
+    def _simple_field(self, field: Any) -> str:
+        return link("".join(self._inline(child) for child in field), field_address(field.get(f"{W}instr", "")))
+
     def _instruction(self, instruction: Any) -> str:
-        if self._fields and self._fields[-1] is not None:
-            self._fields[-1] += instruction.text or ""
+        self._fields.instruct(instruction.text or "")
         return ""
 
     def _field(self, mark: Any) -> str:
         """Return what a field shows, at its end, if it has no saved result. Its form control is inside its beginning."""
         match mark.get(f"{W}fldCharType") if self._is_paired(mark) else None:
             case "begin":
-                self._fields.append("")
-            case "separate" if self._fields:
-                self._fields[-1] = None
-            case "end" if self._fields and (instruction := self._fields.pop()):
+                self._fields.begin()
+            case "separate":
+                return self._fields.separate()
+            case "end":
+                end_of_link, instruction = self._fields.end()
                 if instruction.split()[:1] == ["EQ"]:
                     self._notes.left_out("equations in fields")
-                return "" if any(outer is not None for outer in self._fields) else field_text(instruction)
+                return end_of_link + ("" if self._fields.is_instruction else field_text(instruction))
         return "".join(self._inline(child) for child in mark)
 
     def _is_paired(self, mark: Any) -> bool:
@@ -251,24 +300,20 @@ class _Document:
             self._marks = part, paired_marks(part, _is_skipped)
         return mark in self._marks[1]
 
-    def _is_in_instruction(self) -> bool:
-        """Whether the current field is inside the instruction of another, such as the condition of an IF field."""
-        return any(instruction is not None for instruction in self._fields[:-1])
-
     def _ruby(self, ruby: Any) -> str:
         """Return a word, and its pronunciation in brackets."""
         word, guide = ("".join(map(self._inline, ruby.iterchildren(W + name))) for name in ("rubyBase", "rt"))
         return f"{word}({guide})" if guide.strip() else word
 
     def _letters(self, text: Any) -> str:
-        if self._is_in_instruction():
+        if self._fields.is_in_instruction:
             return ""
         fonts = text.getparent().find(f"{W}rPr/{W}rFonts")
         font = "" if fonts is None else fonts.get(f"{W}ascii", "")
         letters = text.text or ""
         if is_symbol_font(font):
             return "".join(self._symbol(font, ord(c)) if "\ue000" <= c <= "\uf8ff" else c for c in letters)
-        return letters
+        return superscript(letters) if self._styles.is_raised(text.getparent()) else letters
 
     def _symbol(self, font: str, code: int) -> str:
         found = character(font, code)
@@ -305,49 +350,15 @@ class _Document:
         return "\n".join(filter(None, words)) + boxes
 
 
-def _heading_styles(styles: Any) -> set[str]:
-    """Return the ids of the styles of headings and titles. `styles`: the tree of the part, or None."""
-    named = {} if styles is None else {
-        style.get(f"{W}styleId", ""): style.find(f"{W}name") for style in styles.iter(f"{W}style")
-    }  # fmt: skip
-    return {
-        id
-        for id, name in named.items()
-        if name is not None and name.get(f"{W}val", "").lower().startswith(("heading", "title"))
-    }
-
-
-def _is_initial(block: Any) -> bool:
-    """Whether a paragraph is the large first letter of the next one."""
-    frame = block.find(f"{W}pPr/{W}framePr")
-    return frame is not None and frame.get(f"{W}dropCap", "none") != "none"
-
-
-def _legacy_control(data: Any) -> str:
-    """Return the state of a check box or a list of the forms of Word 97 to 2003. The text of their fields is in the paragraph."""
-    box = data.find(f"{W}checkBox")
-    if box is not None:
-        state = box.find(f"{W}checked")
-        state = box.find(f"{W}default") if state is None else state
-        return "[x]" if state is not None and _is_on(state) else "[ ]"
-    options = data.findall(f"{W}ddList/{W}listEntry")
-    chosen = data.find(f"{W}ddList/{W}result")
-    index = chosen.get(f"{W}val", "0") if chosen is not None else "0"
-    return options[int(index)].get(f"{W}val", "") if index.isdecimal() and int(index) < len(options) else ""
-
-
-def _is_hidden(run: Any) -> bool:
-    switch = run.find(f"{W}rPr/{W}vanish")
-    return switch is not None and _is_on(switch)
+def _span(property: Any, default: int) -> int:
+    """Return how many columns a property of a row or a cell says."""
+    value = "" if property is None else property.get(f"{W}val", "")
+    return int(value) if value.isdecimal() and len(value) < 8 else default
 
 
 def _is_skipped(element: Any) -> bool:
     """Whether the text of an element is not shown."""
-    return element.tag in _NO_TEXT or element.tag in _MOVED or (element.tag == _RUN and _is_hidden(element))
-
-
-def _is_on(switch: Any) -> bool:
-    return switch.get(f"{W}val", "1") not in ("0", "false", "off")
+    return element.tag in _NO_TEXT or element.tag in _MOVED or (element.tag == _RUN and is_hidden(element))
 
 
 def _outermost(parent: Any, *tags: str) -> Iterator[Any]:
