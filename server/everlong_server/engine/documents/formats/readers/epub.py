@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urldefrag
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.catalogue import HEAD, binary_kind
+from everlong_server.engine.documents.formats.catalogue import HEAD, PAGE_NAMES, binary_kind
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
 from everlong_server.engine.documents.formats.readers.trees import parse
@@ -19,7 +19,6 @@ from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 _PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
-_PAGE_NAMES = (".xhtml", ".html", ".htm", ".xhtm", ".xht")
 _OTHER_NAMES = (".ncx", ".opf", ".css", ".js", ".smil", ".pls")
 """Files of a book that are text, but no pages."""
 _NOT_NAMED = ("meta-inf/", "__macosx/")
@@ -145,7 +144,7 @@ def _reading_order(book: _Book, package: str, notes: Notes) -> list[str]:
 
 def _is_page(item: Any) -> bool:
     kind = item.get("media-type")
-    return kind in _PAGE_TYPES or (not kind and item.get("href").lower().endswith(_PAGE_NAMES))
+    return kind in _PAGE_TYPES or (not kind and item.get("href").lower().endswith(PAGE_NAMES))
 
 
 def _unnamed(book: _Book, known: Collection[str | None], notes: Notes) -> Iterator[str]:
@@ -154,7 +153,7 @@ def _unnamed(book: _Book, known: Collection[str | None], notes: Notes) -> Iterat
     if sum(name.lower().endswith(".opf") for name in names) > 1:
         return
     for name in names:
-        if name.lower().endswith(_PAGE_NAMES) and name not in known and not name.lower().startswith(_NOT_NAMED):
+        if name.lower().endswith(PAGE_NAMES) and name not in known and not name.lower().startswith(_NOT_NAMED):
             notes.add("the book does not name it; it was added at the end", part=name)
             yield name
 
