@@ -51,8 +51,9 @@ def test_a_table_with_headings_stays_one_with_a_long_cell(head: str) -> None:
     assert text_of(page.encode()).endswith(f"ID\tText\tWho\nR1\t{LONG.strip()}\tAnn\nR2\t\tBo")
 
 
-def test_a_table_without_headings_that_arranges_a_page_becomes_paragraphs() -> None:
-    page = f"<html><body><table><tr><td>Menu<td>{LONG}</table>"
+@pytest.mark.parametrize("kind", ["td", "th"])
+def test_a_table_without_headings_that_arranges_a_page_becomes_paragraphs(kind: str) -> None:
+    page = f"<html><body><table><tr><{kind}>Menu<{kind}>{LONG}</table>"
     assert text_of(page.encode()) == f"Menu\n{LONG.strip()}"
 
 

@@ -43,7 +43,8 @@ def write_out_tables(tree: Any) -> None:
 
 def _arranges(table: Any, cells: Sequence[Any]) -> bool:
     """Whether a table only arranges a page: it has no headings of columns or rows, and cells that are parts of a page."""
-    if table.xpath("./thead | ./caption") or any(cell.tag == "th" for cell in cells):
+    # Some mail arranges its text with headings alone.
+    if table.xpath("./thead | ./caption") or {cell.tag for cell in cells} == {"td", "th"}:
         return False
     return any(cell.xpath(_ARRANGED) or len(" ".join(cell.text_content().split())) > _MAX_CELL for cell in cells)
 
