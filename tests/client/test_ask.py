@@ -63,6 +63,11 @@ def test_the_source_of_an_answer_is_a_line_of_the_original(run: Run, book: Path,
     assert run("ask", book, "Who?").stderr.splitlines()[-1] == "the model was shown book.txt, page 7, Loomings"
 
 
+def test_the_source_of_an_answer_is_standard_input(run: Run, cited: dict):
+    cited["citations"][0]["filename"] = None
+    assert run("ask", "-", "Who?", input=TEXT).stderr.splitlines()[-1] == "from standard input: “Ishmael.”"
+
+
 def test_the_line_is_that_of_the_cited_part(run: Run, book: Path, cited: dict):
     book.write_text(TEXT)
     cited["evidence"][0] |= {"start": 0, "start_byte": 0, "text": TEXT[:27]}

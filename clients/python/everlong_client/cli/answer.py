@@ -44,10 +44,11 @@ def citation_lines(message: Message, originals: Originals) -> list[str]:
 
 def place(passage: Evidence, filename: str | None, originals: Originals) -> str:
     """Return where a passage begins: the file, the page or the line of the original, and the section."""
+    name = filename or originals.name(passage.document) or passage.document
     page = None if passage.page is None else f"page {passage.page}"
     if page is None and (line := originals.line(passage.document, passage.start_byte, passage.text)) is not None:
         page = f"line {line:,}"
-    return ", ".join(filter(None, (filename or passage.document, page, passage.section)))
+    return ", ".join(filter(None, (name, page, passage.section)))
 
 
 def end_lines(message: Message) -> list[str]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from everlong_client.cli.originals import STDIN, STDIN_NAME
 from everlong_client.cli.terminal import ProgressReport, fail, print_error, print_note, progress_report, require_stream
 from everlong_client.client import Everlong
 from everlong_client.errors import (
@@ -39,8 +40,8 @@ def ingest_files(
     command if one is a folder.
     """
     for file in files:
-        if file == Path("-"):
-            require_stream(sys.stdin, "standard input")
+        if file == STDIN:
+            require_stream(sys.stdin, STDIN_NAME)
         elif file.is_dir():
             fail(f"{file} is a folder: name its files, for example {file / '*'}")
         elif not file.is_fifo():  # opening a pipe blocks until its writer opens it, and closing it breaks the writer
@@ -49,8 +50,8 @@ def ingest_files(
         documents: list[tuple[str, Document | None]] = []  # not yielded yet
         try:
             for file in files:
-                name = "standard input" if file == Path("-") else file.name
-                source = sys.stdin.buffer if file == Path("-") else file
+                name = STDIN_NAME if file == STDIN else file.name
+                source = sys.stdin.buffer if file == STDIN else file
                 try:
                     for shown, document in _upload(client, source, name, progress, ocr_language, unpack=unpack):
                         documents.append((shown, document))

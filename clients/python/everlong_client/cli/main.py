@@ -30,6 +30,7 @@ from everlong_client.cli.options import (
     Url,
     connect,
 )
+from everlong_client.cli.originals import STDIN, STDIN_NAME
 from everlong_client.cli.plugins import Commands
 from everlong_client.cli.search import Searching
 from everlong_client.cli.status import status_of
@@ -101,7 +102,7 @@ def ingest(
     names: dict[str, str] = {}
 
     def name(document: Document, file: Path) -> None:
-        shown = "standard input" if file == Path("-") else str(file)
+        shown = STDIN_NAME if file == STDIN else str(file)
         names[document.id] = f"{shown}: {document.filename}" if unpack else shown
 
     with connect(url, api_key) as client:

@@ -7,19 +7,27 @@ from pathlib import Path
 
 from everlong_client.types.document import Document
 
+STDIN, STDIN_NAME = Path("-"), "standard input"
 _CHUNK = 1 << 20
 
 
 class Originals:
-    """The local files of documents that were uploaded as text, whose passages can be found by their offsets."""
+    """The local files of documents that were uploaded. The passages of a text can be found in its file by their offsets."""
 
     def __init__(self) -> None:
         self._files: dict[str, Path] = {}
+        self._piped: set[str] = set()
 
     def add(self, document: Document, file: Path) -> None:
-        """Remember the file of a document. Ignores converted documents, whose text is not in the file, and pipes."""
-        if document.format is None and file.is_file():
+        """Remember the file of a document. Of converted documents, whose text is not in the file, and pipes, only what they are."""
+        if file == STDIN:
+            self._piped.add(document.id)
+        elif document.format is None and file.is_file():
             self._files[document.id] = file
+
+    def name(self, document: str) -> str | None:
+        """Return what to call a document that has no file name; None if it did not come from standard input."""
+        return STDIN_NAME if document in self._piped else None
 
     def line(self, document: str, start_byte: int, text: str) -> int | None:
         """Return the line, from 1, on which `text` begins, `start_byte` bytes after a byte-order mark.

@@ -31,6 +31,7 @@ class FormParser:
         self._files: list[str | None] = []
         """The file name of the part, once its headers are parsed."""
         self._media_type: str | None = None
+        self._charset: str | None = None
         self._fields: dict[str, bytearray] = {}
         self._complete: set[str] = set()
         """The fields whose values are parsed."""
@@ -47,6 +48,11 @@ class FormParser:
     def media_type(self) -> str | None:
         """Media type of the file, if the form gives one."""
         return self._media_type
+
+    @property
+    def charset(self) -> str | None:
+        """The encoding that the media type of the file names, if it does."""
+        return self._charset
 
     @property
     def fields(self) -> dict[str, str]:
@@ -90,7 +96,7 @@ class FormParser:
     def _headers_finished(self) -> None:
         _, options = parse_options_header(self._header.get(b"content-disposition", b""))
         part = options.get(b"name", b"").decode("utf-8", "replace")
-        media_type, _ = parse_options_header(self._header.get(b"content-type", b""))
+        media_type, of_type = parse_options_header(self._header.get(b"content-type", b""))
         self._header.clear()
         self._field = None
         if part in self._required and part not in self._fields:
@@ -106,6 +112,8 @@ class FormParser:
             raise InvalidRequest("the request has more than one document: send one", param=self._part)
         given = options.get(b"filename")
         self._media_type = media_type.decode("latin-1") or None
+        charset = of_type.get(b"charset")
+        self._charset = None if charset is None else charset.decode("latin-1")
         self._files.append(given.decode("utf-8", "replace") if given is not None else None)
 
     def _part_data(self, data: bytes, start: int, stop: int) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from python_multipart.multipart import parse_options_header
 
+from everlong_server.api.bodies.charset import Decoder
 from everlong_server.api.bodies.multipart import FormFields, FormParser
-from everlong_server.engine.documents.formats.catalogue import MEDIA_TYPES, is_accepted
+from everlong_server.engine.documents.formats.catalogue import is_accepted
 from everlong_server.engine.documents.text_checker import too_large
 from everlong_server.errors import UnsupportedMedia
 
@@ -82,37 +83,34 @@ class RequestFile:
         if multipart:
             form = FormParser(options.get(b"boundary", b""), self._fields or {}, self._part)
             async with contextlib.aclosing(form.chunks(self._body.stream())) as chunks:
+                decoder: Decoder | None = None
                 async for chunk in chunks:
                     self.filename, self.media_type = form.filename or filename, form.media_type
                     self.values = form.fields
-                    yield chunk
+                    # A part of a multipart upload may begin inside a character.
+                    decoder = decoder or Decoder(form.media_type, form.charset if self._part == "file" else None)
+                    yield decoder.decode(chunk)
             self.filename, self.values = form.filename or filename, form.fields
+            if decoder is not None:
+                yield decoder.decode(b"", is_last=True)
             return
         if self._fields is not None:
             raise UnsupportedMedia(
                 f"content type {kind[:60]!r} is not supported: send multipart/form-data", param="content-type"
             )
-        _check_type(kind, options.get(b"charset", b"utf-8").decode("latin-1"))
+        charset = options.get(b"charset")
+        _check_type(kind)
+        decoder = Decoder(kind, None if charset is None else charset.decode("latin-1"))
         self.filename, self.media_type = filename, kind
         async for chunk in self._body.stream():
-            yield chunk
+            yield decoder.decode(chunk)
+        yield decoder.decode(b"", is_last=True)
 
 
-def _check_type(kind: str, charset: str) -> None:
+def _check_type(kind: str) -> None:
     if not (kind in _RAW_TYPES or is_accepted(kind)):
         raise UnsupportedMedia(
             f"content type {kind[:60]!r} is not supported: send text/plain, multipart/form-data or the type of a supported "
             "format (GET /v1/formats)",
-            param="content-type",
-        )
-    # A page or a mail declares its own encoding, or it is guessed.
-    if kind.lower() not in MEDIA_TYPES and charset.lower().replace("_", "-") not in (
-        "utf-8",
-        "utf8",
-        "us-ascii",
-        "ascii",
-    ):
-        raise UnsupportedMedia(
-            f"charset {charset[:60]!r} is not supported: leave it out, and the encoding is recognised",
             param="content-type",
         )

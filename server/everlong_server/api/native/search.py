@@ -86,6 +86,11 @@ async def _search(services: Services, body: SearchDocuments) -> SearchResult:
     if len(body.query) > limit:
         raise TooLarge(f"query has {len(body.query)} characters, the limit is {limit}", param="query")
     given = body.filters or SearchFilters()
+    if given.first_page is not None and given.last_page is not None and given.first_page > given.last_page:
+        raise InvalidRequest(
+            f"filters.first_page must be at most filters.last_page, {given.last_page}, got {given.first_page}",
+            param="filters.first_page",
+        )
     only = PassageFilter(given.first_page, given.last_page, given.section)
     documents = await _documents(services, body)
     found = await services.search.search(

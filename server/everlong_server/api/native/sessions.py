@@ -22,9 +22,10 @@ from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
 from everlong_server.api.views import CallerServices, memory_view, session_services, session_view
-from everlong_server.errors import InvalidRequest
+from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 from everlong_server.store.records import title_of
+from everlong_server.store.search.conversations import Page
 
 QUERY = (
     "only sessions that have all these words in the title, the messages or the names of the documents; case and accents do not count, and "
@@ -83,7 +84,7 @@ async def index(
     if query is not None:
         listing = services.conversations.with_words(query, limit, after)
     elif branches_of is not None:
-        listing = services.conversations.branches_of(branches_of, limit, after)
+        listing = _branches(services, branches_of, limit, after)
     else:
         listing = services.sessions.newest(limit, after)
     found = await run_unless_disconnected(request, listing)  # a search reads the messages of many sessions
@@ -91,6 +92,13 @@ async def index(
         return Response(status_code=CLIENT_CLOSED)
     sessions, more = found
     return schemas.SessionList(data=[await session_view(services, session) for session in sessions], has_more=more)
+
+
+async def _branches(services: Services, session_id: str, limit: int, after: str | None) -> Page:
+    try:
+        return await services.conversations.branches_of(session_id, limit, after)
+    except NotFound as error:
+        raise NotFound(error.message, param="branches_of", code=error.code) from None
 
 
 @router.get("/{session_id}")

@@ -159,7 +159,7 @@ def test_files_that_are_not_text_are_refused(server: Server, body: bytes, status
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("video/mp4", "video/mp4"), ("image/webp", "image/webp"), ("text/plain; charset=latin-1", "latin-1")],
+    [("video/mp4", "video/mp4"), ("image/webp", "image/webp"), ("text/plain; charset=latin-x", "latin-x")],
 )
 def test_content_types_other_than_text_are_refused(server: Server, kind: str, words: str) -> None:
     answer = server.http.post("/v1/documents", content=b"text", headers={"content-type": kind})
@@ -173,6 +173,44 @@ def test_a_body_that_is_declared_as_json_must_be_json(server: Server) -> None:
     assert server.stored() <= before, "a refused upload left a file"
     for content, query in ((b'{"a": 1}', {}), (b"{bad", {"filename": "bad.txt"})):
         assert server.http.post("/v1/documents", content=content, params=query, headers=kind).status_code == 202
+
+
+DECLARED = [
+    ("text/csv", "windows-1252", "cp1252", "Größe;€ 5\n"),
+    ("text/plain", "ISO-8859-1", "cp1252", "a – b"),  # as browsers understand the name
+    ("application/json", "utf-16", "utf-16", '{"größe": 1}'),
+    ("text/plain", "utf-16le", "utf-16", "Größe"),
+    ("text/plain", "shift_jis", "cp932", "猫は①" * 40_000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "charset", "encoding", "text"), DECLARED)
+def test_a_declared_encoding_is_used(server: Server, kind: str, charset: str, encoding: str, text: str) -> None:
+    data, declared = text.encode(encoding), f'{kind}; charset="{charset}"'
+    chunks = (data[i : i + 8191] for i in range(0, len(data), 8191))
+    plain = server.http.post("/v1/documents", content=chunks, headers={"content-type": declared})
+    form = server.http.post("/v1/documents", files={"file": ("a.txt", data, declared)})
+    for answer in (plain, form):
+        assert (answer.status_code, answer.json()["notes"]) == (202, [])
+        assert server.http.get(f"/v1/files/{answer.json()['id']}/content").text.removeprefix("\ufeff") == text
+
+
+@pytest.mark.parametrize(("charset", "words"), [("windows-1252", "such as 0x81"), ("idna", "is not supported")])
+def test_a_declared_encoding_that_cannot_be_used(server: Server, charset: str, words: str) -> None:
+    declared = f"text/plain; charset={charset}"
+    plain = server.http.post("/v1/documents", content=b"a\x81b", headers={"content-type": declared})
+    form = server.http.post("/v1/documents", files={"file": ("a.txt", b"a\x81b", declared)})
+    for answer in (plain, form):
+        message = server.error(answer, 415, "unsupported_media_type", "content-type")["message"]
+        assert message.startswith(f"charset '{charset}'")
+        assert words in message
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/pdf"])
+def test_the_encoding_of_a_format_is_its_own(server: Server, kind: str) -> None:
+    page = "<!doctype html><meta charset=utf-8><p>Größe</p>".encode()
+    answer = server.http.post("/v1/documents", content=page, headers={"content-type": f"{kind}; charset=koi8-r"})
+    assert server.http.get(f"/v1/files/{answer.json()['id']}/content").text == "Größe"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp1251", "koi8-r"])

@@ -86,6 +86,11 @@ def test_filters(server: Server) -> None:
         ({"documents": ["DOCUMENT"], "query": ""}, "query", "is empty"),
         ({"documents": ["DOCUMENT"], "filters": {"pages": 1}}, "filters.pages", "unknown field"),
         ({"documents": ["DOCUMENT"], "filters": {"last_page": 0}}, "filters.last_page", "greater than"),
+        (
+            {"documents": ["DOCUMENT"], "filters": {"first_page": 5, "last_page": 2}},
+            "filters.first_page",
+            "filters.first_page must be at most filters.last_page, 2, got 5",
+        ),
     ],
 )
 def test_what_is_refused(server: Server, documents: list[str], fields: dict[str, Any], param: str, words: str) -> None:

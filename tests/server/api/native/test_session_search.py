@@ -82,7 +82,7 @@ def test_wrong_searches_are_refused(server: Server) -> None:
     both = server.http.get("/v1/sessions", params={"query": "x", "branches_of": session})
     server.error(both, 422, "invalid_value", "query")
     unknown = server.http.get("/v1/sessions", params={"branches_of": f"ses_{uuid.uuid4().hex}"})
-    server.error(unknown, 404, "session_not_found", "session_id")
+    server.error(unknown, 404, "session_not_found", "branches_of")
 
 
 def test_messages_are_read_in_parts() -> None:

@@ -6,7 +6,7 @@ import codecs
 import importlib.util
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -180,6 +180,9 @@ _MESSAGE = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*(?:\r\n?|\n)(?:[ \t][^\r\n]*(?:\r\
 ENVELOPE = re.compile(rb"(?:>?From [^\r\n]+\d{2}:\d{2}[^\r\n]*|\d+[ \t]*)\r?\n")
 """A line before the fields of a message: in a mailbox (mbox), or with the message's size in one of Apple Mail (emlx)."""
 
+PAGE_NAMES = (".xhtml", ".html", ".htm", ".xhtm", ".xht")
+"""Extensions of the pages of an EPUB."""
+
 
 def detect(head: bytes, filename: str | None = None, media_type: str | None = None) -> str | None:
     """Return the kind of a file that begins with `head`: a format, or "zip" or "ole" for a container; None for text.
@@ -298,7 +301,23 @@ def _zip_format(file: Path) -> str:
         prefix = folder if "[content_types].xml" in names else folder + main
         if any(name.startswith(prefix) and name.endswith((".xml", ".bin")) for name in names):
             return format
-    return "epub" if "meta-inf/container.xml" in names or any(name.endswith(".opf") for name in names) else "zip"
+    return "epub" if _is_book(names) else "zip"
+
+
+def _is_book(names: Collection[str]) -> bool:
+    """Whether a ZIP file with entries of these names is an EPUB, and not a folder of a library, whose books have such files beside them."""
+    if "meta-inf/container.xml" in names:
+        return True
+    own = [name for name in names if not name.startswith("__macosx/")]
+    top = own[0].partition("/")[0] + "/" if own else ""
+    if all(name.startswith(top) for name in own):  # the folder of an unpacked book
+        own = [name[len(top) :] for name in own]
+    has_package = any(name.endswith(".opf") and name.count("/") < 2 for name in own)
+    return (
+        has_package
+        and any(name.endswith(PAGE_NAMES) for name in own)
+        and not any(name.endswith(".epub") for name in own)
+    )
 
 
 def _ole_format(file: Path) -> str | None:

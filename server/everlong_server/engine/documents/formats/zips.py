@@ -16,10 +16,16 @@ _OF_MAC = "__MACOSX/"
 _OFFICE = ({"[content_types].xml", "_rels/.rels"}, {"content.xml", "meta-inf/manifest.xml"})
 """Parts that every file of an Office program has."""
 _STEP = 1 << 16
-_LOCAL = b"PK\x03\x04"
+_LOCAL, _AFTER, _END = b"PK\x03\x04", b"PK\x07\x08", b"PK\x05\x06"
+"""The beginnings of an entry, of the sizes after an entry, and of the last record of a file."""
+_MAX_END = 22 + (1 << 16)
+"""Maximum number of bytes of the last record, with its comment."""
+_IN_EXTRA = 0xFFFFFFFF
+"""Stands for a size that is in the extra fields (ZIP64)."""
 _MAX_BYTES = 256 << 20
 """Maximum number of unpacked bytes that are read of a damaged file."""
-_UTF8 = 0x800
+_UTF8, _SIZE_FOLLOWS = 0x800, 0x8
+"""Flags of entries."""
 _LETTERS = {*range(0x80, 0x9B), *range(0xA0, 0xA6), 0xE1}
 """Letters of IBM 437, the encoding of names that declare none. Names with other signs are in another one."""
 
@@ -31,6 +37,9 @@ def open_zip(file: Path, notes: Notes | None = None) -> zipfile.ZipFile:
     """
     try:
         packed = zipfile.ZipFile(file)
+        if _is_of_inner_file(packed, file):
+            packed.close()
+            raise zipfile.BadZipFile("its directory is missing")
         _leave_folder(packed)
         return packed
     except zipfile.BadZipFile:
@@ -44,6 +53,19 @@ def open_zip(file: Path, notes: Notes | None = None) -> zipfile.ZipFile:
     if notes is not None:
         notes.add("the end of the file is missing or damaged; what was found before it was read")
     return zipfile.ZipFile(out)
+
+
+def _is_of_inner_file(packed: zipfile.ZipFile, file: Path) -> bool:
+    """Whether the directory belongs to a ZIP file that is stored inside this one, whose own directory is missing.
+
+    Then it does not begin where its last record says. This is also so after a program that unpacks the file, but not after an entry.
+    """
+    with file.open("rb") as stream:
+        head = stream.read(len(_LOCAL))
+        stream.seek(max(0, file.stat().st_size - _MAX_END))
+        tail = stream.read()
+    offset = struct.unpack_from("<I", tail, tail.rfind(_END) + 16)[0]
+    return head == _LOCAL and offset not in (packed.start_dir, _IN_EXTRA)
 
 
 def _leave_folder(packed: zipfile.ZipFile) -> None:
@@ -80,18 +102,44 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the names and contents of the entries, the last of which may be cut off."""
     at = total = 0
     while (at := data.find(_LOCAL, at)) >= 0 and len(data) >= at + 30 and total < _MAX_BYTES:
-        flags, method, size, name_size, extra = struct.unpack_from("<2xHH8xI4xHH", data, at + 4)
+        flags, method, size, name_size, extra_size = struct.unpack_from("<2xHH8xI4xHH", data, at + 4)
         name = data[at + 30 : at + 30 + name_size].replace(b"\0", b"")
-        start = at + 30 + name_size + extra
+        start = at + 30 + name_size + extra_size
         at = start
         content = b""
         if method == zipfile.ZIP_STORED:
-            content = data[start : start + size]
+            if flags & _SIZE_FOLLOWS:
+                size = _size_after(data, start)
+            elif size == _IN_EXTRA:
+                size = _size_in(data[start - extra_size : start])
+            content, at = data[start : start + size], start + size  # entries inside it are those of another file
         elif method == zipfile.ZIP_DEFLATED:
             content, at = _inflated(data, start, _MAX_BYTES - total)
         total += len(content)
         if content and name:
             yield name.decode("utf-8" if flags & _UTF8 else "cp437", "replace"), content
+
+
+def _size_after(data: bytes, start: int) -> int:
+    """Return the size of a stored entry at `start`, which is written after it. If it is missing, the entry goes on to the next one."""
+    at = start
+    while (at := data.find(_AFTER, at)) >= 0 and len(data) >= at + 12:
+        if struct.unpack_from("<I", data, at + 8)[0] == at - start:
+            return at - start
+        at += len(_AFTER)
+    following = data.find(_LOCAL, start)
+    return (following if following >= 0 else len(data)) - start
+
+
+def _size_in(extra: bytes) -> int:
+    """Return the size that the extra fields of an entry contain; 0 if it is missing."""
+    at = 0
+    while len(extra) >= at + 12:
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            return int.from_bytes(extra[at + 4 : at + 12], "little")
+        at += 4 + length
+    return 0
 
 
 def _inflated(data: bytes, start: int, limit: int) -> tuple[bytes, int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from everlong_server.engine.documents.formats.catalogue import FORMATS, detect, is_accepted
+from everlong_server.engine.documents.formats.catalogue import FORMATS, detect, format_of, is_accepted
+from tests import files
 
 KINDS = [
     (b"%PDF-1.7\n", None, None, "pdf"),
@@ -44,6 +47,24 @@ KINDS = [
 @pytest.mark.parametrize(("head", "filename", "media_type", "kind"), KINDS)
 def test_what_a_file_is(head: bytes, filename: str | None, media_type: str | None, kind: str | None) -> None:
     assert detect(head, filename, media_type) == kind
+
+
+PACKED = {
+    "a book without its container": ({"OEBPS/content.opf": "", "OEBPS/a.xhtml": ""}, "epub"),
+    "a book whose package is not in a folder": ({"content.opf": "", "a.html": ""}, "epub"),
+    "the folder of an unpacked book": ({"B/META-INF/container.xml": "", "B/OPS/a.opf": "", "B/OPS/text/a.xhtml": ""}, "epub"),
+    "a book of a library with its description": ({"A/B/metadata.opf": "", "A/B/B.epub": "", "A/B/notes.txt": ""}, "zip"),
+    "a description beside two forms of a book": ({"metadata.opf": "", "B.epub": "", "B.html": ""}, "zip"),
+    "books of a library with pages": ({"A/B/metadata.opf": "", "A/B/B.html": "", "C/D/D.pdf": ""}, "zip"),
+    "a project with a file of this name": ({"P/META-INF/container.xml": "", "P/a.py": ""}, "zip"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("entries", "kind"), PACKED.values(), ids=PACKED)
+def test_which_archives_are_books(entries: dict[str, str], kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(files.zipped(entries))
+    assert format_of(file, "zip") == kind
 
 
 def test_the_declared_types_of_all_formats_and_of_text_are_accepted() -> None:

@@ -138,3 +138,32 @@ def test_a_chapter_whose_name_is_written_differently(change: Callable[[str], str
 def test_a_chapter_whose_name_is_utf_8_without_saying_so() -> None:
     packed = renamed(lambda name: "OEBPS/text/XXXX.xhtml", "text/%C3%BC%C3%BC.xhtml")
     assert text_of(packed.replace(b"XXXX", "üü".encode())) == "Chapter words."
+
+
+def test_a_reference_that_is_no_address_is_left_out() -> None:
+    data = changed("text/chapter%200.xhtml", "http://[x]/")
+    assert text_of(data) == "Two.\n\nOne."
+    assert "http://[x]/: the book refers to it, but it is not in the file" in notes_of(data)
+
+
+def described(chapters: list[str], metadata: str) -> bytes:
+    """Return a book with these elements of Dublin Core."""
+    named = f'<metadata xmlns:dc="http://purl.org/dc/elements/1.1/">{metadata}</metadata><manifest>'.encode()
+    return files.rezipped(
+        files.epub(chapters), {PACKAGE: lambda name, content: (name, content.replace(b"<manifest>", named))}
+    )
+
+
+ABOUT = "<dc:title>The Rent\n Book</dc:title><dc:creator>Roth, Ida</dc:creator><dc:creator>Bo Lind</dc:creator>"
+PAGES = {
+    "no page": (["<p>One.</p>"], "The Rent Book\nRoth, Ida\nBo Lind\n\nOne."),
+    "the first pages": (["<h1>THE RENT BOOK</h1>", "<p>by Ida Roth and Bo Lind</p>"], "THE RENT BOOK\n\nby Ida Roth and Bo Lind"),
+    "a part": (["<h1>The Rent Book</h1>"], "Roth, Ida\nBo Lind\n\nThe Rent Book"),
+    "a later page": (["<p>" + "One. " * 500 + "</p>", "<h1>The Rent Book</h1>"], "The Rent Book\nRoth, Ida\nBo Lind\n\nOne."),
+    "only a picture": (["<img>"], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("chapters", "text"), PAGES.values(), ids=PAGES)
+def test_the_title_and_the_authors_are_told_once(chapters: list[str], text: str) -> None:
+    assert text_of(described(chapters, ABOUT))[: len(text) or None] == text

@@ -35,7 +35,7 @@ SHOWN = {
     "ruby": ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>字", "漢(かん)字"),
     "footnote": (
         "<p>crowns<sup><a href='#n1'>1</a></sup> a month<a href='#n2'><sup>b</sup></a>, 3 m<sup>2</sup></p>",
-        "crowns[1] a month[b], 3 m2",
+        "crowns[1] a month[b], 3 m^2",
     ),
     "footnote of a book": ("<p>crowns<a epub:type='noteref' href='n.xhtml'>1</a> a month</p>", "crowns[1] a month"),
     "footnote of a book in a raised link": (
@@ -63,6 +63,21 @@ SHOWN = {
 def test_what_a_browser_shows(made: object, body: str, text: str) -> None:
     assert callable(made)
     assert text_of(made(body)).split() == text.split()
+
+
+RAISED = {
+    "powers": ("10<sup>6</sup> x<sup>n</sup> (a+b)<sup>-2</sup>", "10^6 x^n (a+b)^-2"),
+    "ordinals and signs": ("1<sup>st</sup> Word<sup>TM</sup> CO<sub>2</sub>", "1st WordTM CO2"),
+    "elements between and inside": ("<b>10</b><!-- c --><sup> <i>7</i></sup>", "10^7"),
+    "footnotes": ("10<sup><a href='#n'>1</a></sup> so<sup>[2]</sup>", "10[1] so[2]"),
+    "at the beginning of a line": ("<p>10</p><p><sup>6</sup> Note</p>5<br><sup>7</sup> Note", "10\n\n6 Note\n\n5\n7 Note"),
+    "in a cell": ("<table><tr><td>10<td><sup>2</sup>H<tr><td>m<sup>2</sup><td>b</table>", "10\t2H\nm^2\tb"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "text"), RAISED.values(), ids=RAISED)
+def test_exponents_are_marked(body: str, text: str) -> None:
+    assert text_of(f"<html><body>{body}".encode()) == text
 
 
 def test_preformatted_lines_stay_lines() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everlong_server.engine.documents.formats.catalogue import detect
-from tests.server.engine.documents.formats.reading import text_of
+from tests.server.engine.documents.formats.reading import notes_of, text_of
 
 HEAD = b"From: ada@x.example\r\nTo: bo@y.example\r\nSubject: Rent\r\n"
 FIRST = HEAD + b"\r\n"
@@ -41,3 +41,67 @@ def test_parts_with_a_damaged_beginning_are_still_parts(message: bytes) -> None:
 def test_a_text_about_messages_is_no_message() -> None:
     assert detect(b"How to write mail\n\n" + LINE + b"\n\n--B\n", "a.txt") is None
     assert detect(b"How to write mail\n\nMIME-Version: 1.0\n" + LINE + b"\n\n--B\n") is None
+
+
+def envelope(sender: str) -> bytes:
+    return f"From {sender} Mon Jan  1 00:00:00 2024\n".encode()
+
+
+ONE = envelope("ada@x.example") + b"From: ada@x.example\nSubject: one\n\n"
+TWO = envelope("bo@y.example") + b"From: bo@y.example\nSubject: two\n\nBye\n"
+PROSE = {
+    "a line": b"Hi,\nFrom here on we go.\n\n",
+    "a paragraph": b"Hi,\n\nFrom Monday we work from home.\n\n",
+    "quoted fields": b"Hi,\n\nFrom: Cy\nTo: Di\n\n",
+    "a date": b"Hi,\nFrom Mon Jan 1 at 10:00 we go.\n\n",
+}
+
+
+@pytest.mark.parametrize("body", PROSE.values(), ids=PROSE)
+def test_a_line_of_a_message_in_a_mailbox_begins_no_message(body: bytes) -> None:
+    text = text_of(ONE + body + TWO, "a.mbox")
+    assert text == f"From: ada@x.example\nSubject: one\n\n{body.decode()}From: bo@y.example\nSubject: two\n\nBye"
+
+
+SEPARATORS = {
+    "no empty line before it": (b"Hi\n", envelope("bo@y.example")),
+    "two words for the sender": (b"Hi\n\n", envelope("bo at y.example")),
+    "a time zone": (b"Hi\n\n", b"From 17@xxx Mon Jan 01 00:00:00 +0000 2024\n"),
+    "no address": (b"Hi\n\n", b"From - Mon Jan 01 00:00:00 2024\n"),
+    "line ends of Windows": (b"Hi\r\n\r\n", b"From bo@y.example Mon Jan  1 00:00:00 2024\r\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "separator"), SEPARATORS.values(), ids=SEPARATORS)
+def test_what_separates_the_messages_of_a_mailbox(end: bytes, separator: bytes) -> None:
+    text = text_of(ONE + end + separator + b"Subject: two\n\nBye\n", "a.mbox")
+    assert text == "From: ada@x.example\nSubject: one\n\nHi\n\nSubject: two\n\nBye"
+
+
+def test_a_mark_before_from_in_a_mailbox_is_dropped() -> None:
+    assert text_of(ONE + b">From here\n>>From there\n", "a.mbox").endswith("one\n\nFrom here\n>From there")
+
+
+def test_a_message_in_a_mailbox_that_cannot_be_read_is_left_out() -> None:
+    box = ONE + b"Hi\n\n" + envelope("cy@z.example") + b"\n" + TWO
+    assert text_of(box, "a.mbox").split("\n\n") == [
+        "From: ada@x.example\nSubject: one", "Hi", "From: bo@y.example\nSubject: two", "Bye",
+    ]  # fmt: skip
+    assert notes_of(box, "a.mbox") == ["message 2: it was left out: the message cannot be read: it has no headers"]
+
+
+FLOWED = {
+    "paragraph": ("flowed", "One \ntwo \nthree.\n\nFour.", "One two three.\n\nFour."),
+    "spaces that are dropped": ("flowed; delsp=yes", "Win \nter, and \n so", "Winter, andso"),
+    "a space before a line": ("flowed", "One\n From there\n > two", "One\nFrom there\n> two"),
+    "quoted lines": ("flowed", "> a \n> b\n>> c \n>> d\ne \n> f", "> a b\n>> c d\ne \n> f"),
+    "a signature": ("flowed", "Words\n-- \nAda", "Words\n-- \nAda"),
+    "a signature after a line that goes on": ("flowed", "Words \n-- \nAda", "Words \n-- \nAda"),
+    "fixed lines": ("fixed", "One \ntwo", "One \ntwo"),
+}
+
+
+@pytest.mark.parametrize(("format", "body", "text"), FLOWED.values(), ids=FLOWED)
+def test_lines_that_go_on_are_joined(format: str, body: str, text: str) -> None:
+    fields = f"Content-Type: text/plain; charset=utf-8; format={format}\n\n".encode()
+    assert text_of(HEAD + fields + body.encode(), "a.eml").partition("Rent\n\n")[2] == text

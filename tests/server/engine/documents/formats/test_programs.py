@@ -53,7 +53,7 @@ HOLDS = {
     "ebooklib.epub": (*ALL, "3. Größenordnung"),
     "reportlab.pdf": (*LATIN[:2], *LATIN[3:5], *LATIN[6:8], "tenant: Ida Roth", "Ada 310"),
     "weasyprint.pdf": (*LATIN, "Malfunctioning thermostats overcompensate"),
-    "libreoffice.epub": (*ALL, "Ada\t 300"),
+    "libreoffice.epub": (*ALL, "Ada\t300"),
     "libreoffice.xhtml": ALL,
     "libreoffice-7.rtf": (*ALL, "[Header] Running header", "1.\tGrößenordnung", "[Comment by Bo] late payer"),
     "ghostscript.pdf": (*LATIN, "Malfunctioning thermostats overcompensate"),

@@ -9,6 +9,8 @@ from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block
 from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
 MAX_FILES = 1000
+_ENCRYPTED = 0x1
+"""Flag of entries with a password."""
 _SYSTEM = ("__macosx/", ".ds_store", "thumbs.db")
 
 
@@ -34,6 +36,9 @@ def files(file: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
         named = sorted(zip(entry_names(entries), entries, strict=True), key=lambda pair: pair[0])
         notes.left_out(f"files after the first {MAX_FILES}", max(0, len(named) - MAX_FILES))
         for name, entry in named[:MAX_FILES]:
+            if entry.flag_bits & _ENCRYPTED:
+                notes.add("it is protected by a password and was left out", part=name)
+                continue
             try:
                 data = packed.read(entry)
             except DAMAGED_ENTRY as error:

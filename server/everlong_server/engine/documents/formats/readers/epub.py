@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urldefrag
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.catalogue import HEAD, binary_kind
+from everlong_server.engine.documents.formats.catalogue import HEAD, PAGE_NAMES, binary_kind
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
 from everlong_server.engine.documents.formats.readers.trees import parse
@@ -19,11 +19,14 @@ from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 _PAGE_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
-_PAGE_NAMES = (".xhtml", ".html", ".htm", ".xhtm", ".xht")
 _OTHER_NAMES = (".ncx", ".opf", ".css", ".js", ".smil", ".pls")
 """Files of a book that are text, but no pages."""
 _NOT_NAMED = ("meta-inf/", "__macosx/")
 """Folders whose files are no pages of a book."""
+_DUBLIN_CORE = "http://purl.org/dc/elements/1."
+_FIRST_PAGES = 2000
+"""Characters at the beginning of a book where its title and authors may be."""
+_WORD = re.compile(r"\w+")
 
 
 class _Book:
@@ -40,7 +43,10 @@ class _Book:
 
     def find(self, reference: str, folder: str = "") -> str | None:
         """Return the name of the file that is referred to in `folder`; None if there is none."""
-        target = unquote(urldefrag(reference)[0])
+        try:
+            target = unquote(urldefrag(reference)[0])
+        except ValueError:  # an address with brackets around what is no number, such as "http://[x]/"
+            return None
         for name in (posixpath.join(folder, target), target):
             if found := self._names.get(posixpath.normpath(_plain(name)).lstrip("/")):
                 return found
@@ -63,13 +69,55 @@ def _plain(name: str) -> str:
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
-    """Yield the pages of the book, a block for each section."""
+    """Yield the title and the authors, unless the first pages have them, and then the pages of the book, a block for each section."""
     book = _Book(file, notes)
-    package = _package(book, notes)
-    folder = posixpath.dirname(package)
+    name = _package(book, notes)
+    package = book.xml(name)
+    if package is None:
+        raise Unreadable("the EPUB cannot be read: its package file is damaged")
+    pages = _pages(book, package, posixpath.dirname(name), notes)
+    first, size = list[Block](), 0
+    for block in pages:
+        first.append(block)
+        size += len(block.text)
+        if size >= _FIRST_PAGES:
+            break
+    if size:
+        yield Block("\n".join(_unsaid(package, " ".join(block.text for block in first)[:_FIRST_PAGES])))
+    yield from first
+    yield from pages
+
+
+def _unsaid(package: Any, text: str) -> Iterator[str]:
+    """Yield the book's titles and authors that `text` does not have."""
+    words = _words(text)
+    told = f" {' '.join(words)} "
+    for kind, is_name in (("title", False), ("creator", True)):
+        for value in _metadata(package, kind):
+            own = _words(value)
+            # The package may have the last name first.
+            if not (set(own) <= set(words) if is_name else f" {' '.join(own)} " in told):
+                yield value
+
+
+def _metadata(package: Any, kind: str) -> list[str]:
+    """Return the values of one kind (Dublin Core), each once."""
+    found = package.xpath(f"//*[starts-with(namespace-uri(), '{_DUBLIN_CORE}')]")
+    values = (
+        " ".join("".join(each.itertext()).split()) for each in found if each.tag.rpartition("}")[2].lower() == kind
+    )
+    return [value for value in dict.fromkeys(values) if value]
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFC", text).casefold())
+
+
+def _pages(book: _Book, package: Any, folder: str, notes: Notes) -> Iterator[Block]:
+    """Yield the pages, a block for each section. `folder`: of the package file, which `package` is the tree of."""
     encrypted = _encrypted(book)
     seen = set[str]()
-    for reference in _reading_order(book, package, notes):
+    for reference in _reading_order(book, package, folder, notes):
         name = book.find(reference, folder)
         if name is None:
             notes.add("the book refers to it, but it is not in the file", part=reference)
@@ -116,11 +164,8 @@ def _package(book: _Book, notes: Notes) -> str:
     return found[0]
 
 
-def _reading_order(book: _Book, package: str, notes: Notes) -> list[str]:
+def _reading_order(book: _Book, tree: Any, folder: str, notes: Notes) -> list[str]:
     """Return the references to the pages: those of the spine, then pages that only the manifest lists."""
-    tree = book.xml(package)
-    if tree is None:
-        raise Unreadable("the EPUB cannot be read: its package file is damaged")
     items = tree.xpath("//*[local-name()='manifest']/*[@href]")
     by_id = {item.get("id", "").strip(): item for item in reversed(items)}
     order = []
@@ -130,7 +175,6 @@ def _reading_order(book: _Book, package: str, notes: Notes) -> list[str]:
         else:
             notes.add("the book's spine names it, but its manifest does not", part=reference)
     has_spine = bool(order)
-    folder = posixpath.dirname(package)
     listed = {book.find(href, folder) for href in order}
     for item in items:
         # Navigation repeats the headings of the chapters.
@@ -145,7 +189,7 @@ def _reading_order(book: _Book, package: str, notes: Notes) -> list[str]:
 
 def _is_page(item: Any) -> bool:
     kind = item.get("media-type")
-    return kind in _PAGE_TYPES or (not kind and item.get("href").lower().endswith(_PAGE_NAMES))
+    return kind in _PAGE_TYPES or (not kind and item.get("href").lower().endswith(PAGE_NAMES))
 
 
 def _unnamed(book: _Book, known: Collection[str | None], notes: Notes) -> Iterator[str]:
@@ -154,7 +198,7 @@ def _unnamed(book: _Book, known: Collection[str | None], notes: Notes) -> Iterat
     if sum(name.lower().endswith(".opf") for name in names) > 1:
         return
     for name in names:
-        if name.lower().endswith(_PAGE_NAMES) and name not in known and not name.lower().startswith(_NOT_NAMED):
+        if name.lower().endswith(PAGE_NAMES) and name not in known and not name.lower().startswith(_NOT_NAMED):
             notes.add("the book does not name it; it was added at the end", part=name)
             yield name
 

@@ -16,6 +16,8 @@ from everlong_server.engine.documents.formats.readers.equations import linear_ma
 from everlong_server.engine.documents.formats.readers.numerals import numeral
 from everlong_server.engine.documents.formats.readers.pages.drawings import set_texts_apart
 from everlong_server.engine.documents.formats.readers.pages.links import set_links_apart
+from everlong_server.engine.documents.formats.readers.pages.tables import INLINE, TAB, write_out_tables
+from everlong_server.engine.documents.formats.readers.scripts import raised
 from everlong_server.engine.documents.formats.readers.trees import remove
 
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
@@ -37,19 +39,9 @@ _DISPLAY_NONE = re.compile(r"(^|;)\s*display\s*:\s*none", re.IGNORECASE)
 _TAGS = re.compile(
     r"</?(?!(?:html|head|body|title|script|style|br|!)\b)([a-z][a-z0-9]*)(?:\s[^<>]*)?/?>", re.IGNORECASE
 )
-_INLINE = (
-    "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "ins", "kbd", "mark", "nobr",
-    "q", "ruby", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "tspan", "u", "var", "wbr",
-)  # fmt: skip
-"""Elements that part no words."""
 _JOINED_LINKS = re.compile(r"</a\s*>(?=<a\s[^<>]*\bhref)", re.IGNORECASE)
 _NO_TEXT = "//script | //style | //template[not(@shadowrootmode)] | //rp"
-_ARRANGED = ".//section | .//h1 | .//h2 | .//h3 | .//h4 | .//h5 | .//h6"
-"""What a cell contains if its table arranges a page. Inner tables are sections."""
-_MAX_CELL = 400
-"""Characters from which on a cell is no value of a table."""
-_TAB = "\ue0f1"
-"""Stands for a tab, which would be rendered as a space. A private character, which texts do not have."""
+_AROUND_TAB = re.compile(f" *{TAB} *")
 _NOTE = re.compile(r"\b(?:foot|end|rear)notes?\b")
 """Kinds of elements of books, by `epub:type` or `role`."""
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
@@ -100,28 +92,34 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
     for mark in tree.xpath(_NOTE_MARKS):
         if _NUMBER.fullmatch(words := _words(mark)):
             _replace(mark, f"[{words}]", space="")
+    _mark_exponents(tree)
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
         _replace(reading, f"({reading.text_content()})", space="")
     set_links_apart(tree)
     _write_out_lines(tree)
-    _write_out_tables(tree)
+    write_out_tables(tree)
     rules = {f"h{level}": ["heading"] for level in range(1, 7)}
     css = STRICT_CSS_PROFILE | {name: HtmlElement(display=Display.block) for name in _BLOCKS}
     rendered = Inscriptis(tree, ParserConfig(css=css, annotation_rules=rules))
-    text = rendered.get_text().replace(_TAB, "\t")
-    if title and title not in " ".join(text.split()):
+    text = rendered.get_text()
+    if title and title not in " ".join(text.replace(TAB, " ").split()):
         yield Block(title)
     starts = [(mark.start, text[mark.start : mark.end]) for mark in rendered.get_annotations()]
     cuts = [start for start, _ in starts] + [len(text)]
-    yield Block(text[: cuts[0]].strip())
+    yield Block(_stripped(text[: cuts[0]]))
     for (start, heading), end in zip(starts, cuts[1:], strict=True):
-        yield Block(text[start:end].strip(), section=" ".join(heading.split()))
+        yield Block(_stripped(text[start:end]), section=" ".join(heading.replace(TAB, " ").split()))
+
+
+def _stripped(text: str) -> str:
+    """Return the text without white space around it and around its cells. Tabs for empty cells stay, unless there is nothing else."""
+    return _AROUND_TAB.sub("\t", text.strip()) if text.replace(TAB, "").strip() else ""
 
 
 def _parse(page: str) -> Any:
     """Return the tree of a page; None if it has no element."""
     # HTML parsers drop CDATA sections, which XHTML pages contain.
-    source = _without_subset(_CDATA.sub(lambda section: escape(section[1]), page).replace("\0", "").replace(_TAB, ""))
+    source = _without_subset(_CDATA.sub(lambda section: escape(section[1]), page).replace("\0", "").replace(TAB, ""))
     if "</title" not in source.lower():  # the rest of the page would be the title
         source = _TITLE.sub(r"\1</title>", source, count=1)
     if prefix := _PREFIX.search(source[:4096]):
@@ -132,7 +130,7 @@ def _parse(page: str) -> Any:
         tree = html.document_fromstring(source.encode("utf-8", "replace"), parser)
         if any("depth" in error.message for error in parser.error_log):  # the parser stopped there
             apart = _JOINED_LINKS.sub(" ", source)
-            flat = _TAGS.sub(lambda tag: "" if tag[1].lower() in _INLINE else "<br>", apart)
+            flat = _TAGS.sub(lambda tag: "" if tag[1].lower() in INLINE else "<br>", apart)
             tree = html.document_fromstring(flat.encode("utf-8", "replace"), parser)
     except etree.ParserError:  # only white space or comments
         return None
@@ -198,27 +196,18 @@ def _open_alternatives(tree: Any) -> None:
         alternative.tag = "div"
 
 
-def _write_out_tables(tree: Any) -> None:
-    """Write each row of a table in one line. Cells of tables that arrange a page become paragraphs.
-
-    inscriptis sets the lines of neighbouring cells side by side, which mixes their sentences, and fills columns with spaces.
-    """
-    for table in reversed(tree.xpath("//table")):  # inner ones first
-        groups = [table, *table.xpath("./thead | ./tbody | ./tfoot")]
-        rows = [
-            row for group in groups for row in (group, *group.xpath("./tr"))
-        ]  # a group may have cells without a row
-        cells = [cell for row in rows for cell in row.xpath("./td | ./th")]
-        arranges = any(cell.xpath(_ARRANGED) or len(_words(cell)) > _MAX_CELL for cell in cells)
-        for row in rows:
-            columns = row.xpath("./td | ./th")
-            for number, cell in enumerate(columns):
-                if arranges or len(columns) == 1:
-                    cell.tag = "div"
-                else:
-                    _write_in_one_line(cell, is_last=number == len(columns) - 1)
-            row.tag = "div"
-        table.tag = "section"
+def _mark_exponents(tree: Any) -> None:
+    """Write `^` before superscripts that look like exponents."""
+    before = ""
+    for event, element in etree.iterwalk(tree, events=("start", "end", "comment", "pi")):
+        if event in ("start", "end") and element.tag not in INLINE:
+            before = ""
+        if event == "start":
+            if element.tag == "sup" and raised(before, words := _words(element)) != words:
+                element.text = f"^{(element.text or '').lstrip()}"
+            before = element.text or before
+        else:
+            before = element.tail or before
 
 
 def _write_out_lines(tree: Any) -> None:
@@ -230,26 +219,6 @@ def _write_out_lines(tree: Any) -> None:
         for child in list(text):
             text.remove(child)
         text.text, text.tag = words, "pre"
-
-
-def _write_in_one_line(cell: Any, *, is_last: bool) -> None:
-    for part in cell.xpath(".//*"):
-        if part.tag in _INLINE or not isinstance(part.tag, str):
-            continue
-        part.tail = f" {part.tail or ''}"
-        if part.tag == "br":
-            part.tag = "span"
-        else:
-            part.text = f" {'* ' if part.tag == 'li' else ''}{part.text or ''}"
-            part.tag = "span"
-    cell.tag = "span"
-    cell.text = (cell.text or "").lstrip()
-    if len(cell):
-        cell[-1].tail = (cell[-1].tail or "").rstrip()
-    else:
-        cell.text = cell.text.rstrip()
-    between = (cell.tail or "").strip()
-    cell.tail = f"{'' if is_last else _TAB}{between}{' ' if between else ''}"
 
 
 def _write_out_numbers(tree: Any) -> None:

@@ -6,13 +6,12 @@ import base64
 import codecs
 import email
 import email.policy
-import mailbox
 import mimetypes
 import quopri
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from email.message import EmailMessage, Message
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.catalogue import ENVELOPE
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.labels import encoding_of, japanese
+from everlong_server.engine.documents.formats.readers.flowed import unfolded
 from everlong_server.engine.documents.formats.readers.html import render
 
 _HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
@@ -58,6 +58,15 @@ _MIN_SHARE = 3
 """A plain text with fewer words than the HTML has, divided by this, is no alternative to it."""
 _GAP = re.compile(rb"\A((?:[^\r\n]+\r?\n)++)(?:\r?\n)++(?=Content-Type:[ \t]*multipart/)", re.IGNORECASE)
 """The first fields of a message, and empty lines before its last field, which would end the fields."""
+_DATE = rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),?[ \t]+(?:[A-Z][a-z]{2}[ \t]+\d{1,2}|\d{1,2}[ \t]+[A-Z][a-z]{2})[ \t][^\r\n]*\d{1,2}:\d{2}[^\r\n]*"
+_ENVELOPE = rb"^From (?:[^\s]+[ \t]+){0,3}" + _DATE + rb"\r?\n"
+_SEPARATOR = re.compile(
+    rb"(?:(?<=\n\n)|(?<=\n\r\n))" + _ENVELOPE + rb"|" + _ENVELOPE + rb"(?=>?[A-Z][!-9;-~]*:[ \t])", re.MULTILINE
+)
+"""The line before a message in a mailbox (mbox): an address and a date, after an empty line or before the message's fields. Other
+lines that begin with "From " are text."""
+_ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
+"""A line of a message in a mailbox that would look like a separator without the mark before it."""
 _BOUNDARY = re.compile(r"^--(\S+?)(?:--)?[ \t]*\r?$(?:\r?\n(Content-))?", re.MULTILINE | re.IGNORECASE)
 """A line that begins or ends a part of a message, and the beginning of the part's fields."""
 
@@ -68,14 +77,27 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     if b"\n" not in data:
         data = data.replace(b"\r", b"\n")
     if data.startswith(b"From "):
-        with closing(mailbox.mbox(file, create=False)) as box:
-            for packed in box.itervalues():
-                yield from _read_message(bytes(packed), notes)
+        yield from _read_mailbox(data, notes)
         return
     size = ENVELOPE.match(data)
     if size is not None:  # emlx, with properties after the message
         data = data[size.end() :][: int(size[0]) if size[0].strip().isdigit() else None]
     yield from _read_message(data, notes)
+
+
+def _read_mailbox(data: bytes, notes: Notes) -> Iterator[Block]:
+    """Yield the messages of a mailbox. One that cannot be read is left out with a note, unless there is no other."""
+    starts = [(0, data.find(b"\n") + 1), *(line.span() for line in _SEPARATOR.finditer(data, 1))]
+    failed: list[Unreadable] = []
+    for number, (_, start) in enumerate(starts):
+        end = starts[number + 1][0] if number + 1 < len(starts) else len(data)
+        try:
+            yield from _read_message(_ESCAPED.sub(rb"\1", data[start:end]), notes)
+        except Unreadable as error:
+            failed.append(error)
+            notes.add(f"it was left out: {error}", part=f"message {number + 1}")
+    if len(failed) == len(starts):
+        raise failed[0]
 
 
 def _read_message(data: bytes, notes: Notes) -> Iterator[Block]:
@@ -207,8 +229,15 @@ def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     text = decode(data, notes, declared=charset)
     if part.get_content_type() in ("text/html", "application/xhtml+xml"):
         yield from render(text, notes)
+    elif _parameter(part, "format") == "flowed":
+        yield Block(unfolded(text, drops_space=_parameter(part, "delsp") == "yes").strip())
     else:
         yield Block(text.strip())
+
+
+def _parameter(part: EmailMessage, name: str) -> str:
+    """Return a parameter of the content type, in lower case; "" if there is none."""
+    return str(part.get_param(name, "")).strip().lower()
 
 
 def _attachment(part: EmailMessage, notes: Notes) -> Iterator[Block]:

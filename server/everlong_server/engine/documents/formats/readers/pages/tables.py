@@ -1,0 +1,122 @@
+"""Writes each row of a table in one line, with a tab between its cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+INLINE = (
+    "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "ins", "kbd", "mark", "nobr",
+    "q", "ruby", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "tspan", "u", "var", "wbr",
+)  # fmt: skip
+"""Elements that part no words."""
+TAB = "\ue0f1"
+"""Stands for a tab, which would be rendered as a space. A private character, which texts do not have."""
+_ARRANGED = ".//section | .//h1 | .//h2 | .//h3 | .//h4 | .//h5 | .//h6"
+"""What a cell contains if its table arranges a page. Inner tables are sections."""
+_MAX_CELL = 400
+"""Characters from which on a cell is no value of a table."""
+_SPAN = re.compile(r"\s*\+?([0-9]{1,9})")
+_MAX_COLUMNS, _MAX_ROWS = 1000, 65534
+"""Columns and rows that a cell spans at most, by the standard of HTML."""
+
+
+def write_out_tables(tree: Any) -> None:
+    """Write each row of a table in one line. Cells of tables that arrange a page become paragraphs.
+
+    inscriptis sets the lines of neighbouring cells side by side, which mixes their sentences, and fills columns with spaces.
+    """
+    for table in reversed(tree.xpath("//table")):  # inner ones first
+        groups = [[group, *group.xpath("./tr")] for group in (table, *table.xpath("./thead | ./tbody | ./tfoot"))]
+        # A group may have cells without a row.
+        cells = {row: row.xpath("./td | ./th") for group in groups for row in group}
+        if _arranges(table, [cell for row in cells.values() for cell in row]):
+            for cell in (cell for row in cells.values() for cell in row):
+                cell.tag = "div"
+        else:
+            _write_rows([[cells[row] for row in group if cells[row] or row.tag == "tr"] for group in groups])
+        for row in cells:
+            row.tag = "div"
+        table.tag = "section"
+
+
+def _arranges(table: Any, cells: Sequence[Any]) -> bool:
+    """Whether a table only arranges a page: it has no headings of columns or rows, and cells that are parts of a page."""
+    # Some mail arranges its text with headings alone.
+    if table.xpath("./thead | ./caption") or {cell.tag for cell in cells} == {"td", "th"}:
+        return False
+    return any(cell.xpath(_ARRANGED) or len(" ".join(cell.text_content().split())) > _MAX_CELL for cell in cells)
+
+
+def _write_rows(groups: Sequence[Sequence[Sequence[Any]]]) -> None:
+    """Write the cells of a table, by groups of rows. Positions that a cell spans, but its first one, become empty cells."""
+    placed = [(cells, *place) for group in groups for cells, place in zip(group, _columns(group), strict=True) if cells]
+    # Pages may let a cell span more columns than there are.
+    width = max((columns[-1] + 1 for _, columns, _ in placed), default=0)
+    for cells, columns, end in placed:
+        if len(cells) == 1 and columns == [0]:
+            cells[0].tag = "div"
+            continue
+        for cell, column, following in zip(cells, columns, [*columns[1:], min(end, width) - 1], strict=True):
+            _write_in_one_line(cell, following - column)
+        cells[0].text = TAB * columns[0] + cells[0].text
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> list[tuple[list[int], int]]:
+    """Return, for each row of a group, the column of each cell, and the column after the last one that is taken."""
+    found: list[tuple[list[int], int]] = []
+    spanned: dict[int, int] = {}  # by column, in how many further rows a cell above takes it
+    for cells in rows:
+        columns, column, new = list[int](), 0, dict[int, int]()
+        for cell in cells:
+            while column in spanned:
+                column += 1
+            columns.append(column)
+            height = _span(cell, "rowspan", _MAX_ROWS) or _MAX_ROWS  # 0: to the end of the group
+            for _ in range(max(1, _span(cell, "colspan", _MAX_COLUMNS))):
+                new[column] = height
+                column += 1
+        while column in spanned:
+            column += 1
+        found.append((columns, column))
+        spanned = {column: left - 1 for column, left in (spanned | new).items() if left > 1}
+    return found
+
+
+def _span(cell: Any, name: str, most: int) -> int:
+    """Return how many columns or rows a cell spans."""
+    given = _SPAN.match(cell.get(name, ""))
+    return min(int(given[1]), most) if given else 1
+
+
+def _write_in_one_line(cell: Any, tabs: int) -> None:
+    """Write a cell without line breaks, with so many tabs after it."""
+    for part in cell.xpath(".//*"):
+        if not isinstance(part.tag, str):
+            continue
+        if part.tag == "section":
+            _drop_tabs(part)
+        if part.tag in INLINE:
+            continue
+        part.tail = f" {part.tail or ''}"
+        if part.tag == "br":
+            part.tag = "span"
+        else:
+            part.text = f" {'* ' if part.tag == 'li' else ''}{part.text or ''}"
+            part.tag = "span"
+    cell.tag = "span"
+    cell.text = (cell.text or "").lstrip()
+    if len(cell):
+        cell[-1].tail = (cell[-1].tail or "").rstrip()
+    else:
+        cell.text = cell.text.rstrip()
+    between = (cell.tail or "").strip()
+    cell.tail = f"{TAB * tabs}{between}{' ' if between else ''}"
+
+
+def _drop_tabs(table: Any) -> None:
+    """Write blanks for the tabs of a table inside a cell, which would look like those of the row."""
+    for part in table.iter():
+        part.text = part.text and part.text.replace(TAB, " ")
+        part.tail = part.tail and part.tail.replace(TAB, " ")
