@@ -7,7 +7,8 @@ A request is computed in slices, on a thread of its own: requests take turns, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.observability.metrics import Metrics
 from everlong_server.pools import LOW_PRIORITY, Pool
 from everlong_server.store.search.sentences import cut
-from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.tenants.quota import Quota, TokenCost
 
 Floats = NDArray[np.float32]
 
@@ -95,19 +96,28 @@ class TextEmbeddings:
         Counts as one of the tenant's answers, and towards its tokens. Raises `InvalidRequest` for a text of too many tokens,
         `Overloaded`, `Unavailable` and `RateLimited`.
         """
+        async with self._admitted() as cost:
+            return await self._embed(embedder, texts, cost)
+
+    @asynccontextmanager
+    async def _admitted(self) -> AsyncIterator[TokenCost]:
+        """Count as one of the tenant's answers, and of the server's."""
         with self._engine.admit():
             async with self._quota.stream(self._engine.typical_seconds) as cost:
-                pieces = await self._split(embedder, texts)
-                rows = [row for each in pieces for row in each.rows]
-                found = np.zeros((len(rows), embedder.dimension), np.float32)
-                for slice in _slices(rows):
-                    chosen = [rows[n] for n in slice]
-                    found[slice] = await _pool().run(embedder.embed_rows, chosen)
-                    tokens = sum(map(len, chosen))
-                    cost.tokens += tokens
-                    self._metrics.tokens_embedded.inc(tokens)
-                if cost.tokens > _MANY_TOKENS:
-                    await _pool().run(release_memory)
+                yield cost
+
+    async def _embed(self, embedder: Embedder, texts: Sequence[tuple[str, str]], cost: TokenCost) -> EmbeddedTexts:
+        pieces = await self._split(embedder, texts)
+        rows = [row for each in pieces for row in each.rows]
+        found = np.zeros((len(rows), embedder.dimension), np.float32)
+        for slice in _slices(rows):
+            chosen = [rows[n] for n in slice]
+            found[slice] = await _pool().run(embedder.embed_rows, chosen)
+            tokens = sum(map(len, chosen))
+            cost.tokens += tokens
+            self._metrics.tokens_embedded.inc(tokens)
+        if cost.tokens > _MANY_TOKENS:
+            await _pool().run(release_memory)
         embedded, first = EmbeddedTexts(), 0
         for each in pieces:
             embedded.rows.append(found[first : first + len(each.rows)])
@@ -121,9 +131,16 @@ class TextEmbeddings:
 
         The mean of two figures: the cosine of the text's nearest piece with the query (0 if it is negative), and the reranker's
         probability that this piece has the answer. The reranker reads the pieces of the `_READ` nearest texts; the others get 0. Without
-        a reranker, the cosine alone. `texts`: the name of the field and the text of each. Raises the errors of `embed`.
+        a reranker, the cosine alone. `texts`: the name of the field and the text of each. What the reranker reads counts towards the
+        tenant's tokens, too. Raises the errors of `embed`.
         """
-        embedded = await self.embed(embedder, [("query", query), *texts])
+        async with self._admitted() as cost:
+            return await self._relevance(embedder, query, texts, cost)
+
+    async def _relevance(
+        self, embedder: Embedder, query: str, texts: Sequence[tuple[str, str]], cost: TokenCost
+    ) -> tuple[Floats, int]:
+        embedded = await self._embed(embedder, [("query", query), *texts], cost)
         vector = embedded.vector(0)
         cosines = [rows @ vector for rows in embedded.rows[1:]]
         nearness = np.array([max(0.0, float(of_text.max())) for of_text in cosines], np.float32)
@@ -136,8 +153,10 @@ class TextEmbeddings:
             numbers = read[start : start + _ROWS]
             pieces = []
             for n in numbers:
-                first, last = embedded.spans[1 + n][int(cosines[n].argmax())]
+                nearest = int(cosines[n].argmax())
+                first, last = embedded.spans[1 + n][nearest]
                 pieces.append(texts[n][1][first:last])
+                cost.tokens += sum(embedded.weights[0]) + embedded.weights[1 + n][nearest]
             scores = await _pool().run(reranker.scores, query, pieces, [list(cut(piece)) for piece in pieces])
             answering[numbers] = [_probability(float(of_piece.max(initial=-math.inf))) for of_piece in scores]
         mean: Floats = ((nearness + answering) / 2).astype(np.float32)

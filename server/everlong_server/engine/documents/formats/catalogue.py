@@ -75,7 +75,7 @@ FORMATS = {
         "an OpenDocument spreadsheet", "opendocument.odf", "lxml", (".ods", ".ots", ".fods"),
         (f"{_OASIS}.spreadsheet", f"{_OASIS}.spreadsheet-template"),
     ),
-    "rtf": Format("an RTF file", "rtf", "inscriptis", (".rtf",), ("application/rtf", "text/rtf")),
+    "rtf": Format("an RTF file", "rich_text.rtf", "inscriptis", (".rtf",), ("application/rtf", "text/rtf")),
     "epub": Format("an EPUB file", "epub", "inscriptis", (".epub",), ("application/epub+zip",)),
     "fb2": Format("a FictionBook", "fb2", "lxml", (".fb2",), ("application/x-fictionbook+xml", "application/x-fictionbook")),
     "html": Format(

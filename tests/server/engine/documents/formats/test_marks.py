@@ -6,9 +6,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from everlong_server.engine.documents.formats.readers.addresses import external, field_address, labelled
-from everlong_server.engine.documents.formats.readers.marks import LINK_END, link, link_begin, superscript, written_out
-from everlong_server.engine.documents.formats.readers.scripts import raised
+from everlong_server.engine.documents.formats.readers.shared.addresses import external, field_address, labelled
+from everlong_server.engine.documents.formats.readers.shared.marks import (
+    LINK_END,
+    link,
+    link_begin,
+    superscript,
+    written_out,
+)
+from everlong_server.engine.documents.formats.readers.shared.scripts import raised
 from tests import files
 from tests.server.engine.documents.formats.reading import text_of
 from tests.server.engine.documents.formats.reports.opendocument import odf

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from everlong_server.engine.documents.formats.readers.tables import table_text
+from everlong_server.engine.documents.formats.readers.shared.tables import table_text
 from tests import files
 from tests.server.engine.documents.formats.reading import text_of
 from tests.server.engine.documents.formats.reports.opendocument import odf

@@ -14,7 +14,7 @@ from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block
 from everlong_server.engine.documents.formats.catalogue import HEAD, PAGE_NAMES, binary_kind
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.html import render
-from everlong_server.engine.documents.formats.readers.trees import parse
+from everlong_server.engine.documents.formats.readers.shared.trees import parse
 from everlong_server.engine.documents.formats.zips import entry_names, open_zip
 
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")

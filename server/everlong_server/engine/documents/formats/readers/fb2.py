@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.readers.trees import parse
+from everlong_server.engine.documents.formats.readers.shared.trees import parse
 
 _PARAGRAPHS = ("p", "v", "subtitle", "text-author", "date")
 _NOTES = ("notes", "comments", "footnotes", "endnotes")

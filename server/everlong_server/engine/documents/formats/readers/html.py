@@ -12,13 +12,13 @@ from lxml import etree, html
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import decode
-from everlong_server.engine.documents.formats.readers.equations import linear_mathml
-from everlong_server.engine.documents.formats.readers.numerals import numeral
 from everlong_server.engine.documents.formats.readers.pages.drawings import set_texts_apart
 from everlong_server.engine.documents.formats.readers.pages.links import set_links_apart
 from everlong_server.engine.documents.formats.readers.pages.tables import INLINE, TAB, write_out_tables
-from everlong_server.engine.documents.formats.readers.scripts import raised
-from everlong_server.engine.documents.formats.readers.trees import remove
+from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
+from everlong_server.engine.documents.formats.readers.shared.numerals import numeral
+from everlong_server.engine.documents.formats.readers.shared.scripts import raised
+from everlong_server.engine.documents.formats.readers.shared.trees import remove
 
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _SUBSET = re.compile(

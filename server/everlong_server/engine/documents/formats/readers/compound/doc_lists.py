@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from everlong_server.engine.documents.formats.readers.numerals import count, numeral
+from everlong_server.engine.documents.formats.readers.shared.numerals import count, numeral
 
 _MARK = re.compile("[\r\x07\x0c]")
 """The end of a paragraph."""

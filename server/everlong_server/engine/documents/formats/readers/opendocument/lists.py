@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from everlong_server.engine.documents.formats.readers.numerals import numeral
+from everlong_server.engine.documents.formats.readers.shared.numerals import numeral
 
 _TEXT, _STYLE = (f"{{urn:oasis:names:tc:opendocument:xmlns:{name}:1.0}}" for name in ("text", "style"))
 _OUTLINE = "outline"

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.readers.addresses import external
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
-from everlong_server.engine.documents.formats.readers.equations import linear_mathml
-from everlong_server.engine.documents.formats.readers.marks import link, superscript, written_out
 from everlong_server.engine.documents.formats.readers.opendocument.controls import controls
 from everlong_server.engine.documents.formats.readers.opendocument.lists import Lists, number
 from everlong_server.engine.documents.formats.readers.openxml.cells import Kind, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import is_xml
-from everlong_server.engine.documents.formats.readers.tables import row_text
-from everlong_server.engine.documents.formats.readers.trees import parse
+from everlong_server.engine.documents.formats.readers.shared.addresses import external
+from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
+from everlong_server.engine.documents.formats.readers.shared.marks import link, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.tables import row_text
+from everlong_server.engine.documents.formats.readers.shared.trees import parse
 from everlong_server.engine.documents.formats.zips import open_zip
 
 _NS = "urn:oasis:names:tc:opendocument:xmlns:"

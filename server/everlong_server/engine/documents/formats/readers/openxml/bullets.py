@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from everlong_server.engine.documents.formats.readers.numerals import numeral
 from everlong_server.engine.documents.formats.readers.openxml.package import A
+from everlong_server.engine.documents.formats.readers.shared.numerals import numeral
 
 _SCHEME = re.compile("(arabic|alphaLc|alphaUc|romanLc|romanUc)(Period|ParenR|ParenBoth|Plain)")
 _FORMS = {

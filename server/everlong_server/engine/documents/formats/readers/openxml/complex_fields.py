@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from everlong_server.engine.documents.formats.readers.addresses import field_address
-from everlong_server.engine.documents.formats.readers.marks import LINK_END, link_begin
 from everlong_server.engine.documents.formats.readers.openxml.package import W
 from everlong_server.engine.documents.formats.readers.openxml.styles import is_on
+from everlong_server.engine.documents.formats.readers.shared.addresses import field_address
+from everlong_server.engine.documents.formats.readers.shared.marks import LINK_END, link_begin
 
 _MARK, _KIND = f"{W}fldChar", f"{W}fldCharType"
 _STORIES = tuple(W + name for name in ("txbxContent", "footnote", "endnote", "comment"))

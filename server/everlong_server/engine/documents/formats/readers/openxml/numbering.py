@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from everlong_server.engine.documents.formats.readers.numerals import count, numeral
 from everlong_server.engine.documents.formats.readers.openxml.package import W
+from everlong_server.engine.documents.formats.readers.shared.numerals import count, numeral
 
 _MAX_LEVELS = 9
 

@@ -17,7 +17,7 @@ from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
-from everlong_server.engine.documents.formats.readers.trees import parse
+from everlong_server.engine.documents.formats.readers.shared.trees import parse
 from everlong_server.engine.documents.formats.zips import open_zip
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Notes
-from everlong_server.engine.documents.formats.readers.addresses import external
-from everlong_server.engine.documents.formats.readers.equations import M, linear
-from everlong_server.engine.documents.formats.readers.marks import link, superscript, written_out
 from everlong_server.engine.documents.formats.readers.openxml.bullets import Bullets
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation
-from everlong_server.engine.documents.formats.readers.tables import row_text
+from everlong_server.engine.documents.formats.readers.shared.addresses import external
+from everlong_server.engine.documents.formats.readers.shared.equations import M, linear
+from everlong_server.engine.documents.formats.readers.shared.marks import link, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.tables import row_text
 
 _NOT_ON_THE_SLIDE = ("sldNum", "dt", "ftr", "hdr", "sldImg")
 """Placeholders that a speaker's notes repeat from the slide."""

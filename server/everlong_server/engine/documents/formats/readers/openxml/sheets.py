@@ -13,13 +13,13 @@ from lxml import etree
 
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
 from everlong_server.engine.documents.formats.readers import legacy
-from everlong_server.engine.documents.formats.readers.addresses import external, labelled
-from everlong_server.engine.documents.formats.readers.marks import superscript, written_out
 from everlong_server.engine.documents.formats.readers.openxml import binary
 from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
-from everlong_server.engine.documents.formats.readers.trees import OPTIONS, parse, repaired
+from everlong_server.engine.documents.formats.readers.shared.addresses import external, labelled
+from everlong_server.engine.documents.formats.readers.shared.marks import superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.trees import OPTIONS, parse, repaired
 
 _ESCAPED = re.compile(r"_x([0-9a-fA-F]{4})_")
 _LETTERS = re.compile(r"[A-Z]{1,3}")

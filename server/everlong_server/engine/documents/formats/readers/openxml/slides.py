@@ -9,7 +9,7 @@ from typing import Any
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.readers.openxml.package import A, Package, R
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
-from everlong_server.engine.documents.formats.readers.trees import remove
+from everlong_server.engine.documents.formats.readers.shared.trees import remove
 
 _P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
-from everlong_server.engine.documents.formats.readers.addresses import external, field_address
-from everlong_server.engine.documents.formats.readers.equations import M, linear
-from everlong_server.engine.documents.formats.readers.fields import field_text
-from everlong_server.engine.documents.formats.readers.marks import link, superscript, written_out
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
 from everlong_server.engine.documents.formats.readers.openxml.complex_fields import Fields, legacy_control, paired_marks
 from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation, W
 from everlong_server.engine.documents.formats.readers.openxml.styles import Styles, is_hidden, is_initial, is_on
-from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
-from everlong_server.engine.documents.formats.readers.tables import Placed, table_text
+from everlong_server.engine.documents.formats.readers.shared.addresses import external, field_address
+from everlong_server.engine.documents.formats.readers.shared.equations import M, linear
+from everlong_server.engine.documents.formats.readers.shared.fields import field_text
+from everlong_server.engine.documents.formats.readers.shared.marks import link, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.symbols import character, is_symbol_font
+from everlong_server.engine.documents.formats.readers.shared.tables import Placed, table_text
 
 _PARAGRAPH, _TABLE, _ROW, _CELL, _CHUNK, _RUN = (W + name for name in ("p", "tbl", "tr", "tc", "altChunk", "r"))
 _EQUATIONS = (f"{M}oMathPara", f"{M}oMath")

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import best_encoding, decode, is_utf8
-from everlong_server.engine.documents.formats.readers import rtf
 from everlong_server.engine.documents.formats.readers.html import render
 from everlong_server.engine.documents.formats.readers.outlook.compressed_rtf import unpacked
+from everlong_server.engine.documents.formats.readers.rich_text import rtf
 
 SUBJECT, SENDER, ADDRESS, SMTP_ADDRESS, TO, CC, BCC = 0x0037, 0x0C1A, 0x0C1F, 0x5D01, 0x0E04, 0x0E03, 0x0E02
 SENT, RECEIVED, BODY, RTF, HTML, CODE_PAGE, INTERNET_CODE_PAGE = 0x0039, 0x0E06, 0x1000, 0x1009, 0x1013, 0x3FFD, 0x3FDE

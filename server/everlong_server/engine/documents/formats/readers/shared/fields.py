@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
+from everlong_server.engine.documents.formats.readers.shared.symbols import character, is_symbol_font
 
 _SYMBOL = re.compile(r'\s*SYMBOL\s+(0x[0-9a-fA-F]{1,4}|\d{1,5})(?:.*?\\f\s+"?([^"\\]+?)"?\s*(?:\\|$))?', re.DOTALL)
 """The instruction of a field that shows one character of a font."""

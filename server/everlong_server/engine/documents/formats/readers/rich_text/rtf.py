@@ -12,12 +12,9 @@ from pathlib import Path
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, is_utf8
-from everlong_server.engine.documents.formats.readers.addresses import field_address
-from everlong_server.engine.documents.formats.readers.fields import Control, field_text
 from everlong_server.engine.documents.formats.readers.html import render
-from everlong_server.engine.documents.formats.readers.marks import LINK_END, link_begin, superscript, written_out
-from everlong_server.engine.documents.formats.readers.rtf_tables import Table
-from everlong_server.engine.documents.formats.readers.rtf_words import (
+from everlong_server.engine.documents.formats.readers.rich_text.columns import Table
+from everlong_server.engine.documents.formats.readers.rich_text.words import (
     CHARACTERS,
     DESCRIPTIONS,
     FURNITURE,
@@ -32,7 +29,10 @@ from everlong_server.engine.documents.formats.readers.rtf_words import (
     WORDS,
     codec_of_page,
 )
-from everlong_server.engine.documents.formats.readers.symbols import character, is_symbol_font
+from everlong_server.engine.documents.formats.readers.shared.addresses import field_address
+from everlong_server.engine.documents.formats.readers.shared.fields import Control, field_text
+from everlong_server.engine.documents.formats.readers.shared.marks import LINK_END, link_begin, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.symbols import character, is_symbol_font
 
 _MAX_INITIAL = 20
 """Characters that the large beginning of a paragraph may have."""

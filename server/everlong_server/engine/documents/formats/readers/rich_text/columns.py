@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everlong_server.engine.documents.formats.readers.tables import table_text
+from everlong_server.engine.documents.formats.readers.shared.tables import table_text
 
 _LEFT = -(1 << 31)
 """Where the first cell of each row begins, in twips: rows differ by the space inside their cells."""

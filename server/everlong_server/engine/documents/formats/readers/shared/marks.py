@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from everlong_server.engine.documents.formats.readers.addresses import labelled
-from everlong_server.engine.documents.formats.readers.scripts import raised
+from everlong_server.engine.documents.formats.readers.shared.addresses import labelled
+from everlong_server.engine.documents.formats.readers.shared.scripts import raised
 
 _UP, _DOWN, _LINK, _LABEL, LINK_END = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4"
 """Code points that are no characters, so texts do not have them."""

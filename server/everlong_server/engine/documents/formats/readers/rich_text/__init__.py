@@ -1,0 +1,1 @@
+"""Readers of Rich Text Format (RTF)."""
