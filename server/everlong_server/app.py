@@ -41,7 +41,7 @@ from everlong_server.api.openai.completions import http as completions
 from everlong_server.api.openai.files import http as files
 from everlong_server.api.openai.files import uploads
 from everlong_server.api.openai.retrieval import embeddings, file_batches, vector_store_files, vector_stores
-from everlong_server.errors import Unavailable
+from everlong_server.errors import Draining
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
@@ -225,7 +225,5 @@ class _RequestGuard:
             if response_started:
                 raise
             # Uvicorn would answer with 500.
-            response, _ = errors.error_response(
-                Unavailable("the server is shutting down", code="draining", retry_after=5), scope["path"]
-            )
+            response, _ = errors.error_response(Draining(), scope["path"])
             await response(scope, receive, counted)

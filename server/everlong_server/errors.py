@@ -14,7 +14,8 @@ ServerError
 ├── Conflict 409              another writer changed the object first
 ├── Overloaded 429            the server's queue is full
 ├── RateLimited 429           the tenant reached a quota
-├── Unavailable 503           the server is loading or draining, or Redis cannot be reached
+├── Unavailable 503           the server is loading, or Redis cannot be reached
+│   ├── Draining 503          the server is shutting down
 │   └── KeyMissing 503        stored data is encrypted with a key that this server does not have
 ├── Damaged 500               stored data was changed or truncated
 └── Internal 500              a defect of the server
@@ -112,7 +113,14 @@ class RateLimited(ServerError, status=429, type="rate_limit_error", code="reques
 
 
 class Unavailable(ServerError, status=503, type="service_unavailable_error", code="unavailable"):
-    """The server is loading or draining, or its store cannot be reached."""
+    """The server is loading, or its store cannot be reached."""
+
+
+class Draining(Unavailable, code="draining"):
+    """The server is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down", retry_after=5)
 
 
 class KeyMissing(Unavailable, code="encryption_key_missing"):

@@ -39,3 +39,11 @@ def normalised_authority(host: str) -> str:
     if not only_host:
         raise ValueError(f"{host!r} is not a host, or a host with a port; give HOST or HOST:PORT")
     return url.netloc.decode()
+
+
+def normalised_host(host: str) -> str:
+    """Return the name or address of a host in lower case and ASCII, without a dot at its end. Raises `ValueError` for other strings."""
+    url = httpx.URL(f"//{normalised_authority(host)}")
+    if url.port is not None:
+        raise ValueError(f"{host!r} has a port; give the host alone, which holds for every port")
+    return url.raw_host.decode().lower().removesuffix(".")

@@ -16,7 +16,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from everlong_server.engine.documents.formats.languages import Language
-from everlong_server.hosts import PRIVATE_DOMAINS, authority, is_address, is_loopback, normalised_authority
+from everlong_server.hosts import (
+    PRIVATE_DOMAINS,
+    authority,
+    is_address,
+    is_loopback,
+    normalised_authority,
+    normalised_host,
+)
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
@@ -296,6 +303,12 @@ class Settings(BaseSettings):
         """Return the hosts as an HTTP client sends them: in lower case and ASCII."""
         return tuple(normalised_authority(host) for host in hosts)
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _normalise_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names as browsers send them: in lower case and ASCII, without a dot at the end. Raises `ValueError` for a port."""
+        return tuple(normalised_host(host) for host in hosts)
+
     @field_validator("ocr_language")
     @classmethod
     def _check_language(cls, name: str, info: ValidationInfo) -> str:
@@ -322,7 +335,7 @@ class Settings(BaseSettings):
         """Return the `host:port` part of the URL that reaches this server from this machine, if it listens on `port`."""
         return authority({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), port)  # noqa: S104 - compared, not bound
 
-    def is_called(self, name: str) -> bool:
+    def accepts_host(self, name: str) -> bool:
         """True if `name` is a host name of this server. Protects against DNS rebinding, where a name that somebody else
         registered resolves to this server."""
         name = name.removesuffix(".").lower()

@@ -130,8 +130,8 @@ class SegmentReader(nn.Module, ABC):
         """Like `open`, but attend only to the `newest` of the `kept_tokens` (None: to all), and with `sinks` to the very first tokens.
 
         The state loses nothing: `close` returns the same as after `open`. A memory that keeps no tokens ignores both
-        arguments. `prefixes`: what the `owner`'s earlier prompts have in common with this one is taken from there, and this one is added.
-        It changes no result. A memory whose model computes otherwise ignores it.
+        arguments. `prefixes`: cache of keys and values. Those of the longest prefix that this prompt shares with an earlier one of
+        the `owner` are reused, and this prompt's are added. The result is the same. A memory whose model computes otherwise ignores it.
         """
         return self.open(state, tokens)
 

@@ -124,7 +124,7 @@ class Access:
             )
         split_host = _split(f"//{host}")
         name = host if split_host is None else split_host.hostname or ""
-        if host and (split_host is None or not self._settings.is_called(name)):
+        if host and (split_host is None or not self._settings.accepts_host(name)):
             raise PermissionDenied(
                 f"{name[:100]!r} is not a host name of this server: add it to EVERLONG_ALLOWED_HOSTS",
                 code="host_not_allowed",

@@ -21,7 +21,7 @@ from everlong_server.api.error_forms import error_form
 from everlong_server.api.schemas import ErrorBody
 from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimited, ServerError, Unavailable
 
-CLIENT_CLOSED = 499
+_CLIENT_CLOSED = 499
 """nginx's status for a client that disconnected. Only the metrics show it."""
 
 READ_ONLY = "store_read_only"
@@ -177,7 +177,7 @@ def install_handlers(app: FastAPI) -> None:
         return response
 
     async def disconnected(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_CLOSED)
+        return Response(status_code=_CLIENT_CLOSED)
 
     app.add_exception_handler(ClientDisconnect, disconnected)
     for kind in (ServerError, RequestValidationError, HTTPException, RedisError, Exception):

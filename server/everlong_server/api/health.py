@@ -27,8 +27,7 @@ async def readyz(request: Request) -> str:
     """Returns 200 when the server can answer requests; 503 while it is loading or draining, if Redis cannot be reached or is
     failing over, or if the engine failed."""
     shared = get_shared(request)
-    if shared.engine.draining:
-        raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+    shared.engine.require_running()
     if not shared.models.alive:
         raise Unavailable("the engine failed: restart the server", code="engine_failed", retry_after=30)
     try:

@@ -23,7 +23,7 @@ from everlong_models.memories.compact import Compact
 from everlong_models.memories.native import Native
 from everlong_models.memories.window import Window
 from everlong_server.app import create_app
-from everlong_server.errors import Unavailable
+from everlong_server.errors import Draining
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.tracing import TracingError
 from everlong_server.process.protocol import BoundedHeadersProtocol, HandshakeProtocol
@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
         while shared.models.admitted and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.05)
         # Unfinished answers end with an error for their callers. Their sessions stay unchanged.
-        shared.models.abort(Unavailable("the server is shutting down", code="draining", retry_after=5))
+        shared.models.abort(Draining())
         await asyncio.sleep(0.2)
         self.should_exit = True
 

@@ -186,8 +186,7 @@ class ServedModels:
         model.users += 1
         held.callback(self._release, model)
         while model.shared is None:
-            if self.first.engine.draining:
-                raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+            self.first.engine.require_running()
             if model.loading is None:
                 # In a context of its own: the model's tasks must not inherit the priority or the id of the request.
                 model.loading = asyncio.create_task(self._load(model), context=contextvars.Context())

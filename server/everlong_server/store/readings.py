@@ -100,8 +100,8 @@ class StaleClaim(Exception):
 class ReadingClaim:
     """The right to write a reading.
 
-    `token`: the fencing token. `attempts`: claims since the reading last made progress. `starts`: how often the work on it
-    has begun and did not end, because the process died; since it last made progress, and once more if that was made then.
+    `token`: the fencing token. `attempts`: claims since the reading last made progress. `starts`: how many times work on it
+    began since its last checkpoint and did not end, because the process died. A checkpoint sets it to 1 while the work goes on.
     """
 
     token: int

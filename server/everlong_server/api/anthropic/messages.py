@@ -24,7 +24,7 @@ from everlong_server.api.anthropic.message_schemas import (
 from everlong_server.api.anthropic.message_view import live_events, message_view, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.error_forms import anthropic_error
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES, as_server_error
+from everlong_server.api.errors import ERROR_RESPONSES, as_server_error
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
@@ -93,7 +93,7 @@ async def count_tokens(
     """
     _require_version(version)
     counted = await run_unless_disconnected(request, _count(services, body))
-    return Response(status_code=CLIENT_CLOSED) if counted is None else JSONResponse(counted.model_dump())
+    return JSONResponse(counted.model_dump())
 
 
 async def _count(services: Services, body: CountMessageTokens) -> TokenCount:

@@ -19,7 +19,7 @@ from everlong_server.api.schemas import OCR_LANGUAGE, REUSE, AfterId, PageLimit
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.views import CallerServices, document_view
 from everlong_server.engine.documents.archives import add_archive
-from everlong_server.errors import NotFound, Unavailable
+from everlong_server.errors import NotFound
 from everlong_server.services import Services
 from everlong_server.store.records import Document
 
@@ -119,8 +119,7 @@ async def events(document_id: str, services: CallerServices) -> EventSourceRespo
                 return
             before = view
             while view == before:
-                if services.shared.engine.draining:
-                    raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+                services.shared.engine.require_running()
                 await asyncio.sleep(_POLL_SECONDS)
                 try:
                     view = await document_view(services, await services.documents.get(document_id))

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.native.document_text import MAX_BYTES, text
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.views import CallerServices
@@ -66,4 +66,4 @@ async def picture(
         content = await run_unless_disconnected(request, draw())
     except FileNotFoundError:  # deleted in the meantime
         raise NotFound(f"no document {document_id!r}", param="document_id", code="document_not_found") from None
-    return Response(status_code=CLIENT_CLOSED) if content is None else Response(content, media_type="image/png")
+    return Response(content, media_type="image/png")

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.schemas import Evidence, Wire
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.views import CallerServices
@@ -76,8 +76,6 @@ class SearchResult(Wire):
 async def search(body: SearchDocuments, request: Request, services: CallerServices) -> Response:
     """Returns the passages of documents that fit a query best, without an answer. Deleted documents of a session are skipped."""
     result = await run_unless_disconnected(request, _search(services, body))
-    if result is None:
-        return Response(status_code=CLIENT_CLOSED)
     return JSONResponse(result.model_dump(mode="json"))
 
 

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from everlong_server.api import memory_schemas, schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, record_when_complete, run_once
 from everlong_server.api.native.new_session import ClientName, CreateSession, past_messages
 from everlong_server.api.schemas import AfterId, PageLimit
@@ -77,7 +77,7 @@ async def index(
     after: AfterId = None,
     query: Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"\S", description=QUERY)] = None,
     branches_of: Annotated[str | None, Query(max_length=128, description=BRANCHES)] = None,
-) -> schemas.SessionList | Response:
+) -> schemas.SessionList:
     """Lists all sessions, or those with some words, newest first."""
     if query is not None and branches_of is not None:
         raise InvalidRequest("query and branches_of: send one of them", param="query")
@@ -87,10 +87,8 @@ async def index(
         listing = _branches(services, branches_of, limit, after)
     else:
         listing = services.sessions.newest(limit, after)
-    found = await run_unless_disconnected(request, listing)  # a search reads the messages of many sessions
-    if found is None:
-        return Response(status_code=CLIENT_CLOSED)
-    sessions, more = found
+    # A search reads the messages of many sessions.
+    sessions, more = await run_unless_disconnected(request, listing)
     return schemas.SessionList(data=[await session_view(services, session) for session in sessions], has_more=more)
 
 
@@ -191,12 +189,9 @@ async def send(
     else:
         begin = _events(services, session_id, body, key)
     events = await run_unless_disconnected(request, begin)
-    if events is None:
-        return Response(status_code=CLIENT_CLOSED)
     if body.stream:
         return event_stream(events, services.shared.settings.keepalive_seconds)
-    message = await run_unless_disconnected(request, _whole(events))
-    return Response(status_code=CLIENT_CLOSED) if message is None else JSONResponse(message)
+    return JSONResponse(await run_unless_disconnected(request, _whole(events)))
 
 
 async def _events(

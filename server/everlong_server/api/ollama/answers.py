@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.ollama.ndjson import ndjson_stream
 from everlong_server.api.ollama.requests import begin, plain_name
@@ -65,8 +65,7 @@ async def _answer(
     """Answer a request. `loads`: it only asks for the model to be loaded."""
     lines = _Lines(body.model, _chat_text if isinstance(body, OllamaChat) else _generated_text)
     if loads:
-        if await run_unless_disconnected(request, services.with_model(plain_name(body.model))) is None:
-            return Response(status_code=CLIENT_CLOSED)
+        await run_unless_disconnected(request, services.with_model(plain_name(body.model)))
         loaded = lines.line("", done=True, done_reason="load")
         return ndjson_stream(_replayed(loaded), services) if body.stream else JSONResponse(loaded)
     return await answer_once(

@@ -13,7 +13,6 @@ from fastapi.responses import Response
 
 from everlong_models.catalogue.entry import Entry, entries
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.errors import CLIENT_CLOSED
 from everlong_server.api.ollama.answers import OLLAMA_ERRORS
 from everlong_server.api.ollama.requests import plain_name
 from everlong_server.api.ollama.schemas import (
@@ -97,7 +96,7 @@ async def show(body: OllamaShow, services: CallerServices) -> OllamaDescription:
 async def embed(body: OllamaEmbed, request: Request, services: CallerServices) -> Response:
     """Returns a vector of length 1 for each text."""
     content = await run_unless_disconnected(request, _embeddings(services, body))
-    return Response(status_code=CLIENT_CLOSED) if content is None else Response(content, media_type="application/json")
+    return Response(content, media_type="application/json")
 
 
 async def _embeddings(services: Services, body: OllamaEmbed) -> bytes:

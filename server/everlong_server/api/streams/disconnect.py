@@ -7,12 +7,13 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 T = TypeVar("T")
 
 
-async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`. If the caller disconnects first, cancel `work` and return None."""
+async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If the caller disconnects first, cancel `work` and raise `ClientDisconnect`."""
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -21,7 +22,9 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
     result, disconnected = asyncio.create_task(work), asyncio.create_task(disconnect())
     try:
         await asyncio.wait((result, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        return await result if result.done() else None
+        if not result.done():
+            raise ClientDisconnect
+        return await result
     finally:
         disconnected.cancel()
         result.cancel()

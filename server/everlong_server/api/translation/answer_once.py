@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from everlong_server.api.errors import CLIENT_CLOSED
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
@@ -31,7 +30,9 @@ async def answer_once(
     send: Callable[[AsyncGenerator[View, None]], Response] | None,
     made: Callable[[IdempotencyRecord], Coroutine[Any, Any, View | None]] | None = None,
 ) -> Response:
-    """Return the response to a request, or the recorded answer if the key was used before. Ends the work if the client disconnects.
+    """Return the response to a request, or the recorded answer if the key was used before.
+
+    If the client disconnects, ends the work and raises `ClientDisconnect`.
 
     `asked`: the request's content. `begin`: starts the work, and raises every refusal of it. Then `whole` waits for the answer, or
     `live` yields it in parts; both record it. `replayed`: yields a recorded answer in parts. `send`: makes a stream of the parts; None:
@@ -45,13 +46,11 @@ async def answer_once(
             answer = await made(record)
         if answer is not None:
             await record.finish(answer)
-        elif (begun := await run_unless_disconnected(request, begin(record))) is not None:
+        else:
+            begun = await run_unless_disconnected(request, begin(record))
             if send is not None:
                 return send(live(begun, record))
             answer = await run_unless_disconnected(request, whole(begun, record))
-        if answer is None:
-            await record.give_up(None)
-            return Response(status_code=CLIENT_CLOSED)
     except BaseException as error:
         await record.give_up(error)
         raise

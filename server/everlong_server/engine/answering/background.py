@@ -61,7 +61,7 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
         return not self._engine.draining
 
     async def claim(self, id: str, by: str) -> ResponseClaim | None:
-        """ResponseClaim the response; None if it is over."""
+        """Claim the response. Returns None if it has ended."""
         return await self._store.claim(id, by)
 
     async def reset_tries(self, id: str, claim: ResponseClaim) -> None:

@@ -47,7 +47,7 @@ LINE_BREAK = "\n"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `own_before`: see `AnswerRequest`. `context_start`: see
+    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `attended_before`: see `AnswerRequest`. `context_start`: see
     `Snapshot`.
 
     `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `judged`: the model's probe
@@ -57,7 +57,7 @@ class Prompt:
     tokens: list[int]
     evidence: list[Passage]
     visible_kept: int | None
-    own_before: int | None
+    attended_before: int | None
     context_start: int | None
     question: str
     judged: bool = False
@@ -122,11 +122,11 @@ class PromptBuilder:
             self._may_judge(context, result) and not tools and question == content
             and await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
         )  # fmt: skip
-        if (lacks_answer or may_lack_answer or not found) and not await self._passages.complete(documents):
+        if (lacks_answer or may_lack_answer or not found) and not await self._passages.all_indexed(documents):
             # A document was deleted. The memory still has it.
             found, lacks_answer, may_lack_answer = found or None, False, False
         elif query and not found and not lacks_answer and not has_history and context.all_open:
-            found = await self._seen_anyway(context, recall.passages)
+            found = await self._passages_in_open_segment(context, recall.passages)
         # On a thread: this takes time in proportion to the message.
         return await asyncio.to_thread(
             build,
@@ -145,8 +145,8 @@ class PromptBuilder:
         instructed = context.system is not None or context.instructions is not None
         return knows and result.unjudged and bool(result.passages) and not instructed
 
-    async def _seen_anyway(self, context: TurnContext, limit: int) -> list[Passage]:
-        """Return the passages of the session's documents, which fit into the open segment. So the model sees them, whatever the search finds."""
+    async def _passages_in_open_segment(self, context: TurnContext, limit: int) -> list[Passage]:
+        """Return the passages of the session's documents, if these fit into the open segment: then the model sees them, whatever the search finds."""
         text, documents = (
             self._engine.model.tokenizer.decode(list(context.session.snapshot.open)),
             context.session.documents,
@@ -309,7 +309,7 @@ class PromptBuilder:
         return [*kept, *snapshot.open][-(snapshot.position - snapshot.context_start) :]
 
     def _since(self, context: TurnContext, start: int | None) -> tuple[int | None, int | None]:
-        """Return `visible_kept` and `own_before` of an answer that attends to all tokens from position `start` on.
+        """Return `visible_kept` and `attended_before` of an answer that attends to all tokens from position `start` on.
 
         The memory keeps its first tokens apart. Once the start is among them, the answer attends to everything.
         """

@@ -16,7 +16,7 @@ from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnEvents
 from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
-from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailable
+from everlong_server.errors import Conflict, NotFound, StateUnusable
 from everlong_server.observability.tracing import current_span
 from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
@@ -253,8 +253,7 @@ class ResponseTurns:
 
         Raises `Unavailable`, and `RateLimited` if the tenant has no room for it.
         """
-        if self._engine.draining:
-            raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+        self._engine.require_running()
         await self._quota.reserve(response.id, self._expected_bytes(response), self._store.seconds)
         await self._store.queue(response)
 

@@ -283,7 +283,7 @@ class TurnRunner:
             params.seed if params.seed is not None else secrets.randbits(53),
             lambda event: None,
             prompt.visible_kept,
-            prompt.own_before,
+            prompt.attended_before,
             grammar,
             self._quota.tenant,
             [] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],

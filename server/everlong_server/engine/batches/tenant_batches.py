@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.ingest import DiscardingWriter, FileSource
 from everlong_server.engine.documents.text_checker import clean_filename
-from everlong_server.errors import Conflict, InvalidRequest, ServerError, TooLarge, Unavailable
+from everlong_server.errors import Conflict, InvalidRequest, ServerError, TooLarge
 from everlong_server.observability.tracing import current_span
 from everlong_server.store.batches.batches import Batches
 from everlong_server.store.batches.files import BatchFile, BatchFiles
@@ -35,17 +35,12 @@ class TenantBatches:
     quota: Quota
     max_bytes: int
 
-    def require_running(self) -> None:
-        """Raise `Unavailable` while the server is shutting down."""
-        if self.engine.draining:
-            raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-
     async def add_file(self, source: FileSource, record: IdempotencyRecord) -> BatchFile:
         """Receive and store an input file, durably. For a retry of a completed request, only compares the content with the first one's.
 
         Its requests are checked when a batch is created. Raises `TooLarge`, `InvalidRequest` or `RateLimited`.
         """
-        self.require_running()
+        self.engine.require_running()
         file_id, digest, size = f"file_{record.id}", hashlib.sha256(), 0
         exists = record.answer is not None or (not record.first and await self.files.exists(file_id))
         if not exists:
@@ -93,7 +88,7 @@ class TenantBatches:
 
         `output_seconds`: how long its output files are kept; None: as long as a batch.
         """
-        self.require_running()
+        self.engine.require_running()
         if input_file.startswith("doc_"):
             raise InvalidRequest(
                 f"input_file_id: {input_file[:64]!r} is a document: upload the requests with purpose 'batch'",

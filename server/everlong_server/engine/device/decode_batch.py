@@ -29,7 +29,7 @@ class DecodeBatch:
         """
         tokens = request.open[request.hidden_open :]
         request.logits = self._cached.open(
-            request.state, tokens, request.visible_kept, request.own_before is None, request.owner
+            request.state, tokens, request.visible_kept, request.attended_before is None, request.owner
         )
         self.rows.append(request)  # first: whatever fails after this removes the row, too
         request.ahead.clear()

@@ -27,7 +27,7 @@ from everlong_server.engine.device.requests import (
 )
 from everlong_server.engine.device.runner import Runner
 from everlong_server.engine.device.tensor_parallel import ParallelModel
-from everlong_server.errors import Internal, Overloaded, Unavailable
+from everlong_server.errors import Draining, Internal, Overloaded, Unavailable
 from everlong_server.pools import Pool
 
 T = TypeVar("T")
@@ -142,14 +142,18 @@ class Engine:
         """Mean duration of recent answers, without their time in the queue."""
         return sum(self._durations) / len(self._durations) if self._durations else _DEFAULT_ANSWER_SECONDS
 
+    def require_running(self) -> None:
+        """Raise `Draining` while the server is shutting down."""
+        if self.draining:
+            raise Draining
+
     @contextmanager
     def admit(self) -> Iterator[None]:
         """Admit one answer for the length of the block. Raises `Overloaded` or `Unavailable` at once.
 
         Background answers take no place in the queue: their workers limit their number.
         """
-        if self.draining:
-            raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+        self.require_running()
         if not self.alive:
             raise Unavailable(
                 "the engine has failed; the server must be restarted", code="engine_failed", retry_after=30

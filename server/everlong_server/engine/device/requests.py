@@ -61,9 +61,9 @@ class AnswerRequest:
     """A request to prefill `prompt` after `state` and the open segment, and to generate an answer.
 
     `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
-    that enter the state while the request runs are always attended to. `own_before`: if set and the state keeps tokens, the
-    answer attends to its prompt and to this many tokens before it, in the state and in `open`, which belong to the prompt, too; it does not attend
-    to any others, whatever `visible_kept` is. The tokens in `open` still become part of the state with their segment.
+    that enter the state while the request runs are always attended to. `attended_before`: if set, the answer attends only to
+    its prompt and to this many tokens before it, whether they are in the state or in `open`, and `visible_kept` does not count. Ignored if
+    the state keeps no tokens. The tokens in `open` still become part of the state with their segment.
     `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `text_before`: the last tokens
     of a text that the answer continues. `background`: the request waits for all others. `refusal`: the answer if the evidence in the
     prompt lacks one; None generates an answer in any case.
@@ -76,7 +76,7 @@ class AnswerRequest:
     seed: int
     sink: Sink
     visible_kept: int | None = None
-    own_before: int | None = None
+    attended_before: int | None = None
     grammar: Grammar | None = None
     owner: str = ""
     text_before: Sequence[int] = ()

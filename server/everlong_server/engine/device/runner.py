@@ -153,8 +153,8 @@ class Runner:
 
     def _schedule_answer(self, request: AnswerRequest) -> None:
         """Queue the answer: as a document while its prompt exceeds a segment."""
-        if request.own_before is not None:
-            request.hide_earlier_tokens(request.own_before)
+        if request.attended_before is not None:
+            request.hide_earlier_tokens(request.attended_before)
         if len(request.open) + len(request.prompt) > self._memory.segment_length:
             self._scheduler.add_document(request.id, request.owner, background=request.background)
         else:

@@ -43,8 +43,8 @@ _CALLS = {
     _ROWS: {"open", "start_next_segment", "remove", "step", "rewind", "clear"},
 }
 """The methods of the model's memory and of the `DecodeRows` that all processes must call."""
-_MEETING = "meeting"
-"""Name of the file by which the processes find each other."""
+_RENDEZVOUS = "rendezvous"
+"""Name of the file by which the processes find each other (PyTorch's `FileStore`)."""
 _EXIT_SECONDS = 10.0
 """How long the server has to exit after a worker's end: its device thread may wait for that worker for ever. Also how long it waits for a worker
 that it has killed."""
@@ -69,7 +69,7 @@ class Workers:
         self.failure: str | None = None
         self._stopping = False
         self._folder = Path(tempfile.mkdtemp(prefix="everlong-ranks-"))
-        self.ranks = Ranks(0, size, self._folder / _MEETING)
+        self.ranks = Ranks(0, size, self._folder / _RENDEZVOUS)
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
             # A session of its own: Ctrl-C reaches the server alone, which may still have answers to finish.
@@ -188,10 +188,10 @@ def _work() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the server stops its workers when it has finished
         signal.signal(number, signal.SIG_IGN)
     folder, rank, size = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    if not (folder / _MEETING).exists():  # the server has ended
+    if not (folder / _RENDEZVOUS).exists():  # the server has ended
         return
     # Before `_receive` can remove the file: this would wait for it, and keep Python's other threads waiting.
-    ranks = Ranks(rank, size, folder / _MEETING)
+    ranks = Ranks(rank, size, folder / _RENDEZVOUS)
     messages = SimpleQueue[Any]()
     Thread(target=_receive, args=(messages, folder), daemon=True).start()
     kind, threads, load = messages.get()

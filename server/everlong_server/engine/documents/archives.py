@@ -53,7 +53,7 @@ async def add_archive(
     with the first request's. `ocr_language`: as in `Ingest.add`. Raises `ServerError`.
     """
     language = ingest.language_named(ocr_language)
-    ingest.require_running()
+    ingest.engine.require_running()
     await ingest.redis.ping()  # fail before the upload, not after it
     if record.first:
         await ingest.quota.require_room(source.announced_bytes, ingest.engine.model.fingerprint)

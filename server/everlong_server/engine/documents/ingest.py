@@ -24,7 +24,7 @@ from everlong_server.engine.documents.formats.conversion import Conversion
 from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Language
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.errors import InvalidRequest, NotFound, ServerError, TooLarge, Unavailable
+from everlong_server.errors import InvalidRequest, NotFound, ServerError, TooLarge
 from everlong_server.pools import Pool
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.chats import Chats
@@ -174,7 +174,7 @@ class Ingest:
         Raises `ServerError`.
         """
         language = self.language_named(ocr_language)
-        self.require_running()
+        self.engine.require_running()
         await self.redis.ping()  # fail before the upload, not after it
         document_id = f"doc_{record.id}"
         exists = record.answer is not None or (not record.first and await self.documents.exists(document_id))
@@ -280,11 +280,6 @@ class Ingest:
             return Language(name, self.language.models)
         except ValueError as error:
             raise InvalidRequest(f"ocr_language: {error}", param="ocr_language") from None
-
-    def require_running(self) -> None:
-        """Raise `Unavailable` while the server is shutting down."""
-        if self.engine.draining:
-            raise Unavailable("the server is shutting down", code="draining", retry_after=5)
 
     async def _converted(
         self,

@@ -94,7 +94,7 @@ async def store_once(
 async def _begin(ingest: Ingest, records: IdempotencyRecords, key: str, id: str | None) -> IdempotencyRecord:
     """Begin the record as soon as no other request works on it."""
     while True:
-        ingest.require_running()
+        ingest.engine.require_running()
         try:
             return await records.begin(key, id)
         except Conflict:
@@ -107,5 +107,5 @@ async def wait_until_read(ingest: Ingest, documents: Sequence[str]) -> None:
     readings = ingest.documents.readings
     id = await readings.ensure(ingest.engine.model.fingerprint, documents)
     while (reading := await readings.get(id)) is not None and reading.status in ("queued", "reading"):
-        ingest.require_running()
+        ingest.engine.require_running()
         await asyncio.sleep(_POLL_SECONDS)

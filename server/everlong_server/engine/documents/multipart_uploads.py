@@ -96,7 +96,7 @@ class MultipartUploads:
         For a retry of a completed request, only compares the content with the first request's. Raises `Conflict` if the upload
         has ended, and `TooLarge` if the part does not fit.
         """
-        self.ingest.require_running()
+        self.ingest.engine.require_running()
         part = Part(f"part_{record.id}", upload_id, 0, await self.uploads.moment())
         if record.answer is not None:
             await self._compare(part, source, record)
@@ -267,7 +267,7 @@ class MultipartUploads:
 
     async def _join(self, upload: Upload, document_id: str, parts: Sequence[Part], md5: str | None) -> ReceivedFile:
         """Join the parts in one blob and check the text. Raises `ServerError` if the file or its checksum is invalid."""
-        self.ingest.require_running()
+        self.ingest.engine.require_running()
         blobs = self.ingest.blobs
         checker = TextChecker(self.ingest.max_bytes, Declared(upload.filename))
         total = hashlib.md5(usedforsecurity=False)

@@ -107,7 +107,7 @@ class Reader(JobWorker[ReadingClaim]):
             await _cancel_all(list(self._indexing))
 
     async def claim(self, id: str, by: str) -> ReadingClaim | None:
-        """ReadingClaim the reading; None if it is over."""
+        """Claim the reading. Returns None if it has ended."""
         return await self._documents.readings.claim(id, by)
 
     async def reset_tries(self, id: str, claim: ReadingClaim) -> None:
@@ -139,11 +139,11 @@ class Reader(JobWorker[ReadingClaim]):
             await self.fail(id, claim, "reading_killed", message)
             return True
         try:
-            async with AsyncExitStack() as alone:
+            async with AsyncExitStack() as suspect_lock:
                 if claim.starts:
-                    await alone.enter_async_context(self._suspects)
+                    await suspect_lock.enter_async_context(self._suspects)
                 async with self._counted(id, claim):
-                    return await self._read(id, claim, alone)
+                    return await self._read(id, claim, suspect_lock)
         except (OSError, Unavailable) as error:
             # The blob store is unavailable or full, this text cannot be read, or this replica lacks an encryption key that
             # another may have. The document may be readable later; other documents must not wait for it.
@@ -166,8 +166,8 @@ class Reader(JobWorker[ReadingClaim]):
                 async with asyncio.timeout(_COUNT_SECONDS):
                     await counters(id, claim, **ended)
 
-    async def _read(self, id: str, claim: ReadingClaim, alone: AsyncExitStack) -> bool:
-        """Read, and fail the reading if its document cannot be read. `alone`: what keeps other suspects waiting."""
+    async def _read(self, id: str, claim: ReadingClaim, suspect_lock: AsyncExitStack) -> bool:
+        """Read, and fail the reading if its document cannot be read. `suspect_lock`: holds `_suspects` if the reading is a suspect, until its first checkpoint."""
         reading = await self._documents.readings.get(id, with_state=True)
         if reading is None:
             return True
@@ -176,17 +176,19 @@ class Reader(JobWorker[ReadingClaim]):
                 "read", "consumer", parent=reading.trace, everlong__document=reading.documents[-1],
                 everlong__model=self._engine.model.name, everlong__attempt=claim.attempts,
             ) as span:  # fmt: skip
-                cursor, over = await self._advance(reading, claim, alone)
+                cursor, over = await self._advance(reading, claim, suspect_lock)
                 span.set(everlong__tokens__read=cursor.tokens, everlong__segments=cursor.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
             if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.store_id) is None:
-                raise  # the whole blob store is missing, not this text alone
+                raise  # the whole blob store is missing, not this text suspect_lock
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             await self.fail(id, claim, code, str(error))
             return True
 
-    async def _advance(self, reading: Reading, claim: ReadingClaim, alone: AsyncExitStack) -> tuple[Cursor, bool]:
+    async def _advance(
+        self, reading: Reading, claim: ReadingClaim, suspect_lock: AsyncExitStack
+    ) -> tuple[Cursor, bool]:
         """Read to the end of the last document, or until the turn is over and others wait.
 
         Returns the cursor, and whether it is the end.
@@ -217,7 +219,7 @@ class Reader(JobWorker[ReadingClaim]):
                         await checkpoints.add(prefill)
                         if claim.starts:
                             await checkpoints.written()
-                            await alone.aclose()  # it is no suspect any more
+                            await suspect_lock.aclose()  # it is no suspect any more
                         due = self._checkpoint_seconds
                         if await self._turn_is_over(started):
                             await checkpoints.written()

@@ -216,7 +216,7 @@ class Passages:
                 names[document_id] = (await self._documents.get(document_id)).filename
         return names
 
-    async def complete(self, documents: Sequence[str]) -> bool:
+    async def all_indexed(self, documents: Sequence[str]) -> bool:
         """Whether all of `documents` exist and have an index. Only then does an empty result mean that nothing matches."""
         for document_id in documents:
             try:

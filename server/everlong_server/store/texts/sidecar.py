@@ -45,7 +45,7 @@ class Sidecar:
     """Builds sidecar files, blobs whose names begin with their document's id."""
 
     def __init__(self, blobs: Blobs, documents: DocumentLookup, pool: Pool | None = None) -> None:
-        """`pool`: the threads that build; None: those for short work, of short and of long texts."""
+        """`pool`: the threads that build; None: those of one of two shared pools, chosen by the length of the text."""
         self._blobs = blobs
         self._documents = documents
         self._pool = pool

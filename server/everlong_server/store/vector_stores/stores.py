@@ -18,12 +18,12 @@ from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
 
 MAX_FILES = 256
-"""Maximum number of documents in one set: as many as one search takes."""
+"""Maximum number of documents in one vector store: as many as one search takes."""
 _BATCH_MS = 24 * 3600 * 1000
 _GONE, _ADDED, _NO_DOCUMENT, _FULL, _CHANGED = 0, 2, -1, -2, -3
 
-# Defines `detach(stores, store, document)`, which removes a document from a set, except for the document's own list of sets.
-# `stores`: prefix of the keys of sets. Returns the bytes that the reference counted; nothing if there was none.
+# Defines `detach(stores, store, document)`, which removes a document from a vector store, except for the document's own list of them.
+# `stores`: prefix of the keys of vector stores. Returns the bytes that the reference counted; nothing if there was none.
 DETACH = """
 local function detach(stores, store, document)
   local entry = stores .. store .. ':file:' .. document
@@ -113,7 +113,7 @@ take_out(KEYS[2], ARGV[1], KEYS[5])
 
 
 class VectorStores:
-    """One tenant's sets. Those of other tenants are not found."""
+    """One tenant's vector stores. Those of other tenants are not found."""
 
     def __init__(self, redis: Client, tenant: str, quota: Quota, vault: Vault | None = None) -> None:
         self._redis = redis
@@ -123,11 +123,11 @@ class VectorStores:
         self._quota = quota
 
     def of(self, tenant: str) -> VectorStores:
-        """Return the sets of another tenant."""
+        """Return the vector stores of another tenant."""
         return VectorStores(self._redis, tenant, self._quota.of(tenant), self._vault)
 
     async def create(self, store: VectorStore) -> None:
-        """Store a new set, without its files. Does nothing if it exists. Raises `RateLimited`."""
+        """Store a new vector store, without its files. Does nothing if it exists. Raises `RateLimited`."""
         counted = store.counted
         fields = store.changeable() | {
             "id": store.id, "tenant": self._tenant, "created_at": str(store.created_at), "active_at": str(store.created_at),
@@ -141,13 +141,13 @@ class VectorStores:
         self._require_room(done)
 
     async def get(self, store_id: str) -> VectorStore:
-        """Return the set. Raises `NotFound`."""
+        """Return the vector store. Raises `NotFound`."""
         stored = await self._stored(store_id)
         files = await self._redis.zcard(keys.vector_store_files(store_id))
         return VectorStore.of(self._vault.opened(stored), int(files))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[VectorStore], bool]:
-        """Return a page of sets, newest first, and whether more follow. Reads none of their files."""
+        """Return a page of vector stores, newest first, and whether more follow. Reads none of their files."""
         ids, more = await page(self._redis, keys.vector_stores(self._tenant), limit, after)
         async with self._redis.pipeline(transaction=False) as pipe:
             for store_id in ids:
@@ -168,7 +168,7 @@ class VectorStores:
         return await self.get(store_id)
 
     async def delete(self, store_id: str) -> None:
-        """Delete the set. Its documents stay. Raises `NotFound`."""
+        """Delete the vector store. Its documents stay. Raises `NotFound`."""
         await self.get(store_id)
         index = keys.vector_stores(self._tenant)
         await self._scripts.run(
@@ -183,9 +183,9 @@ class VectorStores:
     # Files
 
     async def attach(self, file: StoredFile) -> StoredFile:
-        """Add a document, which belongs to the same tenant, to a set. If it is in the set already, set its attributes.
+        """Add a document, which belongs to the same tenant, to a vector store. If it is in there already, set its attributes.
 
-        Raises `NotFound`, `InvalidRequest` if the set is full, and `RateLimited`.
+        Raises `NotFound`, `InvalidRequest` if the vector store is full, and `RateLimited`.
         """
         await self.get(file.store)
         counted = file.counted
@@ -223,7 +223,7 @@ class VectorStores:
         return found
 
     async def file(self, store_id: str, document: str) -> StoredFile:
-        """Return a file of a set. Raises `NotFound`."""
+        """Return a file of a vector store. Raises `NotFound`."""
         await self.get(store_id)
         name = keys.vector_store_file(store_id, document)
         stored = await self._redis.hgetall(name) if is_id("doc", document) else None
@@ -232,7 +232,7 @@ class VectorStores:
         return StoredFile.of(document, store_id, self._vault.opened(stored))
 
     async def files(self, store_id: str, limit: int, after: str | None = None) -> tuple[list[StoredFile], bool]:
-        """Return a page of a set's files, newest first, and whether more follow. Raises `NotFound`."""
+        """Return a page of a vector store's files, newest first, and whether more follow. Raises `NotFound`."""
         await self.get(store_id)
         ids, more = await page(self._redis, keys.vector_store_files(store_id), limit, after)
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -244,7 +244,7 @@ class VectorStores:
         ], more
 
     async def detach(self, store_id: str, document: str) -> None:
-        """Remove a document from a set. The document stays. Raises `NotFound`."""
+        """Remove a document from a vector store. The document stays. Raises `NotFound`."""
         await self.file(store_id, document)
         files = keys.vector_store_files(store_id)
         await self._scripts.run(
@@ -284,7 +284,7 @@ class VectorStores:
             raise self._quota.no_room()
 
     async def _stored(self, store_id: str) -> Hash:
-        """Return the hash of a set, as it is stored. Raises `NotFound`."""
+        """Return the hash of a vector store, as it is stored. Raises `NotFound`."""
         stored = await self._redis.hgetall(keys.vector_store(store_id)) if is_id("vs", store_id) else None
         if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
             raise _no_store(store_id)

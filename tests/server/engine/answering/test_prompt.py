@@ -113,7 +113,7 @@ def test_a_judged_answer_attends_to_the_beginning_of_its_prompt(tiny_model: Path
         )
         assert built.judged
         assert len(built.tokens) > 16
-        assert built.own_before == own
+        assert built.attended_before == own
 
 
 @pytest.mark.parametrize("read", [0, 2, 30, 300])
@@ -141,16 +141,16 @@ def test_later_answers_attend_to_the_conversation_from_its_beginning_while_that_
                 prompt = prompts.continuation(context, Recall(4, 96))
             request = AnswerRequest(
                 state, list(snapshot.open), prompt.tokens, SamplingParams(), 0, lambda _: None, prompt.visible_kept,
-                prompt.own_before,
+                prompt.attended_before,
             )  # fmt: skip
-            if request.own_before is not None:
-                request.hide_earlier_tokens(request.own_before)
+            if request.attended_before is not None:
+                request.hide_earlier_tokens(request.attended_before)
             request.collect_context(memory.kept_tokens(state))
-            first = state["sinks"][0, : min(4, int(state["seen"]))].tolist() if prompt.own_before is None else []
+            first = state["sinks"][0, : min(4, int(state["seen"]))].tolist() if prompt.attended_before is None else []
             attended = [*first, *request.context]
             if continued is not None:
                 assert attended == [*before, *answered, *prompt.tokens], "what the first part attended to"
-        whole.append(not messages or prompt.own_before != 0)
+        whole.append(not messages or prompt.attended_before != 0)
         assert not whole[-1] or attended[: len(before)] == before
         assert not whole[-1] or tokenizer.decode(attended).count(found[0].text) == 1, "the passage is not repeated"
         before, answered = attended, tokenizer.encode(f" I wait {messages}.")
@@ -179,7 +179,7 @@ def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny
     )
     hides = {"lacks_answer": False, "may_lack_answer": True}
     first = prompts.build(context, "Who?", [passages_of(ALICE)[6].part(0, 20)], Recall(4, 96), **hides)
-    assert (first.own_before, first.context_start) == (0, read)
+    assert (first.attended_before, first.context_start) == (0, read)
     said = [*open, *first.tokens[: 16 - len(open) - 1]]  # still in the open segment
     answer = AnswerMessage("m", "s", served.name, 0.0, 0, first.evidence, usage=Usage(len(said), 1, 0))
     after = Session(
@@ -187,7 +187,7 @@ def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny
     )
     context = TurnContext(after, state, (), None, AsyncMock(), continued=answer)
     continued = prompts.continuation(context, Recall(4, 96))
-    assert continued.own_before == len(said) - len(open)
+    assert continued.attended_before == len(said) - len(open)
     assert continued.context_start == read
 
 
@@ -215,7 +215,7 @@ def test_a_conversation_begins_anew_with_its_system_message_if_there_is_evidence
         return prompt, tokenizer.decode(prompt.tokens, skip_special=False)
 
     anew, text = built(found)
-    assert (anew.own_before, anew.context_start) == (0, len(read))
+    assert (anew.attended_before, anew.context_start) == (0, len(read))
     assert text.count("Be brief.") == 1
     assert served.chat.system is not None
     assert anew.tokens[: len(served.chat.system[0])] == list(served.chat.system[0])
@@ -228,7 +228,7 @@ def test_a_conversation_begins_anew_with_its_system_message_if_there_is_evidence
     assert ("Who slept?" in said, "Who waited?" in said) == (True, False)
     assert "Be brief." not in built(found, system="Be brief. " * 50)[1], "it would take more than half of the room"
     for others in (built([]), built(found, question="Who asked?"), built(found, "Why? " * 300)):
-        assert (others[0].own_before, others[0].visible_kept, others[0].context_start) == (None, 256, None)
+        assert (others[0].attended_before, others[0].visible_kept, others[0].context_start) == (None, 256, None)
         assert "Be brief." not in others[1]
 
 
@@ -254,7 +254,7 @@ def test_a_prompt_that_begins_anew_has_the_last_question_and_answer_if_the_messa
     session = Session("", "", "", ("doc",), Snapshot(position=len(read), context_start=10), 2)
     context = TurnContext(session, state, (), Exchange("Who waited?", "Kitty."), AsyncMock())
     prompt = asyncio.run(prompts.prompt(context, message, Recall(16, 64)))
-    assert prompt.own_before == 0
+    assert prompt.attended_before == 0
     assert ("Who waited?" in served.tokenizer.decode(prompt.tokens)) is shows
 
 

@@ -34,7 +34,7 @@ async def receive_file(services: Services, request: Request, record: Idempotency
         if "purpose" in upload.values:
             return await _store(services, begun, upload.values["purpose"], record)
         # The purpose comes after the file: keep the file until it is known.
-        services.ingest.require_running()
+        services.ingest.engine.require_running()
         name, blobs = f"file_{record.id}.{uuid.uuid4().hex}.upload", services.shared.stores.blobs
         try:
             kept = _Kept(upload, blobs, name, await _keep(blobs, name, begun, services.ingest.max_bytes))

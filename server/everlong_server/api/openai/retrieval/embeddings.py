@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.openai.retrieval.embedding_schemas import (
     CreateEmbeddings,
     CreateRerank,
@@ -35,8 +35,6 @@ router = APIRouter(tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonR
 async def embeddings(body: CreateEmbeddings, request: Request, services: CallerServices) -> Response:
     """Returns a vector for each text. Texts that mean the same have vectors with a high dot product."""
     content = await run_unless_disconnected(request, _embeddings(services, body))
-    if content is None:
-        return Response(status_code=CLIENT_CLOSED)
     return Response(content, media_type="application/json")
 
 
@@ -66,8 +64,6 @@ def _embedding(vector: Floats, encoding: str) -> str | list[float]:
 async def rerank(body: CreateRerank, request: Request, services: CallerServices) -> Response:
     """Orders texts by their relevance for a query, the best first. Both paths do the same: clients of Cohere use `/v2/rerank`."""
     reranking = await run_unless_disconnected(request, _rerank(services, body))
-    if reranking is None:
-        return Response(status_code=CLIENT_CLOSED)
     return JSONResponse(reranking.model_dump(exclude_none=True))
 
 

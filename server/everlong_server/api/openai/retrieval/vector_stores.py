@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.openai.retrieval.vector_store_view import view_hit, view_store
@@ -100,8 +100,6 @@ async def search(
 ) -> Response:
     """Returns the passages of a vector store's files that fit a query best."""
     result = await run_unless_disconnected(request, _search(services, vector_store_id, body))
-    if result is None:
-        return Response(status_code=CLIENT_CLOSED)
     return JSONResponse(result.model_dump(mode="json"))
 
 
