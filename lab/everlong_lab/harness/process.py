@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
+from everlong_lab.harness.ports import free_port
 from everlong_lab.harness.tiny import save_tiny
 
 
@@ -24,8 +24,7 @@ class Process:
     name in errors. `fresh`: open a connection for each request."""
 
     def __init__(self, command: Sequence[str], *, ready: str, what: str, fresh: bool = False) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
         self._command = [part.replace("{port}", str(self._port)) for part in command]
         self._ready, self._what = ready, what
         self._process: psutil.Popen | None = None

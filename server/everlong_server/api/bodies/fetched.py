@@ -23,7 +23,9 @@ class FetchedBody:
 
     def __init__(self, answer: httpx.Response, filename: str) -> None:
         self._answer = answer
-        self.headers = answer.headers
+        self.headers = answer.headers.copy()
+        # Without a charset, the encoding is recognised: many web servers name the same one for all their files.
+        self.headers["content-type"] = answer.headers.get("content-type", "").partition(";")[0]
         self.query_params = {"filename": filename} if filename else {}
 
     async def stream(self) -> AsyncIterator[bytes]:

@@ -21,6 +21,8 @@ PAGE = b"<!doctype html><html><body><h1>Harbours</h1><p>Ferries leave at dawn.</
 
 ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "/story.txt": (200, {"content-type": "text/plain; charset=utf-8"}, "Zwölf Katzen.".encode()),
+    "/mislabelled.txt": (200, {"content-type": "text/plain; charset=iso-8859-1"}, "Zwölf Katzen.".encode()),
+    "/latin.txt": (200, {"content-type": "text/plain; charset=iso-8859-1"}, "Zwölf Katzen schlafen.".encode("latin-1")),
     "/page": (200, {"content-type": "text/html"}, PAGE),
     "/no%0Aname": (200, {"content-type": "text/plain"}, b"Nameless."),
     f"/{'x' * 300}": (200, {"content-type": "text/plain"}, b"Nameless."),
@@ -68,6 +70,8 @@ def test_documents_from_an_allowed_host(new_server: Callable[..., Server], web: 
     story = fetch("/story.txt")
     assert (story["filename"], story["format"], story["bytes"]) == ("story.txt", None, len("Zwölf Katzen.".encode()))
     assert story["state_digest"] == server.read("Zwölf Katzen.")["state_digest"]
+    for name, words in (("/mislabelled.txt", "Zwölf Katzen."), ("/latin.txt", "Zwölf Katzen schlafen.")):
+        assert server.http.get(f"/v1/documents/{fetch(name)['id']}/text").json()["text"] == words
     assert fetch("/page", filename="harbours")["filename"] == "harbours"
     assert fetch("/page")["format"] == "html"
     assert fetch("/paper.pdf")["format"] == "pdf"
