@@ -31,6 +31,7 @@ WITHOUT = {
     "/v1/responses/{response_id}/cancel": "cancels: a second time changes nothing",
     "/v1/batches/{batch_id}/cancel": "cancels: a second time changes nothing",
     "/v1/messages/count_tokens": "counts: a second time changes nothing",
+    "/v1/responses/input_tokens": "counts: a second time changes nothing",
     "/v1/search": "makes nothing",
     "/api/show": "makes nothing",
     "/api/embed": "makes nothing",

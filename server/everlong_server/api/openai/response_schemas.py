@@ -135,8 +135,8 @@ class ResponseStreamOptions(Nullable, Wire):
     include_obfuscation: Literal[False] = False
 
 
-class CreateResponse(Nullable, SamplingParams):
-    """A new response. Takes OpenAI's fields and those of a native message."""
+class _ResponseInput(Nullable):
+    """What a response answers."""
 
     model: str | None = Field(None, max_length=256, description="default: the served model")
     input: Input
@@ -146,6 +146,28 @@ class CreateResponse(Nullable, SamplingParams):
         max_length=128,
         description="response that this one continues from; several responses can continue from one",
     )
+    text: TextConfig = Field(default_factory=TextConfig)
+    tools: list[ResponseTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: ResponseToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
+    parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
+    truncation: Literal["auto", "disabled"] = Field("disabled", description="no effect: nothing is ever truncated")
+    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
+
+
+class CountInputTokens(_ResponseInput, Wire):
+    """A response whose input tokens are counted."""
+
+
+class InputTokens(Wire):
+    """The number of input tokens that a response would have."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class CreateResponse(_ResponseInput, SamplingParams):
+    """A new response. Takes OpenAI's fields and those of a native message."""
+
     store: bool = Field(True, description="false: the response cannot be retrieved or continued from")
     background: bool = Field(False, description="true: return at once; `GET` the response for its answer")
     stream: bool = False
@@ -154,18 +176,12 @@ class CreateResponse(Nullable, SamplingParams):
     include: list[Literal["message.output_text.logprobs", "file_search_call.results"]] = Field(
         default_factory=list, max_length=16
     )
-    text: TextConfig = Field(default_factory=TextConfig)
     metadata: Metadata = Field(default_factory=dict, description="the response repeats it")
-    tools: list[ResponseTool] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: ResponseToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
-    parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
-    truncation: Literal["auto", "disabled"] = Field("disabled", description="no effect: nothing is ever truncated")
     user: str | None = Field(None, max_length=512, description="ignored")
     safety_identifier: str | None = Field(None, max_length=512, description="ignored")
     prompt_cache_key: str | None = Field(
         None, max_length=512, description="ignored: the server finds what it has read by the response that comes before"
     )
-    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class FileCitation(Wire):

@@ -19,12 +19,15 @@ from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.response_events import replayed_events, response_events, response_view
 from everlong_server.api.openai.response_requests import has_content, parse_request, with_model
 from everlong_server.api.openai.response_schemas import (
+    CountInputTokens,
     CreateResponse,
     InputItem,
     InputItemList,
+    InputTokens,
     Response,
     ResponseDeleted,
 )
+from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.views import CallerServices
@@ -62,6 +65,24 @@ async def create(
         send=partial(event_stream, keepalive_seconds=services.shared.settings.keepalive_seconds) if body.stream else None,
         made=lambda record: _made(services, body, record),
     )  # fmt: skip
+
+
+@router.post("/input_tokens")
+async def count_input_tokens(body: CountInputTokens, request: Request, services: CallerServices) -> InputTokens:
+    """Counts the input tokens of a response as the model would get it, documents and passages included. Generates nothing.
+
+    Documents of the request are stored and read, as for an answer.
+    """
+    return await run_unless_disconnected(request, _count(services, body))
+
+
+async def _count(services: Services, body: CountInputTokens) -> InputTokens:
+    previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
+    asked = CreateResponse.model_validate(body.model_dump(exclude_unset=True, by_alias=True))
+    services = await with_model(services, asked, previous)
+    response = await parse_request(services, asked, previous)
+    await services.wait_for_memory(response.documents, inline=has_content(asked))
+    return InputTokens(input_tokens=await services.response_turns.count_tokens(response, previous))
 
 
 async def _made(services: Services, body: CreateResponse, record: IdempotencyRecord) -> dict[str, Any] | None:

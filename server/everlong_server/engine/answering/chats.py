@@ -70,10 +70,18 @@ class ChatTurns:
         return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
 
     async def count_tokens(
-        self, documents: Sequence[str], messages: Sequence[Message], recall: Recall, tools: ToolUse | None = None
+        self,
+        documents: Sequence[str],
+        messages: Sequence[Message],
+        recall: Recall,
+        tools: ToolUse | None = None,
+        *,
+        checkpoint: ChatCheckpoint | None = None,
+        field: str = "messages",
+        system: str | None = None,
     ) -> int:
-        """Return the number of tokens of the prompt that `answer` would make."""
-        context = self._context(documents, messages, recall, tools, None, None)
+        """Return the number of tokens of the prompt that `answer` would make with the same arguments."""
+        context = self._context(documents, messages, recall, tools, checkpoint, None, field, system=system)
         return await self._turns.count_tokens(context, messages[-1].content, recall, tools)
 
     @asynccontextmanager

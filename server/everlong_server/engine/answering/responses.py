@@ -142,11 +142,7 @@ class ResponseTurns:
         if store is not None and not response.background:
             await self._quota.require_bytes(self._expected_bytes(response))
         params = SamplingParams.model_validate(response.request["params"])
-        recall, files = Recall(*response.request["recall"]), dict[str, StoredFile]()
-        file_search = FileSearch.of(response.request.get("file_search"))
-        if file_search is not None:
-            files = await self._store_search.files(file_search.stores, file_search.filter, "tools")
-            recall = replace(recall, also_in=tuple(files))
+        recall, files = await self._recall(response)
         response_turn: ResponseTurn | None = None
 
         async def on_complete(message: AnswerMessage, session: Session) -> None:
@@ -156,15 +152,12 @@ class ResponseTurns:
                 await store(answered)
             response_turn.response = answered
 
-        messages = response.said
-        checkpoint = await self._checkpoint(response, previous)
-        if checkpoint is None and previous is not None:
-            messages = (*await self._messages_until(previous), *messages)
+        messages, checkpoint = await self._unread(response, previous)
         turn = await self._chat_turns.answer(
             response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
             checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.system,
         )  # fmt: skip
-        if file_search is not None:
+        if files is not None:
             try:
                 searched = await self._store_search.call(response.question, files, turn.evidence or ())
             except BaseException:
@@ -173,6 +166,32 @@ class ResponseTurns:
             response = replace(response, searched=searched)
         response_turn = ResponseTurn(response, turn)
         return response_turn
+
+    async def count_tokens(self, response: Response, previous: Response | None) -> int:
+        """Return the number of tokens of the prompt of `response`, all that was read before included. Generates and stores nothing."""
+        recall, _ = await self._recall(response)
+        messages, checkpoint = await self._unread(response, previous)
+        return await self._chat_turns.count_tokens(
+            response.documents, messages, recall, ToolUse.of(response.request.get("tool_use")),
+            checkpoint=checkpoint, field="input", system=response.system,
+        )  # fmt: skip
+
+    async def _recall(self, response: Response) -> tuple[Recall, dict[str, StoredFile] | None]:
+        """Return the recall of the answer, and the files of the vector stores that it searches; None without such a search."""
+        recall, file_search = Recall(*response.request["recall"]), FileSearch.of(response.request.get("file_search"))
+        if file_search is None:
+            return recall, None
+        files = await self._store_search.files(file_search.stores, file_search.filter, "tools")
+        return replace(recall, also_in=tuple(files)), files
+
+    async def _unread(
+        self, response: Response, previous: Response | None
+    ) -> tuple[Sequence[Message], ChatCheckpoint | None]:
+        """Return the messages that must be read, and the checkpoint that they follow; None if they are the whole conversation."""
+        checkpoint = await self._checkpoint(response, previous)
+        if checkpoint is None and previous is not None:
+            return (*await self._messages_until(previous), *response.said), None
+        return response.said, checkpoint
 
     async def _checkpoint(self, response: Response, previous: Response | None) -> ChatCheckpoint | None:
         """Return the checkpoint that `response` continues from.

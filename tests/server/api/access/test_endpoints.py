@@ -56,6 +56,9 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
+    "POST /v1/responses/input_tokens": lambda ids: {
+        "json": {"model": MODEL, "input": "Hi", "previous_response_id": ids["response_id"]}
+    },
     "POST /v1/search": lambda ids: {"json": {"query": "secret", "documents": [ids["document_id"]]}},
     "POST /v1/vector_stores": lambda ids: {"json": {"file_ids": [ids["file_id"]]}},
     "POST /v1/vector_stores/{vector_store_id}": lambda ids: {"json": {"name": "b"}},

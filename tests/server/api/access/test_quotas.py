@@ -26,6 +26,7 @@ SPENDING = {
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /v1/batches",

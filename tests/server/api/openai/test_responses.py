@@ -35,6 +35,21 @@ def test_a_response_says_what_a_session_says(client: OpenAI, server: Server) -> 
     assert cached(last) > SEGMENT
 
 
+def test_input_tokens_are_counted_as_they_are_used(client: OpenAI, book: str) -> None:
+    last = None
+    for asked in ("Tell me of it. " * 40, ask("What did she say?", book), "Why?"):
+        given: dict[str, Any] = {"instructions": "Be brief."}
+        if last is not None:
+            given["previous_response_id"] = last.id
+        counted = client.responses.input_tokens.count(model=MODEL, input=asked, **given)
+        last = respond(client, asked, **given)
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", last.usage.input_tokens)
+    with pytest.raises(openai.UnprocessableEntityError, match="stream: unknown field"):
+        client.responses.input_tokens.count(input="Hi", extra_body={"stream": True})
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(input="Hi", previous_response_id="resp_gone")
+
+
 def test_continuing_twice_from_one_response_forks_it(client: OpenAI) -> None:
     root = respond(client, "Tell me of it. " * 40)
     one, other = (respond(client, "And?", previous_response_id=root.id) for _ in range(2))
