@@ -43,7 +43,12 @@ def normalised_authority(host: str) -> str:
 
 def normalised_host(host: str) -> str:
     """Return the name or address of a host in lower case and ASCII, without a dot at its end. Raises `ValueError` for other strings."""
-    url = httpx.URL(f"//{normalised_authority(host)}")
-    if url.port is not None:
-        raise ValueError(f"{host!r} has a port; give the host alone, which holds for every port")
+    if is_address(host):
+        return str(ipaddress.ip_address(host))
+    try:
+        url = httpx.URL(f"//{normalised_authority(host)}")
+    except ValueError:
+        url = httpx.URL()
+    if not url.host or url.port is not None:
+        raise ValueError(f"{host!r} is not a host; give a name or an address, without a port")
     return url.raw_host.decode().lower().removesuffix(".")

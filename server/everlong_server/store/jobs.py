@@ -1,7 +1,7 @@
 """`Jobs`: a Redis stream of work to be done by one model, shared by all replicas; and the keys that say which replicas live.
 
-Tenants take turns, however many jobs each of them has waiting, among the oldest `_SCAN_LIMIT` jobs. The setting `tenant_queued` bounds the
-jobs of a tenant. The jobs of one tenant are done in the order they were queued.
+Tenants take turns among the oldest `_SCAN_LIMIT` jobs of the queue. A tenant with more jobs than that delays the others; the setting
+`tenant_queued` prevents it. The jobs of one tenant are done in the order they were queued.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def temporary_folders(server: Server) -> set[str]:
     for process in server.memory.children(recursive=True):
         with suppress(psutil.Error):
             if "everlong_server.engine.documents.formats.worker" in process.cmdline():
-                found.add(process.environ()["TMPDIR"])
+                found |= {process.environ()["TMPDIR"]} if process.cmdline()[0] != "env" else set()
     return found
 
 

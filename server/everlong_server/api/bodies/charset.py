@@ -4,48 +4,62 @@ from __future__ import annotations
 
 import codecs
 
-from everlong_server.engine.documents.formats.catalogue import MEDIA_TYPES, is_accepted
+from everlong_server.engine.documents.formats.catalogue import HEAD, MEDIA_TYPES, detect, is_accepted
 from everlong_server.engine.documents.formats.labels import encoding_of
 from everlong_server.errors import UnsupportedMedia
 
 _UTF8 = ("utf-8", "utf8", "us-ascii", "ascii")
+_WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 _NO_CHARSETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
 """Encodings of Python that are those of names of hosts, of source code, or of nothing."""
 
 
 class Decoder:
-    """Turns the chunks of a text into UTF-8. Chunks of other files, and of texts that declare no encoding, stay as they are.
+    """Turns the chunks of a plain text into UTF-8. Chunks of other files, and of texts that declare no encoding, stay as they are.
 
-    `kind`, `charset`: the media type and its parameter, or None. Raises `UnsupportedMedia` for an unknown encoding.
+    `kind`, `charset`: the media type and its parameter, or None. The beginning of the content decides what the file is. Raises
+    `UnsupportedMedia` if the media type is that of a text, and its encoding is unknown.
     """
 
-    def __init__(self, kind: str | None, charset: str | None) -> None:
-        self._charset = charset or ""
+    def __init__(self, kind: str | None, charset: str | None, filename: str | None) -> None:
+        self._kind, self._charset, self._filename = kind, charset or "", filename
+        self._head = bytearray()
+        self._codec: codecs.CodecInfo | None = None
         self._decoder: codecs.IncrementalDecoder | None = None
-        # A page or a mail declares its own encoding, or it is guessed.
-        if not charset or (kind or "").lower() in MEDIA_TYPES or charset.lower().replace("_", "-") in _UTF8:
-            return
-        codec = _codec(charset) if kind and is_accepted(kind) else None
-        if codec is None:
-            raise UnsupportedMedia(
-                f"charset {charset[:60]!r} is not supported: leave it out, and the encoding is recognised",
-                param="content-type",
-            )
-        self._decoder = codec.incrementaldecoder()
+        is_text = kind is not None and is_accepted(kind) and kind.lower() not in MEDIA_TYPES
+        if charset and is_text and charset.lower().replace("_", "-") not in _UTF8:
+            self._codec = _codec(charset)
+            if self._codec is None:
+                raise self._refused("is not supported")
 
     def decode(self, chunk: bytes, *, is_last: bool = False) -> bytes:
-        """Return the next chunk in UTF-8. Raises `UnsupportedMedia` if it does not fit the encoding."""
-        if self._decoder is None:
+        """Return the next chunk in UTF-8, or nothing while the beginning is incomplete. Raises `UnsupportedMedia` if it does not fit the encoding."""
+        if self._codec is None:
             return chunk
+        if self._decoder is None:
+            self._head += chunk
+            if len(self._head) < HEAD and not is_last:
+                return b""
+            chunk = bytes(self._head)
+            if detect(chunk[:HEAD], self._filename, self._kind) is not None:
+                self._codec = None
+                return chunk
+            self._decoder = self._codec.incrementaldecoder()
         try:
             return self._decoder.decode(chunk, is_last).encode()
-        except UnicodeError as error:
-            byte = f", such as 0x{error.object[error.start]:02x}" if isinstance(error, UnicodeDecodeError) else ""
-            raise UnsupportedMedia(
-                f"charset {self._charset[:60]!r} does not fit: the document has bytes that are no characters in it{byte}. "
-                "Leave charset out, and the encoding is recognised",
-                param="content-type",
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise self._refused(
+                f"does not fit: the document has bytes that are no characters in it, such as 0x{byte:02x}"
             ) from None
+        except UnicodeError:
+            raise self._refused("needs a byte order mark: name the byte order, as in utf-16le") from None
+
+    def _refused(self, why: str) -> UnsupportedMedia:
+        return UnsupportedMedia(
+            f"charset {self._charset[:60]!r} {why}. Without charset, the server recognises the encoding",
+            param="content-type",
+        )
 
 
 def _codec(name: str) -> codecs.CodecInfo | None:
@@ -54,5 +68,6 @@ def _codec(name: str) -> codecs.CodecInfo | None:
         codec = codecs.lookup(encoding_of(name) or name)
     except (LookupError, ValueError):
         return None
-    is_text = codec._is_text_encoding and codec.name not in _NO_CHARSETS and codec.incrementaldecoder is not None
-    return codec if is_text else None
+    # Others that begin with UTF keep their input for long (UTF-7).
+    is_known = encoding_of(name) is not None or codec.name in _WIDE
+    return codec if is_known and codec.name not in _NO_CHARSETS and codec.incrementaldecoder is not None else None

@@ -88,7 +88,9 @@ class RequestFile:
                     self.filename, self.media_type = form.filename or filename, form.media_type
                     self.values = form.fields
                     # A part of a multipart upload may begin inside a character.
-                    decoder = decoder or Decoder(form.media_type, form.charset if self._part == "file" else None)
+                    decoder = decoder or Decoder(
+                        form.media_type, form.charset if self._part == "file" else None, self.filename
+                    )
                     yield decoder.decode(chunk)
             self.filename, self.values = form.filename or filename, form.fields
             if decoder is not None:
@@ -100,7 +102,7 @@ class RequestFile:
             )
         charset = options.get(b"charset")
         _check_type(kind)
-        decoder = Decoder(kind, None if charset is None else charset.decode("latin-1"))
+        decoder = Decoder(kind, None if charset is None else charset.decode("latin-1"), filename)
         self.filename, self.media_type = filename, kind
         async for chunk in self._body.stream():
             yield decoder.decode(chunk)

@@ -13,12 +13,12 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class EventStream(Protocol[E_co]):
-    """Events that arrive one after the other. `aclose` ends the work that they tell of."""
+    """Events that arrive one after the other. `aclose` stops the work that produces them."""
 
     def __aiter__(self) -> AsyncIterator[E_co]: ...
 
     async def aclose(self) -> None:
-        """End the work, if it has not ended."""
+        """Stop the work, if it has not ended."""
         ...
 
 

@@ -181,7 +181,7 @@ class Reader(JobWorker[ReadingClaim]):
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
             if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.store_id) is None:
-                raise  # the whole blob store is missing, not this text suspect_lock
+                raise  # the whole blob store is missing, not only this text
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             await self.fail(id, claim, code, str(error))
             return True

@@ -56,7 +56,7 @@ def test_public_host_names_are_not_this_server(host: str, good: list[str], bad: 
 @pytest.mark.parametrize(
     ("given", "sent"),
     [("Books.Example.org", "books.example.org"), ("books.example.", "books.example"), ("bücher.example", "xn--bcher-kva.example"),
-     ("[2001:DB8::1]", "2001:db8::1")],
+     ("[2001:DB8::1]", "2001:db8::1"), ("2001:DB8::1", "2001:db8::1")],
 )  # fmt: skip
 def test_an_allowed_host_may_be_written_in_any_way(given: str, sent: str) -> None:
     assert Settings(auth="off", allowed_hosts=(given,)).accepts_host(sent)

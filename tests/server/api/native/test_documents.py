@@ -13,6 +13,7 @@ from everlong_client import Everlong
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.redis.index import page
+from tests.files import pdf
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_tokenizer
 
@@ -195,7 +196,15 @@ def test_a_declared_encoding_is_used(server: Server, kind: str, charset: str, en
         assert server.http.get(f"/v1/files/{answer.json()['id']}/content").text.removeprefix("\ufeff") == text
 
 
-@pytest.mark.parametrize(("charset", "words"), [("windows-1252", "such as 0x81"), ("idna", "is not supported")])
+@pytest.mark.parametrize(
+    ("charset", "words"),
+    [
+        ("windows-1252", "such as 0x81"),
+        ("idna", "is not supported"),
+        ("utf-7", "is not supported"),
+        ("utf-16", "byte order mark"),
+    ],
+)
 def test_a_declared_encoding_that_cannot_be_used(server: Server, charset: str, words: str) -> None:
     declared = f"text/plain; charset={charset}"
     plain = server.http.post("/v1/documents", content=b"a\x81b", headers={"content-type": declared})
@@ -211,6 +220,25 @@ def test_the_encoding_of_a_format_is_its_own(server: Server, kind: str) -> None:
     page = "<!doctype html><meta charset=utf-8><p>Größe</p>".encode()
     answer = server.http.post("/v1/documents", content=page, headers={"content-type": f"{kind}; charset=koi8-r"})
     assert server.http.get(f"/v1/files/{answer.json()['id']}/content").text == "Größe"
+
+
+BOOK = """<?xml version="1.0" encoding="windows-1251"?><FictionBook xmlns="http://www.gribuser.ru/xml/fictionbook/2.0">
+<body><section><p>Привет</p></section></body></FictionBook>"""
+
+
+@pytest.mark.parametrize(
+    ("data", "declared", "text"),
+    [
+        (BOOK.encode("cp1251"), "text/xml; charset=windows-1251", "Привет"),
+        (pdf(["The first page."]), "text/plain; charset=iso-8859-1", "The first page."),
+        ("Größe".encode(), "application/octet-stream; charset=binary", "Größe"),
+    ],
+)
+def test_a_declared_encoding_spoils_no_file_that_is_no_text(
+    server: Server, data: bytes, declared: str, text: str
+) -> None:
+    form = server.http.post("/v1/documents", files={"file": ("a", data, declared)})
+    assert text in server.http.get(f"/v1/files/{form.json()['id']}/content").text
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp1251", "koi8-r"])

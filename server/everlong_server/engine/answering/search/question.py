@@ -193,7 +193,7 @@ def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: b
     `has_history`: there are earlier messages, which could hold it.
     """
     return (
-        is_question(question)
+        (is_question(question) or asks_for_fact(question, has_history=False))
         and not found
         and not (has_history and is_personal(question))
         and all(ord(letter) < _LATIN_END for letter in question if letter.isalpha())

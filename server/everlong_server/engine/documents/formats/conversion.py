@@ -192,7 +192,7 @@ def _run(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode != 0:
         if errors:  # a fault of a reader, or of the library that it uses
-            log.warning("a conversion of %s failed: %s", kind, errors.decode(errors="replace"))
+            log.warning("a conversion of %s failed: %s", kind, errors.decode(errors="replace")[-2000:])
         raise _error(process.returncode, kind, result, limits)
     return kind, json.loads(result)
 

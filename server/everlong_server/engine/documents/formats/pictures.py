@@ -35,7 +35,7 @@ def draw_page(file: Path, number: int, width: int, passage: str) -> bytes:
     if process.returncode == NO_PAGE:
         raise NotFound(f"page: the PDF has no page {number}", param="page", code="page_not_found")
     if process.returncode != 0:
-        log.warning("a page could not be drawn: %s", process.stderr.decode(errors="replace"))
+        log.warning("a page could not be drawn: %s", process.stderr.decode(errors="replace")[-2000:])
         raise _not_drawn(number, "it is damaged, or takes too much time or memory")
     return process.stdout
 
