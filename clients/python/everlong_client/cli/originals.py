@@ -19,7 +19,7 @@ class Originals:
         self._piped: set[str] = set()
 
     def add(self, document: Document, file: Path) -> None:
-        """Remember the file of a document. Of converted documents, whose text is not in the file, and pipes, only what they are."""
+        """Remember the file of a text document, or that a document came from standard input. Ignores converted documents and other pipes."""
         if file == STDIN:
             self._piped.add(document.id)
         elif document.format is None and file.is_file():

@@ -58,7 +58,8 @@ def open_zip(file: Path, notes: Notes | None = None) -> zipfile.ZipFile:
 def _is_of_inner_file(packed: zipfile.ZipFile, file: Path) -> bool:
     """Whether the directory belongs to a ZIP file that is stored inside this one, whose own directory is missing.
 
-    Then it does not begin where its last record says. This is also so after a program that unpacks the file, but not after an entry.
+    In that case the directory's offset is not the one in the last record. A self-extracting program also shifts it, but such a file does
+    not begin with an entry.
     """
     with file.open("rb") as stream:
         head = stream.read(len(_LOCAL))
@@ -101,6 +102,7 @@ def entry_names(entries: Sequence[zipfile.ZipInfo]) -> list[str]:
 def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the names and contents of the entries, the last of which may be cut off."""
     at = total = 0
+    sizes = _sizes_after(data)
     while (at := data.find(_LOCAL, at)) >= 0 and len(data) >= at + 30 and total < _MAX_BYTES:
         flags, method, size, name_size, extra_size = struct.unpack_from("<2xHH8xI4xHH", data, at + 4)
         name = data[at + 30 : at + 30 + name_size].replace(b"\0", b"")
@@ -109,10 +111,10 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
         content = b""
         if method == zipfile.ZIP_STORED:
             if flags & _SIZE_FOLLOWS:
-                size = _size_after(data, start)
+                size = sizes[start] if start in sizes else _size_to_next(data, start)
             elif size == _IN_EXTRA:
                 size = _size_in(data[start - extra_size : start])
-            content, at = data[start : start + size], start + size  # entries inside it are those of another file
+            content, at = data[start : start + size], _end_of_stored(data, start, size)
         elif method == zipfile.ZIP_DEFLATED:
             content, at = _inflated(data, start, _MAX_BYTES - total)
         total += len(content)
@@ -120,15 +122,32 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
             yield name.decode("utf-8" if flags & _UTF8 else "cp437", "replace"), content
 
 
-def _size_after(data: bytes, start: int) -> int:
-    """Return the size of a stored entry at `start`, which is written after it. If it is missing, the entry goes on to the next one."""
-    at = start
+def _sizes_after(data: bytes) -> dict[int, int]:
+    """Return the sizes of stored entries that are written after them, by the beginning of the entry."""
+    sizes: dict[int, int] = {}
+    at = 0
     while (at := data.find(_AFTER, at)) >= 0 and len(data) >= at + 12:
-        if struct.unpack_from("<I", data, at + 8)[0] == at - start:
-            return at - start
+        size = struct.unpack_from("<I", data, at + 8)[0]
+        sizes.setdefault(at - size, size)
         at += len(_AFTER)
+    return sizes
+
+
+def _size_to_next(data: bytes, start: int) -> int:
+    """Return the size of an entry at `start` that goes on to the next one."""
     following = data.find(_LOCAL, start)
     return (following if following >= 0 else len(data)) - start
+
+
+def _end_of_stored(data: bytes, start: int, size: int) -> int:
+    """Return where to search for the next entry after a stored one. Entries inside it are those of another file.
+
+    Return its beginning if no entry follows it: its size is damaged.
+    """
+    end = start + size
+    is_followed = end == len(data) or data.startswith(b"PK", end)
+    is_cut = end > len(data) and data.startswith(_LOCAL, start)
+    return end if is_followed or is_cut else start
 
 
 def _size_in(extra: bytes) -> int:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 
+from everlong_server.engine.documents.formats.blocks import Notes, Unreadable
 from everlong_server.engine.documents.formats.catalogue import detect
+from everlong_server.engine.documents.formats.readers import mail
+from everlong_server.engine.documents.formats.worker import read_nested
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 
 HEAD = b"From: ada@x.example\r\nTo: bo@y.example\r\nSubject: Rent\r\n"
@@ -53,6 +59,8 @@ PROSE = {
     "a line": b"Hi,\nFrom here on we go.\n\n",
     "a paragraph": b"Hi,\n\nFrom Monday we work from home.\n\n",
     "quoted fields": b"Hi,\n\nFrom: Cy\nTo: Di\n\n",
+    "a time": b"Hi,\n\nFrom 10:00 we work from home.\n\n",
+    "a time before a field": b"Hi,\nFrom 10:00 we work from home.\nWhere: here.\n\n",
     "a date": b"Hi,\nFrom Mon Jan 1 at 10:00 we go.\n\n",
 }
 
@@ -68,6 +76,8 @@ SEPARATORS = {
     "two words for the sender": (b"Hi\n\n", envelope("bo at y.example")),
     "a time zone": (b"Hi\n\n", b"From 17@xxx Mon Jan 01 00:00:00 +0000 2024\n"),
     "no address": (b"Hi\n\n", b"From - Mon Jan 01 00:00:00 2024\n"),
+    "a date in digits": (b"Hi\n\n", b"From bo@y.example 2024-01-01 00:00:00\n"),
+    "a date in another language": (b"Hi\n\n", b"From bo@y.example Mo Jan  1 0:00:00 2024\n"),
     "line ends of Windows": (b"Hi\r\n\r\n", b"From bo@y.example Mon Jan  1 00:00:00 2024\r\n"),
 }  # fmt: skip
 
@@ -90,6 +100,24 @@ def test_a_message_in_a_mailbox_that_cannot_be_read_is_left_out() -> None:
     assert notes_of(box, "a.mbox") == ["message 2: it was left out: the message cannot be read: it has no headers"]
 
 
+def test_messages_in_a_mailbox_that_cannot_be_read_do_not_stay_in_memory(tmp_path: Path) -> None:
+    alive = []
+
+    class Counted(Notes):
+        def add(self, text: str, *, page: int | None = None, part: str | None = None) -> None:
+            alive.append(count())
+
+    def count() -> int:
+        return sum(type(each) is Unreadable for each in gc.get_objects())
+
+    file = tmp_path / "a.mbox"
+    file.write_bytes((envelope("cy@z.example") + b"\n\n") * 5)
+    before = count()
+    with pytest.raises(Unreadable, match="it has no headers"):
+        list(mail.read(file, Counted(read_nested)))
+    assert alive == [before + 1] * 5
+
+
 FLOWED = {
     "paragraph": ("flowed", "One \ntwo \nthree.\n\nFour.", "One two three.\n\nFour."),
     "spaces that are dropped": ("flowed; delsp=yes", "Win \nter, and \n so", "Winter, andso"),
@@ -97,6 +125,7 @@ FLOWED = {
     "quoted lines": ("flowed", "> a \n> b\n>> c \n>> d\ne \n> f", "> a b\n>> c d\ne \n> f"),
     "a signature": ("flowed", "Words\n-- \nAda", "Words\n-- \nAda"),
     "a signature after a line that goes on": ("flowed", "Words \n-- \nAda", "Words \n-- \nAda"),
+    "an empty first line": ("flowed; delsp=yes", "\n> a \n> b \n\nc", "> ab\n\nc"),
     "fixed lines": ("fixed", "One \ntwo", "One \ntwo"),
 }
 

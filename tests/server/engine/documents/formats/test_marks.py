@@ -14,7 +14,7 @@ from everlong_server.engine.documents.formats.readers.shared.marks import (
     superscript,
     written_out,
 )
-from everlong_server.engine.documents.formats.readers.shared.scripts import raised
+from everlong_server.engine.documents.formats.readers.shared.scripts import written_superscript
 from tests import files
 from tests.server.engine.documents.formats.reading import text_of
 from tests.server.engine.documents.formats.reports.opendocument import odf
@@ -23,13 +23,13 @@ from tests.server.engine.documents.formats.reports.presentations import presenta
 SUPERSCRIPTS = {
     ("10", "6"): "^6", ("10", "-6"): "^-6", ("10", "−6"): "^−6", ("mc", "2"): "^2", ("x", "n"): "^n", ("(a+b)", "2"): "^2",
     ("Ca", "2+"): "^2+", ("1", "st"): "st", ("Everlong", "TM"): "TM", ("word", "[1]"): "[1]", ("Na", "+"): "+", ("word. ", "1"): "1",
-    ("", "14"): "14",
+    ("", "14"): "14", ("XX", "e"): "e", ("n", "o"): "o", ("N", "O"): "O", ("note", "a"): "a", ("1", "º"): "º", ("A", "T"): "^T",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("place", "text"), SUPERSCRIPTS.items())
 def test_a_superscript(place: tuple[str, str], text: str) -> None:
-    assert raised(*place) == text
+    assert written_superscript(*place) == text
 
 
 ADDRESSES = {
@@ -76,6 +76,9 @@ MARKED = {
     "the same link twice": (link("one", A) + " and " + link("two", A), f"one ({A}) and two ({A})"),
     "a link without an end": (f"See {link_begin(A)}one", f"See one ({A})"),
     "a link in another": (f"{link_begin(A)}one {link_begin(B)}two{LINK_END}{LINK_END}.", f"one ({A}) two ({B})."),
+    "a raised link after a full stop": ("A sentence." + link(superscript("1"), A), f"A sentence.1 ({A})"),
+    "a raised link after a power": ("10" + link(superscript("1"), A), f"10^1 ({A})"),
+    "a raised link at the beginning": (link(superscript("1"), A), f"1 ({A})"),
     "an end without a link": (f"one{LINK_END} two", "one two"),
 }
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from lxml import etree
 
+from everlong_server.engine.documents.formats.readers.openxml import sheets
 from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 
@@ -118,6 +122,25 @@ def test_the_links_of_cells() -> None:
     )
     rels = {"xl/worksheets/_rels/worksheet.xml.rels": relations().replace("></", f">{links}</")}
     assert text_of(excel(sheet, parts=rels)) == "Rents\n\nsite (https://x.org/#part)\tAda (ada@x.org)\tbelow\tx.org"
+
+
+def test_no_cell_of_a_sheet_with_a_link_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[etree.iterparse] = []
+
+    def iterparse(*arguments: Any, **more: Any) -> etree.iterparse:
+        passes.append(etree.iterparse(*arguments, **more))
+        return passes[-1]
+
+    monkeypatch.setattr(sheets, "etree", SimpleNamespace(**vars(etree) | {"iterparse": iterparse}))
+    rows = "".join(f'<row r="{row}">{words(f"A{row}", "site")}</row>' for row in range(1, 100))
+    link = f'<hyperlinks xmlns:r="{TYPES}"><hyperlink ref="A99" r:id="one"/></hyperlinks>'
+    kind = f'Type="{TYPES}/hyperlink"'
+    relation = f'<Relationship Id="one" {kind} Target="https://x.org/" TargetMode="External"/>'
+    rels = {"xl/worksheets/_rels/worksheet.xml.rels": relations().replace("</", f"{relation}</")}
+    text = text_of(excel(f"<sheetData>{rows}</sheetData>{link}", parts=rels))
+    assert text.endswith("site\nsite (https://x.org/)")
+    kept = [len(list(each.root.iter("{*}c"))) for each in passes if each.root.tag.endswith("}worksheet")]
+    assert kept == [0, 0, 0], "the links, the rows, and the headers"
 
 
 def test_the_link_of_a_cell_in_a_file_of_2003() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
+from everlong_server.engine.documents.formats.readers.openxml.package import Package
 from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 
@@ -90,6 +94,21 @@ def test_headers_that_are_switched_off_are_noted(first: str, even: str, shown: s
     headers = shown.split()
     assert text_of(data).split("\n\n") == [*(f"[Header] {kind}" for kind in headers), "One."]
     assert notes_of(data) == [f"left out: headers and footers that are switched off ({3 - len(headers)})"]
+
+
+def test_a_header_of_many_sections_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, xml = Counter[str](), Package.xml
+
+    def counted(package: Package, name: str) -> Any:
+        parsed[name] += 1
+        return xml(package, name)
+
+    monkeypatch.setattr(Package, "xml", counted)
+    section = f'<w:sectPr><w:headerReference xmlns:r="{R}" r:id="header" w:type="default"/></w:sectPr>'
+    body = f"<w:p><w:pPr>{section}</w:pPr>{t('Words.')}</w:p>" * 5
+    data = files.word_of(body + section, parts={"header": part("hdr", p(t("Case 4471-B")))})
+    assert text_of(data) == "\n\n".join(["[Header] Case 4471-B", *["Words."] * 5])
+    assert [count for name, count in parsed.items() if "header" in name] == [1]
 
 
 def test_headers_and_footers_enclose_their_sections() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import zipfile
 from collections.abc import Callable
 
@@ -71,6 +72,20 @@ def test_a_cut_archive_that_ends_with_a_stored_office_file() -> None:
     text, notes = read(cut, "a.zip")
     assert text.split("\n\n") == TEXTS[:4]
     assert [note.text for note in notes] == [CUT]
+
+
+@pytest.mark.parametrize("size", [3, 7, 1 << 20])
+def test_a_damaged_size_costs_no_other_file(size: int) -> None:
+    data = bytearray(files.zipped({"1.txt": "First", "2.txt": "Second", "3.txt": "Third"}))
+    struct.pack_into("<I", data, 18, size)
+    text = text_of(bytes(data[: data.index(b"PK\1\2")]), "a.zip")
+    assert text.endswith("[File] 2.txt\n\nSecond\n\n[File] 3.txt\n\nThird")
+
+
+def test_an_archive_that_is_cut_in_a_stored_office_file_has_no_files_of_that() -> None:
+    whole = stored(b"third")
+    text = text_of(whole[: whole.index(INNER) + len(INNER) - 100], "a.zip")
+    assert text.split("\n\n") == TEXTS[:4]
 
 
 def test_a_file_with_a_password_is_noted() -> None:

@@ -83,20 +83,20 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         if size >= _FIRST_PAGES:
             break
     if size:
-        yield Block("\n".join(_unsaid(package, " ".join(block.text for block in first)[:_FIRST_PAGES])))
+        yield Block("\n".join(_missing_metadata(package, " ".join(block.text for block in first)[:_FIRST_PAGES])))
     yield from first
     yield from pages
 
 
-def _unsaid(package: Any, text: str) -> Iterator[str]:
+def _missing_metadata(package: Any, text: str) -> Iterator[str]:
     """Yield the book's titles and authors that `text` does not have."""
     words = _words(text)
-    told = f" {' '.join(words)} "
+    shown = f" {' '.join(words)} "
     for kind, is_name in (("title", False), ("creator", True)):
         for value in _metadata(package, kind):
             own = _words(value)
             # The package may have the last name first.
-            if not (set(own) <= set(words) if is_name else f" {' '.join(own)} " in told):
+            if not (set(own) <= set(words) if is_name else f" {' '.join(own)} " in shown):
                 yield value
 
 

@@ -11,23 +11,20 @@ _SIGNATURE = "-- "
 """The line before a signature: the only one with a space at its end that the next line does not continue."""
 
 
-def unfolded(text: str, *, drops_space: bool) -> str:
+def join_flowed_lines(text: str, *, drops_space: bool) -> str:
     """Return the text with each paragraph in one line. Quoted lines keep their quote marks, and lines of another depth stay apart.
 
     `drops_space`: the space at the end of a line that goes on is no part of the text (`delsp=yes`).
     """
-    lines: list[str] = []
+    parts: list[str] = []
     depth, goes_on = "", False
-    for line in _LINE_END.split(text):
+    for number, line in enumerate(_LINE_END.split(text)):
         marks, words = _split(line)
-        if goes_on and marks == depth and words != _SIGNATURE:
-            lines[-1] += words
-        else:
-            lines.append(f"{marks} {words}" if marks and words else marks + words)
+        if not (goes_on and marks == depth and words != _SIGNATURE):
+            parts += "\n" if number else "", marks, " " if marks and words else ""
         depth, goes_on = marks, words.endswith(" ") and words != _SIGNATURE
-        if goes_on and drops_space:
-            lines[-1] = lines[-1][:-1]
-    return "\n".join(lines)
+        parts.append(words[:-1] if goes_on and drops_space else words)
+    return "".join(parts)
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from everlong_server.engine.documents.formats.readers.pages.links import set_lin
 from everlong_server.engine.documents.formats.readers.pages.tables import INLINE, TAB, write_out_tables
 from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
 from everlong_server.engine.documents.formats.readers.shared.numerals import numeral
-from everlong_server.engine.documents.formats.readers.shared.scripts import raised
+from everlong_server.engine.documents.formats.readers.shared.scripts import written_superscript
 from everlong_server.engine.documents.formats.readers.shared.trees import remove
 
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
@@ -41,7 +41,6 @@ _TAGS = re.compile(
 )
 _JOINED_LINKS = re.compile(r"</a\s*>(?=<a\s[^<>]*\bhref)", re.IGNORECASE)
 _NO_TEXT = "//script | //style | //template[not(@shadowrootmode)] | //rp"
-_AROUND_TAB = re.compile(f" *{TAB} *")
 _NOTE = re.compile(r"\b(?:foot|end|rear)notes?\b")
 """Kinds of elements of books, by `epub:type` or `role`."""
 _MEDIA = "//video | //audio | //iframe | //object | //embed | //canvas"
@@ -113,7 +112,9 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
 
 def _stripped(text: str) -> str:
     """Return the text without white space around it and around its cells. Tabs for empty cells stay, unless there is nothing else."""
-    return _AROUND_TAB.sub("\t", text.strip()) if text.replace(TAB, "").strip() else ""
+    if not text.replace(TAB, "").strip():
+        return ""
+    return "\t".join(cell.strip(" ") for cell in text.strip().split(TAB))
 
 
 def _parse(page: str) -> Any:
@@ -203,7 +204,7 @@ def _mark_exponents(tree: Any) -> None:
         if event in ("start", "end") and element.tag not in INLINE:
             before = ""
         if event == "start":
-            if element.tag == "sup" and raised(before, words := _words(element)) != words:
+            if element.tag == "sup" and written_superscript(before, words := _words(element)) != words:
                 element.text = f"^{(element.text or '').lstrip()}"
             before = element.text or before
         else:

@@ -20,7 +20,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes, Unread
 from everlong_server.engine.documents.formats.catalogue import ENVELOPE
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.labels import encoding_of, japanese
-from everlong_server.engine.documents.formats.readers.flowed import unfolded
+from everlong_server.engine.documents.formats.readers.flowed import join_flowed_lines
 from everlong_server.engine.documents.formats.readers.html import render
 
 _HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
@@ -58,13 +58,21 @@ _MIN_SHARE = 3
 """A plain text with fewer words than the HTML has, divided by this, is no alternative to it."""
 _GAP = re.compile(rb"\A((?:[^\r\n]+\r?\n)++)(?:\r?\n)++(?=Content-Type:[ \t]*multipart/)", re.IGNORECASE)
 """The first fields of a message, and empty lines before its last field, which would end the fields."""
-_DATE = rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),?[ \t]+(?:[A-Z][a-z]{2}[ \t]+\d{1,2}|\d{1,2}[ \t]+[A-Z][a-z]{2})[ \t][^\r\n]*\d{1,2}:\d{2}[^\r\n]*"
-_ENVELOPE = rb"^From (?:[^\s]+[ \t]+){0,3}" + _DATE + rb"\r?\n"
+_DATE = rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),?[ \t]+(?:[A-Z][a-z]{2}[ \t]+\d{1,2}|\d{1,2}[ \t]+[A-Z][a-z]{2})[ \t]"
+_TO_TIME = rb"[^\r\n]{0,256}?\d{1,2}:\d{2}[^\r\n]{0,256}+\r?\n"
+"""The rest of a line that has a time. Without the limits, long lines would take quadratic time."""
+_ENVELOPE = rb"^From (?:[^\s]+[ \t]+){0,3}" + _DATE + _TO_TIME
+_AFTER_EMPTY_LINE, _BEFORE_FIELD = rb"(?:(?<=\n\n)|(?<=\n\r\n))", rb"(?=>?[A-Z][!-9;-~]*:[ \t])"
 _SEPARATOR = re.compile(
-    rb"(?:(?<=\n\n)|(?<=\n\r\n))" + _ENVELOPE + rb"|" + _ENVELOPE + rb"(?=>?[A-Z][!-9;-~]*:[ \t])", re.MULTILINE
-)
-"""The line before a message in a mailbox (mbox): an address and a date, after an empty line or before the message's fields. Other
-lines that begin with "From " are text."""
+    rb"|".join((
+        _AFTER_EMPTY_LINE + _ENVELOPE,
+        _ENVELOPE + _BEFORE_FIELD,
+        _AFTER_EMPTY_LINE + rb"^From " + _TO_TIME + _BEFORE_FIELD,
+    )),
+    re.MULTILINE,
+)  # fmt: skip
+"""The line before a message in a mailbox (mbox): an address and a date, after an empty line or before the message's fields. Between
+both, the date may have any form with a time. Other lines that begin with "From " are text."""
 _ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
 """A line of a message in a mailbox that would look like a separator without the mark before it."""
 _BOUNDARY = re.compile(r"^--(\S+?)(?:--)?[ \t]*\r?$(?:\r?\n(Content-))?", re.MULTILINE | re.IGNORECASE)
@@ -88,16 +96,16 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 def _read_mailbox(data: bytes, notes: Notes) -> Iterator[Block]:
     """Yield the messages of a mailbox. One that cannot be read is left out with a note, unless there is no other."""
     starts = [(0, data.find(b"\n") + 1), *(line.span() for line in _SEPARATOR.finditer(data, 1))]
-    failed: list[Unreadable] = []
+    first_error, failed = "", 0  # an exception would keep the bytes of its message in memory
     for number, (_, start) in enumerate(starts):
         end = starts[number + 1][0] if number + 1 < len(starts) else len(data)
         try:
             yield from _read_message(_ESCAPED.sub(rb"\1", data[start:end]), notes)
         except Unreadable as error:
-            failed.append(error)
+            first_error, failed = first_error or str(error), failed + 1
             notes.add(f"it was left out: {error}", part=f"message {number + 1}")
-    if len(failed) == len(starts):
-        raise failed[0]
+    if failed == len(starts):
+        raise Unreadable(first_error)
 
 
 def _read_message(data: bytes, notes: Notes) -> Iterator[Block]:
@@ -230,7 +238,7 @@ def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     if part.get_content_type() in ("text/html", "application/xhtml+xml"):
         yield from render(text, notes)
     elif _parameter(part, "format") == "flowed":
-        yield Block(unfolded(text, drops_space=_parameter(part, "delsp") == "yes").strip())
+        yield Block(join_flowed_lines(text, drops_space=_parameter(part, "delsp") == "yes").strip())
     else:
         yield Block(text.strip())
 

@@ -161,7 +161,7 @@ class _Reader:
         section = " ".join(text.split()) if is_heading else None
         self._section = section or self._section
         yield Block(text, section=section)
-        yield from (Block(note) for note in self._taken())
+        yield from (Block(note) for note in self._take_notes())
 
     def _table(self, element: Any) -> Iterator[Block]:
         """Yield a table or a sheet, the notes on it, and what is drawn on it."""
@@ -173,7 +173,7 @@ class _Reader:
         self._in_cell = is_inner or not is_sheet
         yield Block("\n".join(self._rows(element)))
         self._in_cell = is_inner
-        yield from (Block(note) for note in self._taken())
+        yield from (Block(note) for note in self._take_notes())
         for drawings in element.iterchildren(f"{_TABLE}shapes"):
             yield from self.blocks(drawings)
 
@@ -197,12 +197,12 @@ class _Reader:
                     else:
                         yield block
 
-    def _taken(self) -> list[str]:
+    def _take_notes(self) -> list[str]:
         """Return the notes of what has ended; none inside a table, whose row they would break."""
         if self._in_cell:
             return []
-        taken, self._pending = self._pending, []
-        return taken
+        notes, self._pending = self._pending, []
+        return notes
 
     def _rows(self, table: Any) -> Iterator[str]:
         for row in table.iter(f"{_TABLE}table-row"):

@@ -17,8 +17,8 @@ _PART = re.compile(r'0|\\.|"[^"]*"|\[[^\]]*\]|.')
 _MAX_CODE = 255
 """Characters of a number format in Excel."""
 _EPOCH, _EPOCH_1904 = date(1899, 12, 30), date(1904, 1, 1)
-_FALSE_DAYS = {0: "1900-01-00", 60: "1900-02-29"}
-"""Days that only Excel has. Those between them are one day later than its others."""
+_EXCEL_ONLY_DAYS = {0: "1900-01-00", 60: "1900-02-29"}
+"""Excel counts a 29 February 1900, which never existed. So its days 1 to 59 are one day later than the others."""
 _MAX_DAYS = 2958466  # the last is 9999-12-31
 
 
@@ -137,7 +137,7 @@ def _day(number: int, *, is_1904: bool) -> str:
     """Return the date of a day as Excel shows it."""
     if is_1904:
         return (_EPOCH_1904 + timedelta(number)).isoformat()
-    return _FALSE_DAYS.get(number) or (_EPOCH + timedelta(number + (number < 60))).isoformat()
+    return _EXCEL_ONLY_DAYS.get(number) or (_EPOCH + timedelta(number + (number < 60))).isoformat()
 
 
 def _plain(number: float) -> str:

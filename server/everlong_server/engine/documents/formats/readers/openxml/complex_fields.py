@@ -44,7 +44,7 @@ class Fields:
             return ""
         field = self._open[-1]
         field.has_result = True
-        address = "" if self.is_in_instruction else field_address(field.instruction)
+        address = "" if self.is_nested_in_instruction else field_address(field.instruction)
         field.is_link = bool(address)
         return link_begin(address)
 
@@ -56,12 +56,12 @@ class Fields:
         return LINK_END if field.is_link else "", "" if field.has_result else field.instruction
 
     @property
-    def is_in_instruction(self) -> bool:
+    def is_nested_in_instruction(self) -> bool:
         """Whether the innermost field is inside the instruction of another, such as the condition of an IF field."""
         return any(not field.has_result for field in self._open[:-1])
 
     @property
-    def is_instruction(self) -> bool:
+    def collects_instruction(self) -> bool:
         """Whether what follows belongs to the instruction of a field."""
         return any(not field.has_result for field in self._open)
 

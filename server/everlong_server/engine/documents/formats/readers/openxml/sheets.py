@@ -30,6 +30,7 @@ _LAYOUT = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|\d+|[A-Za-z]|(&))')
 _EXCEL_2003 = "{urn:schemas-microsoft-com:office:spreadsheet}"
 _COPY = "[Threaded comment]"
 """The beginning of a copy of a threaded comment for old versions of Excel."""
+_ROW = "{*}row"
 _MAX_COLUMN = 16384
 _ROWS_TOGETHER = 1000
 
@@ -148,8 +149,10 @@ def _elements(package: Package, part: str, tag: str, notes: Notes) -> Iterator[A
 
 
 def _iterated(stream: IO[bytes], tag: str, *, recover: bool = False) -> Iterator[Any]:
-    for _, element in etree.iterparse(stream, tag=tag, **OPTIONS, recover=recover):
-        yield element
+    """Yield the elements with this tag. Frees the memory of each one after its use, and that of all rows."""
+    for _, element in etree.iterparse(stream, tag=(tag, _ROW), **OPTIONS, recover=recover):
+        if tag == _ROW or etree.QName(element).localname != "row":
+            yield element
         element.clear()
         while element.getprevious() is not None:
             del element.getparent()[0]
@@ -203,7 +206,7 @@ class _Sheet:
     def blocks(self) -> Iterator[Block]:
         """Yield the rows, and what belongs to the sheet."""
         self._links = self._addresses()
-        yield from row_blocks(map(self._row, _elements(self._package, self._part, "{*}row", self._notes)))
+        yield from row_blocks(map(self._row, _elements(self._package, self._part, _ROW, self._notes)))
         yield from self.related()
 
     def related(self) -> Iterator[Block]:

@@ -50,6 +50,8 @@ class _Document:
         self._body = package.xml(part)
         self._links: dict[Any, dict[str, Relation]] = {self._body: self._relations}
         """The relationships of each part, by its tree."""
+        self._trees: dict[str, Any] = {}
+        """The tree of each other part, by its name: most sections refer to the same headers and footers."""
         styles = self._part("styles")
         self._styles = Styles(styles)
         self._numbering = Numbering(self._part("numbering"), styles)
@@ -118,11 +120,12 @@ class _Document:
         return None if part is None else self._tree(part)
 
     def _tree(self, part: str) -> Any:
-        """Return the tree of a part, and keep its relationships."""
-        tree = self._package.xml(part)
-        if tree is not None:
-            self._links[tree] = self._package.relations(part)
-        return tree
+        """Return the tree of a part, which is parsed once, and keep its relationships."""
+        if part not in self._trees:
+            self._trees[part] = tree = self._package.xml(part)
+            if tree is not None:
+                self._links[tree] = self._package.relations(part)
+        return self._trees[part]
 
     def _annotations_in(self, part: str, kind: str) -> dict[str, Any]:
         """Return the footnotes, endnotes or comments of the file by their id. Separators are none."""
@@ -291,7 +294,7 @@ class _Document:
                 end_of_link, instruction = self._fields.end()
                 if instruction.split()[:1] == ["EQ"]:
                     self._notes.left_out("equations in fields")
-                return end_of_link + ("" if self._fields.is_instruction else field_text(instruction))
+                return end_of_link + ("" if self._fields.collects_instruction else field_text(instruction))
         return "".join(self._inline(child) for child in mark)
 
     def _is_paired(self, mark: Any) -> bool:
@@ -306,7 +309,7 @@ class _Document:
         return f"{word}({guide})" if guide.strip() else word
 
     def _letters(self, text: Any) -> str:
-        if self._fields.is_in_instruction:
+        if self._fields.is_nested_in_instruction:
             return ""
         fonts = text.getparent().find(f"{W}rPr/{W}rFonts")
         font = "" if fonts is None else fonts.get(f"{W}ascii", "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 INLINE = (
@@ -18,8 +20,12 @@ _ARRANGED = ".//section | .//h1 | .//h2 | .//h3 | .//h4 | .//h5 | .//h6"
 _MAX_CELL = 400
 """Characters from which on a cell is no value of a table."""
 _SPAN = re.compile(r"\s*\+?([0-9]{1,9})")
-_MAX_COLUMNS, _MAX_ROWS = 1000, 65534
+_MAX_SPAN, _MAX_ROWS = 1000, 65534
 """Columns and rows that a cell spans at most, by the standard of HTML."""
+_MAX_COLUMNS = 100
+"""Columns that a table has, unless a row has more cells. If there are more, the cells do not form columns."""
+_Span = tuple[int, int, int]
+"""Positions that a cell takes: the first one, the one after the last, and the row after its last row."""
 
 
 def write_out_tables(tree: Any) -> None:
@@ -50,38 +56,47 @@ def _arranges(table: Any, cells: Sequence[Any]) -> bool:
 
 
 def _write_rows(groups: Sequence[Sequence[Sequence[Any]]]) -> None:
-    """Write the cells of a table, by groups of rows. Positions that a cell spans, but its first one, become empty cells."""
-    placed = [(cells, *place) for group in groups for cells, place in zip(group, _columns(group), strict=True) if cells]
-    # Pages may let a cell span more columns than there are.
-    width = max((columns[-1] + 1 for _, columns, _ in placed), default=0)
+    """Write the cells of a table, by groups of rows. Columns are where cells of any row begin.
+
+    A cell that spans several columns leaves those after its first one empty.
+    """
+    placed = [row for group in groups for row in _placed(group)]
+    begins = sorted({column for _, columns, _ in placed for column in columns})
+    numbers = {column: number for number, column in enumerate(begins)}
+    has_columns = len(begins) <= max([_MAX_COLUMNS, *(len(cells) for cells, _, _ in placed)])
     for cells, columns, end in placed:
         if len(cells) == 1 and columns == [0]:
             cells[0].tag = "div"
             continue
-        for cell, column, following in zip(cells, columns, [*columns[1:], min(end, width) - 1], strict=True):
-            _write_in_one_line(cell, following - column)
-        cells[0].text = TAB * columns[0] + cells[0].text
+        places = [numbers[column] for column in columns] if has_columns else list(range(len(cells)))
+        last = bisect_left(begins, end) - 1 if has_columns else places[-1]
+        for cell, place, following in zip(cells, places, [*places[1:], last], strict=True):
+            _write_in_one_line(cell, following - place)
+        cells[0].text = TAB * places[0] + cells[0].text
 
 
-def _columns(rows: Sequence[Sequence[Any]]) -> list[tuple[list[int], int]]:
-    """Return, for each row of a group, the column of each cell, and the column after the last one that is taken."""
-    found: list[tuple[list[int], int]] = []
-    spanned: dict[int, int] = {}  # by column, in how many further rows a cell above takes it
-    for cells in rows:
-        columns, column, new = list[int](), 0, dict[int, int]()
+def _placed(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[Sequence[Any], list[int], int]]:
+    """Yield the cells of each row of a group that has some, the position of each, and the one after the last that is taken."""
+    above: list[_Span] = []
+    for number, cells in enumerate(rows):
+        if not cells:
+            continue
+        above = sorted(span for span in above if span[2] > number)
+        taken, columns, column = deque(above), list[int](), 0
         for cell in cells:
-            while column in spanned:
-                column += 1
+            column = _free(column, taken)
             columns.append(column)
+            column += max(1, _span(cell, "colspan", _MAX_SPAN))
             height = _span(cell, "rowspan", _MAX_ROWS) or _MAX_ROWS  # 0: to the end of the group
-            for _ in range(max(1, _span(cell, "colspan", _MAX_COLUMNS))):
-                new[column] = height
-                column += 1
-        while column in spanned:
-            column += 1
-        found.append((columns, column))
-        spanned = {column: left - 1 for column, left in (spanned | new).items() if left > 1}
-    return found
+            above.append((columns[-1], column, number + height))
+        yield cells, columns, _free(column, taken)
+
+
+def _free(column: int, taken: deque[_Span]) -> int:
+    """Return the first position from `column` on that no cell of a row above takes. Drops the spans before it from `taken`."""
+    while taken and taken[0][0] <= column:
+        column = max(column, taken.popleft()[1])
+    return column
 
 
 def _span(cell: Any, name: str, most: int) -> int:

@@ -32,7 +32,7 @@ class Table:
         self._rows.append((self.cells, self._edges))
         self.cells = []
 
-    def taken(self) -> str:
+    def take_text(self) -> str:
         """Return the rows, and begin the next table. Cells are in their order if a row has other cells than it defines."""
         rows, self._rows = self._rows, []
         if not all(len(edges) >= len(cells) and edges == sorted(edges) for cells, edges in rows):

@@ -135,7 +135,7 @@ class _Reader:
         while self._stack:
             yield from self._group(is_open=False)
         yield from self._row() if self._table.cells else ()
-        yield Block(self._table.taken())
+        yield Block(self._table.take_text())
         if self._is_html:
             yield from render(self._body.text(), self._notes)
         else:
@@ -341,7 +341,7 @@ class _Reader:
             self._form.options.append(text)
             return ""
         if text.startswith("FORM"):
-            return self._form.taken(text)
+            return self._form.take_text(text)
         if not self._is_html and (address := field_address(text)):
             self._state = replace(self._state, is_link=True)  # of the group with the instruction and the result
             return link_begin(address)
@@ -357,7 +357,7 @@ class _Reader:
         if self._is_html or state.sink is not self._body:
             state.sink.parts.append("\n")
         elif word == "cell":
-            self._table.cells.append(self._taken())
+            self._table.cells.append(self._take_text())
         elif word == "row":
             yield from self._row()
         elif state.in_table and word == "par":
@@ -365,7 +365,7 @@ class _Reader:
         elif not (self._is_initial and len(self._body.text().strip()) <= _MAX_INITIAL):
             yield from self._paragraph()
 
-    def _taken(self) -> str:
+    def _take_text(self) -> str:
         text = written_out(self._body.text()).strip()
         self._body.parts.clear()
         return text
@@ -378,12 +378,12 @@ class _Reader:
         """End a row. Notes on it end the table, so that they follow the row."""
         self._table.end_row()
         if self._pending:
-            yield Block(self._table.taken())
+            yield Block(self._table.take_text())
             yield from self._notes_on_it()
 
     def _paragraph(self) -> Iterator[Block]:
-        yield Block(self._table.taken())
-        text = self._taken()
+        yield Block(self._table.take_text())
+        text = self._take_text()
         level = self._level if self._level >= 0 else self._levels.get(self._style, -1)
         section = " ".join(text.split()) if text and 0 <= level < 9 else None
         self._section = section or self._section

@@ -28,7 +28,7 @@ class Control:
         if state != _AS_DEFAULT:
             self._chosen = state
 
-    def taken(self, instruction: str) -> str:
+    def take_text(self, instruction: str) -> str:
         """Return the state as text, and begin the next control. `instruction`: the field's, such as "FORMCHECKBOX"."""
         options, chosen = self.options, self._chosen
         self.options, self._chosen = [], 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from everlong_server.engine.documents.formats.readers.shared.addresses import labelled
-from everlong_server.engine.documents.formats.readers.shared.scripts import raised
+from everlong_server.engine.documents.formats.readers.shared.scripts import written_superscript
 
 _UP, _DOWN, _LINK, _LABEL, LINK_END = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4"
 """Code points that are no characters, so texts do not have them."""
@@ -39,13 +39,15 @@ def written_out(text: str) -> str:
     if not _MARKS.search(text):
         return text
     whole = text.replace(_DOWN + _UP, "")
-    text = _SUPERSCRIPT.sub(lambda part: raised(_before(whole, part.start()), part[1]), whole)
+    text = _SUPERSCRIPT.sub(lambda part: written_superscript(_before(whole, part.start()), part[1]), whole)
     return _MARKS.sub("", _addressed(text))
 
 
 def _before(text: str, place: int) -> str:
-    """Return the characters before a place in the text, without marks."""
-    return _MARKS.sub("", text[max(0, place - 9) : place])
+    """Return the character before a place in the text; "" if there is none. Skips marks and the addresses of links."""
+    while place > 0 and _MARKS.match(text, place - 1):
+        place = text.rfind(_LINK, 0, place) if text[place - 1] == _LABEL else place - 1
+    return text[place - 1 : place] if place > 0 else ""
 
 
 def _addressed(text: str) -> str:
