@@ -1,7 +1,7 @@
 """The guide's tables name every field of a request to OpenAI's, Anthropic's and Ollama's APIs, and every parameter of the MCP tools.
 
 A table names its endpoints in its header (`field of …`), or row by row in a first column `endpoint` or `tool`. Fields are in backticks:
-"`a`: `b`, `c`; `d`" names a, a.b, a.c and d. "(everywhere)" names all fields whose paths end like that.
+"`a`: `b`, `c`; `d`" names a, a.b, a.c and d. "(everywhere)" names all fields whose paths end like that. If a field is ignored, or works "as in" another table, this holds for the fields inside it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def differences(page: str, known: Fields) -> set[str]:
             found = {f"{above}.{name}" for above in outer for name in inner[0]} if inner else set(outer)
             if "(everywhere)" in cell:
                 found = {path for path in every for name in found if f".{path}".endswith(f".{name}")}
-            if happens.startswith("ignored"):  # a field inside an ignored field needs no row
+            if happens.startswith(("ignored", "as in ")):  # a field inside such a field needs no row
                 found |= {path for path in every for name in found if path.startswith(f"{name}.")}
             if not happens.startswith("refused"):
                 wrong |= {f"{endpoint} has no {name}" for name in found - every}

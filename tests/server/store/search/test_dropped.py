@@ -38,7 +38,7 @@ class Side:
         quota = Quota(redis, tenant, Limits(**limits), StreamSlots(redis, replica))
         documents = Documents(redis, tenant, quota)
         self.attempts = IdempotencyRecords(redis, tenant, replica, 60.0, [])
-        engine: Any = SimpleNamespace(draining=False, model=SimpleNamespace(fingerprint="model"))
+        engine: Any = SimpleNamespace(require_running=lambda: None, model=SimpleNamespace(fingerprint="model"))
         unused: Any = None
         self.ingest = Ingest(engine, redis, self.blobs, documents, quota, unused, unused, unused, 1 << 20)
 

@@ -209,7 +209,7 @@ async def test_the_text_of_a_document_that_redis_may_have_created_is_kept(redis_
             made.append(document.id)
             raise ConnectionError_("lost")
 
-    engine: Any = SimpleNamespace(draining=False, model=SimpleNamespace(fingerprint="f"))
+    engine: Any = SimpleNamespace(require_running=lambda: None, model=SimpleNamespace(fingerprint="f"))
     lost, unused = cast(Any, Lost()), cast(Any, None)
     blobs = Blobs(f"file://{tmp_path}")
     ingest = Ingest(engine, redis, blobs, lost, tenant, unused, unused, unused, 1000)
