@@ -96,6 +96,13 @@ class Tab:
     page: Page
     server: Server
     errors: list[str] = field(default_factory=list)
+    expected_errors: list[str] = field(default_factory=list)
+    """Regular expressions of the errors that the test causes, also after its end."""
+
+    @property
+    def unexpected_errors(self) -> list[str]:
+        """The errors that the test does not cause."""
+        return [error for error in self.errors if not any(re.search(each, error) for each in self.expected_errors)]
 
     def open(self, place: str = "") -> Page:
         """Load the page again, at the address `place`."""
@@ -215,7 +222,7 @@ def shared_context(new_context: Callable[..., BrowserContext], own_server: Serve
 def new_tab(
     new_context: Callable[..., BrowserContext], shared_context: BrowserContext, server: Server
 ) -> Iterator[Callable[..., Tab]]:
-    """Makes tabs: `new_tab(color_scheme="dark")`. Answers have `tokens` tokens. Fails for console errors that remain in `errors`.
+    """Makes tabs: `new_tab(color_scheme="dark")`. Answers have `tokens` tokens. Fails for console errors that no test expects (`expected_errors`).
 
     The first tab without other options is in the shared context, and each other one in a context of its own.
     """
@@ -245,7 +252,7 @@ def new_tab(
         page.close()
     cleared = {"origin": server.url, "storageTypes": "local_storage"}
     shared_context.new_cdp_session(first).send("Storage.clearDataForOrigin", cleared)
-    assert [error for tab in tabs for error in tab.errors] == []
+    assert [error for tab in tabs for error in tab.unexpected_errors] == []
 
 
 @pytest.fixture

@@ -68,4 +68,4 @@ async def test_a_slow_index_delays_its_own_document_only(
         assert asked.count(first.id) >= 1
         go.set()
         await until_ready(services, first)
-        assert await services.passages.complete([first.id, second.id])
+        assert await services.passages.all_indexed([first.id, second.id])
