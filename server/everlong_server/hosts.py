@@ -49,6 +49,7 @@ def normalised_host(host: str) -> str:
         url = httpx.URL(f"//{normalised_authority(host)}")
     except ValueError:
         url = httpx.URL()
-    if not url.host or url.port is not None:
+    name = url.raw_host.decode().lower().removesuffix(".")
+    if not name or url.port is not None:
         raise ValueError(f"{host!r} is not a host; give a name or an address, without a port")
-    return url.raw_host.decode().lower().removesuffix(".")
+    return str(ipaddress.ip_address(name)) if is_address(name) else name

@@ -8,7 +8,7 @@ from everlong_server.engine.documents.formats.catalogue import HEAD, MEDIA_TYPES
 from everlong_server.engine.documents.formats.labels import encoding_of
 from everlong_server.errors import UnsupportedMedia
 
-_UTF8 = ("utf-8", "utf8", "us-ascii", "ascii")
+_UTF8 = ("utf-8", "utf-8-sig", "ascii")
 _WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 _NO_CHARSETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
 """Encodings of Python that are those of names of hosts, of source code, or of nothing."""
@@ -17,34 +17,28 @@ _NO_CHARSETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-
 class Decoder:
     """Turns the chunks of a plain text into UTF-8. Chunks of other files, and of texts that declare no encoding, stay as they are.
 
-    `kind`, `charset`: the media type and its parameter, or None. The beginning of the content decides what the file is. Raises
-    `UnsupportedMedia` if the media type is that of a text, and its encoding is unknown.
+    `kind`, `charset`: the media type and its parameter, or None. The beginning of the content decides what the file is.
     """
 
     def __init__(self, kind: str | None, charset: str | None, filename: str | None) -> None:
         self._kind, self._charset, self._filename = kind, charset or "", filename
         self._head = bytearray()
-        self._codec: codecs.CodecInfo | None = None
         self._decoder: codecs.IncrementalDecoder | None = None
         is_text = kind is not None and is_accepted(kind) and kind.lower() not in MEDIA_TYPES
-        if charset and is_text and charset.lower().replace("_", "-") not in _UTF8:
-            self._codec = _codec(charset)
-            if self._codec is None:
-                raise self._refused("is not supported")
+        self._is_undecided = bool(charset) and is_text and _python_name(self._charset) not in _UTF8
 
     def decode(self, chunk: bytes, *, is_last: bool = False) -> bytes:
-        """Return the next chunk in UTF-8, or nothing while the beginning is incomplete. Raises `UnsupportedMedia` if it does not fit the encoding."""
-        if self._codec is None:
-            return chunk
-        if self._decoder is None:
+        """Return the next chunk in UTF-8, or nothing while the beginning is incomplete. Raises `UnsupportedMedia` if it does not fit the encoding,
+        or if that is unknown."""
+        if self._is_undecided:
             self._head += chunk
             if len(self._head) < HEAD and not is_last:
                 return b""
-            chunk = bytes(self._head)
-            if detect(chunk[:HEAD], self._filename, self._kind) is not None:
-                self._codec = None
-                return chunk
-            self._decoder = self._codec.incrementaldecoder()
+            self._is_undecided, chunk = False, bytes(self._head)
+            if detect(chunk[:HEAD], self._filename, self._kind) is None:
+                self._decoder = self._new_decoder()
+        if self._decoder is None:
+            return chunk
         try:
             return self._decoder.decode(chunk, is_last).encode()
         except UnicodeDecodeError as error:
@@ -55,6 +49,15 @@ class Decoder:
         except UnicodeError:
             raise self._refused("needs a byte order mark: name the byte order, as in utf-16le") from None
 
+    def _new_decoder(self) -> codecs.IncrementalDecoder:
+        # Others that begin with UTF keep their input for long (UTF-7).
+        known = encoding_of(self._charset) or next(
+            (name for name in _WIDE if name == _python_name(self._charset)), "undefined"
+        )
+        if known in _NO_CHARSETS:
+            raise self._refused("is not supported")
+        return codecs.getincrementaldecoder(known)()
+
     def _refused(self, why: str) -> UnsupportedMedia:
         return UnsupportedMedia(
             f"charset {self._charset[:60]!r} {why}. Without charset, the server recognises the encoding",
@@ -62,12 +65,9 @@ class Decoder:
         )
 
 
-def _codec(name: str) -> codecs.CodecInfo | None:
-    """Return Python's codec for an encoding, as browsers understand its name; None for unknown ones."""
+def _python_name(name: str) -> str:
+    """Return Python's name of an encoding; "" for an unknown one."""
     try:
-        codec = codecs.lookup(encoding_of(name) or name)
+        return codecs.lookup(name).name
     except (LookupError, ValueError):
-        return None
-    # Others that begin with UTF keep their input for long (UTF-7).
-    is_known = encoding_of(name) is not None or codec.name in _WIDE
-    return codec if is_known and codec.name not in _NO_CHARSETS and codec.incrementaldecoder is not None else None
+        return ""

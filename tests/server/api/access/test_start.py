@@ -56,13 +56,13 @@ def test_public_host_names_are_not_this_server(host: str, good: list[str], bad: 
 @pytest.mark.parametrize(
     ("given", "sent"),
     [("Books.Example.org", "books.example.org"), ("books.example.", "books.example"), ("bücher.example", "xn--bcher-kva.example"),
-     ("[2001:DB8::1]", "2001:db8::1"), ("2001:DB8::1", "2001:db8::1")],
+     ("[2001:DB8::1]", "2001:db8::1"), ("2001:DB8::1", "2001:db8::1"), ("[2001:DB8:0:0::1]", "2001:db8::1")],
 )  # fmt: skip
 def test_an_allowed_host_may_be_written_in_any_way(given: str, sent: str) -> None:
     assert Settings(auth="off", allowed_hosts=(given,)).accepts_host(sent)
 
 
-@pytest.mark.parametrize("given", ["books.example:8080", "https://books.example", "books.example/a", ""])
+@pytest.mark.parametrize("given", ["books.example:8080", "https://books.example", "books.example/a", "", "."])
 def test_an_allowed_host_that_is_none_is_refused_at_start(given: str) -> None:
     with pytest.raises(ValueError, match=r"allowed_hosts\n.*host"):
         Settings(allowed_hosts=(given,))

@@ -181,6 +181,7 @@ DECLARED = [
     ("text/plain", "ISO-8859-1", "cp1252", "a – b"),  # as browsers understand the name
     ("application/json", "utf-16", "utf-16", '{"größe": 1}'),
     ("text/plain", "utf-16le", "utf-16", "Größe"),
+    ("text/plain", "ANSI_X3.4-1968", "utf-8", "Größe"),  # what programs without a locale say
     ("text/plain", "shift_jis", "cp932", "猫は①" * 40_000),
 ]  # fmt: skip
 
@@ -202,6 +203,7 @@ def test_a_declared_encoding_is_used(server: Server, kind: str, charset: str, en
         ("windows-1252", "such as 0x81"),
         ("idna", "is not supported"),
         ("utf-7", "is not supported"),
+        ("hex", "is not supported"),
         ("utf-16", "byte order mark"),
     ],
 )
@@ -231,6 +233,7 @@ BOOK = """<?xml version="1.0" encoding="windows-1251"?><FictionBook xmlns="http:
     [
         (BOOK.encode("cp1251"), "text/xml; charset=windows-1251", "Привет"),
         (pdf(["The first page."]), "text/plain; charset=iso-8859-1", "The first page."),
+        (pdf(["The first page."]), "text/plain; charset=unknown", "The first page."),
         ("Größe".encode(), "application/octet-stream; charset=binary", "Größe"),
     ],
 )

@@ -65,6 +65,8 @@ _CONNECTIVES = frozenset(["and", "but", "or", "so"])
 """Words that begin a question that refers to the one before: "And on Sundays?"."""
 _NOT_ASKED = frozenset(["a", "an", "i", "he", "she", "it", "they", "we"])
 """After an interrogative, they begin a statement or an exclamation."""
+_CONJUNCTIVE = frozenset(["when", "where", "why"])
+"""Interrogatives that also begin clauses: "When the lease was signed, …"."""
 _INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset([
     "wer", "wen", "wem", "wessen", "wann", "wo", "wohin", "woher", "warum", "wieso", "weshalb", "wie", "welche",
     "welcher", "welches", "qui", "quoi", "quand", "où", "pourquoi", "combien", "quel", "quelle", "quels",
@@ -217,7 +219,10 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
         return False
     # "What time does it start", but not "What a nice story" and "When I was a child".
     asks = (
-        found[0] in _ENGLISH_INTERROGATIVES and not _AUXILIARIES.isdisjoint(found[1:4]) and found[1] not in _NOT_ASKED
+        found[0] in _ENGLISH_INTERROGATIVES
+        and not _AUXILIARIES.isdisjoint(found[1:4])
+        and found[1] not in _NOT_ASKED
+        and (found[0] not in _CONJUNCTIVE or found[1] in _AUXILIARIES)  # but not "When the lease was signed we left"
     )
     return asks or _inverts(found)
 

@@ -37,7 +37,8 @@ def test_texts_lack_an_answer_only_after_a_conclusive_search() -> None:
     own = "Which submarine did I ask you about?"
     assert texts_lack_answer(own, [], has_history=False)
     assert texts_lack_answer("where was the declaration signed", [], has_history=False), "without a question mark"
-    assert not texts_lack_answer("Write a poem about the declaration", [], has_history=False)
+    for other in ("Write a poem about the declaration", "When the lease was signed Peter lived in Paris"):
+        assert not texts_lack_answer(other, [], has_history=False)
     assert not texts_lack_answer(own, [], has_history=True)
 
 
