@@ -7,7 +7,7 @@ import ipaddress
 import httpx
 
 # Nobody can register names under these domains: RFC 6762, ICANN's resolution 2024.07.29.06.
-PRIVATE_DOMAINS = (".internal", ".local")
+_PRIVATE_DOMAINS = (".internal", ".local")
 
 
 def authority(host: str, port: int) -> str:
@@ -18,6 +18,11 @@ def authority(host: str, port: int) -> str:
 def is_loopback(host: str) -> bool:
     """True if `host` is `localhost` or a loopback address."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_private(host: str) -> bool:
+    """True if `host` is an IP address, or a name that nobody can register for the internet."""
+    return "." not in host or host.endswith(_PRIVATE_DOMAINS) or is_address(host)
 
 
 def is_address(host: str) -> bool:

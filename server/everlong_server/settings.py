@@ -16,14 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from everlong_server.engine.documents.formats.languages import Language
-from everlong_server.hosts import (
-    PRIVATE_DOMAINS,
-    authority,
-    is_address,
-    is_loopback,
-    normalised_authority,
-    normalised_host,
-)
+from everlong_server.hosts import authority, is_loopback, is_private, normalised_authority, normalised_host
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
@@ -297,17 +290,11 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
 
-    @field_validator("fetch_hosts")
+    @field_validator("fetch_hosts", "allowed_hosts")
     @classmethod
-    def _normalise_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the hosts as an HTTP client sends them: in lower case and ASCII."""
-        return tuple(normalised_authority(host) for host in hosts)
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _normalise_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names as browsers send them: in lower case and ASCII, without a dot at the end. Raises `ValueError` for a port."""
-        return tuple(normalised_host(host) for host in hosts)
+    def _normalise_hosts(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Return the hosts as HTTP clients send them: in lower case and ASCII. Those in `allowed_hosts` have no port."""
+        return tuple(map(normalised_authority if info.field_name == "fetch_hosts" else normalised_host, hosts))
 
     @field_validator("ocr_language")
     @classmethod
@@ -341,7 +328,7 @@ class Settings(BaseSettings):
         name = name.removesuffix(".").lower()
         if name in self.allowed_hosts or is_loopback(name):
             return True
-        return not self.is_local and ("." not in name or name.endswith(PRIVATE_DOMAINS) or is_address(name))
+        return not self.is_local and is_private(name)
 
     @cached_property
     def language(self) -> Language:

@@ -1,4 +1,4 @@
-"""Collects the cells of a table in RTF, which does not say how many columns a cell covers, but where it ends."""
+"""Collects the cells of an RTF table and finds their columns. RTF has the right edge of a cell, not the number of its columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of fields that have no saved result: programs show words of their instructions, such as a prompt or a symbol."""
+"""Returns the text of fields that have no saved result: part of the field's instruction, such as a prompt or a symbol."""
 
 from __future__ import annotations
 
