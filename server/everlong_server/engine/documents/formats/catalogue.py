@@ -87,6 +87,7 @@ FORMATS = {
     "tnef": Format(
         "an Outlook message (winmail.dat)", "outlook.tnef", "olefile", (".tnef",), ("application/ms-tnef", "application/vnd.ms-tnef")
     ),
+    "ipynb": Format("a Jupyter notebook", "notebook", "inscriptis", (".ipynb",), ("application/x-ipynb+json",)),
     "image": Format(
         "a picture", "picture", "rapidocr", (".png", ".jpg", ".jpeg", ".tif", ".tiff"), ("image/png", "image/jpeg", "image/tiff"), "ocr"
     ),
@@ -102,7 +103,7 @@ MEDIA_TYPES = frozenset(media_type for format in FORMATS.values() for media_type
 """Media types that can be uploaded, in addition to text/*."""
 _TEXT = (
     ".txt", ".md", ".markdown", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".ini", ".log",
-    ".xml", ".tex", ".bib", ".org", ".adoc", ".srt", ".vtt", ".ass", ".ssa", ".ipynb", ".ics", ".vcf", ".diff", ".patch", ".conf", ".py", ".js", ".ts", ".tsx", ".jsx", ".java", ".c", ".h", ".cpp", ".cs",
+    ".xml", ".tex", ".bib", ".org", ".adoc", ".srt", ".vtt", ".ass", ".ssa", ".ics", ".vcf", ".diff", ".patch", ".conf", ".py", ".js", ".ts", ".tsx", ".jsx", ".java", ".c", ".h", ".cpp", ".cs",
     ".go", ".rs", ".rb", ".php", ".sh", ".sql", ".r", ".swift", ".kt", ".scala", ".lua", ".css", ".vue",
 )  # fmt: skip
 _BY_EXTENSION = {extension: id for id, format in FORMATS.items() for extension in format.extensions}
@@ -175,6 +176,8 @@ _XML_OFFICE = tuple(
     )
 )
 """The beginnings of Office files that are one XML file."""
+_NOTEBOOK = re.compile(rb'\{\s*"cells"\s*:\s*\[\s*\{\s*"(?:attachments|cell_type)"\s*:')
+"""The beginning of a Jupyter notebook, as Jupyter writes it."""
 _TAG = re.compile(rb"<(?:!doctype|!--|/?[a-z][a-z0-9-]*(?:\s[^<>]*)?/?>)", re.IGNORECASE)
 _MESSAGE = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*(?:\r\n?|\n)(?:[ \t][^\r\n]*(?:\r\n?|\n))*)+", re.IGNORECASE)
 ENVELOPE = re.compile(rb"(?:>?From [^\r\n]+\d{2}:\d{2}[^\r\n]*|\d+[ \t]*)\r?\n")
@@ -212,6 +215,8 @@ def detect(head: bytes, filename: str | None = None, media_type: str | None = No
         for office, format in _XML_OFFICE:
             if office.match(start):
                 return format
+    if start.startswith(b"{") and (declared == "ipynb" or (declared is None and _NOTEBOOK.match(start))):
+        return "ipynb"
     return None if declared == "text" else _message_kind(start, declared) or _page_kind(head, declared)
 
 
