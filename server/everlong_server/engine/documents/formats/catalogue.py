@@ -297,14 +297,19 @@ def _zip_format(file: Path) -> str:
         raise Unreadable(f"it is a damaged ZIP file ({error})") from None
     if (found := _BY_MEDIA_TYPE.get(declared)) is not None:
         return found
-    for folder, main, format in (
-        ("word/", "document", "docx"),
-        ("ppt/", "presentation", "pptx"),
-        ("xl/", "workbook", "xlsx"),
+    for folder, parts, format in (
+        ("word/", ("document",), "docx"),
+        ("ppt/", ("presentation",), "pptx"),
+        (
+            "xl/",
+            ("workbook", "worksheets/sheet"),
+            "xlsx",
+        ),  # some programs write the workbook last, so a cut file lacks it
     ):
-        # Without the list of types, only the name of the main part tells such a file from a folder of this name.
-        prefix = folder if "[content_types].xml" in names else folder + main
-        if any(name.startswith(prefix) and name.endswith((".xml", ".bin")) for name in names):
+        # Without the list of types, only the name of a main part tells such a file from a folder of this name.
+        has_types = "[content_types].xml" in names
+        prefixes = (folder,) if has_types else tuple(folder + part for part in parts)
+        if any(name.startswith(prefixes) and name.endswith((".xml", ".bin")) for name in names):
             return format
     return "epub" if _is_book(names) else "zip"
 

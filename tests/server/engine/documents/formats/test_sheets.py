@@ -236,6 +236,21 @@ def test_a_damaged_sheet() -> None:
     assert text_of(packed) == "Rents\n\nhello"
 
 
+def test_a_file_that_is_cut_before_its_workbook() -> None:
+    """openpyxl and XlsxWriter write the sheets first, and the workbook and the list of types last."""
+    packed = files.zipped({
+        "docProps/app.xml": "<Properties/>",
+        "xl/worksheets/sheet2.xml": f'<worksheet {MAIN}><sheetData><row r="1">{words("A1", "costs")}</row></sheetData></worksheet>',
+        "xl/worksheets/sheet1.xml": f'<worksheet {MAIN}><sheetData><row r="1">{words("A1", "rents")}</row></sheetData></worksheet>',
+        "xl/workbook.xml": f"<workbook {MAIN}/>",
+    })  # fmt: skip
+    cut = packed[: packed.index(b"xl/workbook.xml")]
+    assert text_of(cut, "rents.xlsx") == "rents\n\ncosts"
+    assert (
+        notes_of(cut, "rents.xlsx")[0] == "the end of the file is missing or damaged; what was found before it was read"
+    )
+
+
 def test_a_string_that_is_not_in_the_file() -> None:
     packed = excel(value("A1", "99", 't="s"') + words("B1", "ok"))
     assert text_of(packed) == "Rents\n\n\tok"

@@ -70,6 +70,10 @@ class Package:
         """Whether the part exists."""
         return part.lstrip("/").casefold() in self._names
 
+    def matches(self, pattern: str) -> bool:
+        """Whether the name of a part matches."""
+        return any(re.fullmatch(pattern, name) for name in self._names)
+
     def read(self, part: str) -> bytes | None:
         """Return the bytes of a part; None, with a note, if it is missing or damaged."""
         name = self._names.get(part.lstrip("/").casefold())

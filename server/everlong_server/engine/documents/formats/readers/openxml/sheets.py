@@ -11,11 +11,11 @@ from typing import IO, Any
 
 from lxml import etree
 
-from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes
+from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.openxml import binary
 from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
-from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, is_xml
+from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, Relation, is_xml
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
 from everlong_server.engine.documents.formats.readers.shared.addresses import external, labelled
 from everlong_server.engine.documents.formats.readers.shared.marks import superscript, written_out
@@ -30,6 +30,7 @@ _LAYOUT = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|\d+|[A-Za-z]|(&))')
 _EXCEL_2003 = "{urn:schemas-microsoft-com:office:spreadsheet}"
 _COPY = "[Threaded comment]"
 """The beginning of a copy of a threaded comment for old versions of Excel."""
+_SHEET = r"xl/worksheets/sheet(\d+)\.xml"
 _ROW = "{*}row"
 _MAX_COLUMN = 16384
 _ROWS_TOGETHER = 1000
@@ -44,12 +45,11 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     if package.has("xl/workbook.bin"):  # xlsb
         yield from _binary_sheets(file, package, notes)
         return
-    main = package.main("sheet.main+xml", r"xl/workbook\d*\.xml")
-    workbook, relations = package.xml(main), package.relations(main)
+    workbook, relations = _workbook(package)
     by_kind = {relation.kind: relation.target for relation in relations.values()}
     strings = list(_strings(package, by_kind.get("sharedStrings", "xl/sharedStrings.xml"), notes))
     is_1904 = any(p.get("date1904") in ("1", "true") for p in _children(workbook, "{*}workbookPr"))
-    target = by_kind.get("styles", "")
+    target = by_kind.get("styles", "" if relations else "xl/styles.xml")
     styles = Styles(package.xml(target) if package.has(target) else None, is_1904=is_1904)
     known, is_damaged = set[str](), False
     for sheet in _children(workbook, "{*}sheets/{*}sheet"):
@@ -65,10 +65,20 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         yield Block(name, section=name or None)
         with notes.at(part=name):
             yield from _Sheet(package, relation.target, strings, styles, notes).blocks()
-    pattern = r"xl/worksheets/sheet(\d+)\.xml"
-    for part in package.unnamed(pattern, known, notes) if is_damaged or workbook is None else ():
+    for part in package.unnamed(_SHEET, known, notes) if is_damaged or workbook is None else ():
         with notes.at(part=part):
             yield from _Sheet(package, part, strings, styles, notes).blocks()
+
+
+def _workbook(package: Package) -> tuple[Any, dict[str, Relation]]:
+    """Return the tree of the main part, and its relations; None and {} if only sheets are left of the file. Raises `Unreadable`."""
+    try:
+        main = package.main("sheet.main+xml", r"xl/workbook\d*\.xml")
+    except Unreadable:
+        if not package.matches(_SHEET):
+            raise
+        return None, {}
+    return package.xml(main), package.relations(main)
 
 
 def _children(tree: Any, path: str) -> list[Any]:
