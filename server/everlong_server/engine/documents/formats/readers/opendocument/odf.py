@@ -100,6 +100,13 @@ class _Reader:
         self._lists = Lists(trees)
         self._controls = controls(trees)
         self._raised = _raised_styles(trees)
+        self._footer_texts = _footer_texts(trees)
+        self._hidden_footers = {
+            (kind, style.getparent().get(f"{_STYLE}name", ""))
+            for tree in trees for style in tree.iter(f"{_STYLE}drawing-page-properties") for kind in ("footer", "date-time")
+            if style.get(f"{_PRESENTATION}display-{kind}") == "false"
+        }  # fmt: skip
+        """Kinds of footers, and the styles of slides that do not show them."""
         self._page = 0
         self._section: str | None = None
         """The current heading or sheet."""
@@ -137,13 +144,21 @@ class _Reader:
             else:
                 yield from self.blocks(element)
 
+    def _footers(self, slide: Any) -> Iterator[str]:
+        """Yield the footer and the date that somebody typed for a slide, unless a slide before has the same."""
+        style = slide.get(f"{_DRAW}style-name", "")
+        for kind in ("footer", "date-time"):
+            name = slide.get(f"{_PRESENTATION}use-{kind}-name", "")
+            if (kind, style) not in self._hidden_footers and (text := self._footer_texts.pop((kind, name), "")):
+                yield f"[Footer] {text}"
+
     def _drawing(self, element: Any) -> Block:
         """Return a slide, its notes, a frame or a control of a form."""
         match element.tag:
             case tag if tag == f"{_DRAW}page":
                 self._page += 1
-                slide = "\n\n".join(filter(None, (block.text for block in self.blocks(element))))
-                return Block(slide, page=self._page)
+                texts = [*(block.text for block in self.blocks(element)), *self._footers(element)]
+                return Block("\n\n".join(filter(None, texts)), page=self._page)
             case tag if tag == f"{_PRESENTATION}notes":
                 text = "\n".join(filter(None, (block.text for block in self.blocks(element)))).strip()
                 return Block(f"[Speaker notes] {text}" if text else "")
@@ -321,6 +336,17 @@ class _Reader:
         else:
             for body in tree.iterfind(f"{_OFFICE}body/*"):
                 yield from (block.text for block in self.blocks(body))
+
+
+def _footer_texts(trees: list[Any]) -> dict[tuple[str, str], str]:
+    """Return the footers and dates that somebody typed for slides, by their kind and name."""
+    return {
+        (kind, found.get(f"{_PRESENTATION}name", "")): " ".join("".join(found.itertext()).split())
+        for tree in trees
+        for kind in ("footer", "date-time")
+        for found in tree.iter(f"{_PRESENTATION}{kind}-decl")
+        if found.get(f"{_PRESENTATION}source", "fixed") == "fixed"
+    }
 
 
 def _raised_styles(trees: Iterable[Any]) -> set[str]:

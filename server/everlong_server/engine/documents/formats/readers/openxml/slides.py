@@ -41,7 +41,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 
 
 class _Slides:
-    """Reads the slides of one file. `seen`: the names of the slides, layouts and masters that were read."""
+    """Reads the slides of one file. `seen`: the names of the slides, layouts and masters that were read, and the footers."""
 
     def __init__(self, package: Package, notes: Notes) -> None:
         self._package, self._notes = package, notes
@@ -52,12 +52,27 @@ class _Slides:
         self.seen.add(part)
         if tree.get("show") == "0":
             self._notes.add("the slide is hidden", page=number)
-        blocks = [*shapes(self._package, part, tree, self._notes), *self._related(part)]
+        blocks = [*shapes(self._package, part, tree, self._notes), *self._footers(tree), *self._related(part)]
         if tree.get("showMasterSp") != "0":
             blocks += self._background(part, "slideLayout")
         if not any(blocks):
             self._notes.add("the slide has no text", page=number)
         return Block("\n\n".join(blocks), page=number)
+
+    def _footers(self, tree: Any) -> Iterator[str]:
+        """Yield the footer and the date that somebody typed for a slide, unless a slide before has the same."""
+        for shape in tree.iter("{*}sp"):
+            placeholder = shape.find("{*}nvSpPr/{*}nvPr/{*}ph")
+            if (
+                placeholder is None
+                or placeholder.get("type") not in ("ftr", "dt")
+                or next(shape.iter(f"{A}fld"), None) is not None
+            ):
+                continue
+            text = " ".join("".join(shape.itertext(f"{A}t")).split())
+            if text and (footer := f"[Footer] {text}") not in self.seen:
+                self.seen.add(footer)
+                yield footer
 
     def _related(self, slide: str) -> Iterator[str]:
         """Yield the speaker notes and comments of a slide."""
