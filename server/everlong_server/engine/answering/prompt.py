@@ -114,14 +114,16 @@ class PromptBuilder:
             alone = result.overview is not None or await asyncio.to_thread(stands_alone, question, query)
             if repeating is None and not alone:
                 build = partial(build, previous=shortened(previous))
-        lacks_answer = query is not None and await asyncio.to_thread(
-            texts_lack_answer, question, found or [], has_history=has_history
-        )
-        # The search does not judge whether short texts hold the answer. The model's probe can.
+        # The search is not sure whether short texts hold the answer. The model's probe can judge it.
         may_lack_answer = (
             self._may_judge(context, result) and not tools and question == content
             and await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
         )  # fmt: skip
+        if result.doubtful and not may_lack_answer:
+            found = []
+        lacks_answer = query is not None and await asyncio.to_thread(
+            texts_lack_answer, question, found or [], has_history=has_history
+        )
         if (lacks_answer or may_lack_answer or not found) and not await self._passages.all_indexed(documents):
             # A document was deleted. The memory still has it.
             found, lacks_answer, may_lack_answer = found or None, False, False

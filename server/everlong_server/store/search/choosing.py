@@ -28,6 +28,10 @@ WHOLE = (
     "What is the theme of the text?",
     "What are the main points?",
     "What is this?",
+    "What does this code do?",
+    "Who are the people in this document?",
+    "What is in this file?",
+    "Give me a short summary.",
 )
 """Examples of questions about a whole text. The example nearest to the query is compared with the passages nearest to it. The lab notes tell
 how they were chosen."""
@@ -59,6 +63,8 @@ _SHORT_TEXT = 24
 """Passages of a text in which the BM25 scores do not tell whether a query is about all of it."""
 _SHOWN_WHOLE = 3200
 """Bytes of texts so short that an answer is shown all of them, as far as the evidence has room: their few words tell little about a query."""
+_JUDGED = 32_000
+"""Bytes of texts up to which a model with a probe judges whether passages hold the answer to a question. The search is less sure of short texts."""
 _NEAR = 0.18
 """Cosine of a question of everyday words with a short text from which the text can hold its answer. "How are you?" is
 below. Chosen on 18 questions about a note, an e-mail and a recipe, and six greetings; not measured on others."""
@@ -72,10 +78,11 @@ _OF_PART = 3
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """`best`: numbers of the passages about the query, best first. `cover`: numbers of passages that cover the texts, if the query is
-    about the whole text; else ()."""
+    about the whole text; else (). `doubtful`: the texts may have nothing about the query, and `best` are the nearest passages."""
 
     best: Sequence[int] = ()
     cover: Sequence[int] = ()
+    doubtful: bool = False
 
     def in_turns(self, limit: int, best: int | None = None) -> list[int]:
         """Return at most `limit` passages, the best and the covering ones in turns. `best`: the maximum number of the best; None: all.
@@ -91,24 +98,34 @@ def shown_whole(parts: Sequence[Indexed]) -> bool:
     return sum(part.bytes for part in parts) <= _SHOWN_WHOLE
 
 
+def judged(parts: Sequence[Indexed]) -> bool:
+    """Return whether a model's probe can judge passages of the texts: they are short enough, and English."""
+    return sum(part.bytes for part in parts) <= _JUDGED and all(part.language == "en" for part in parts)
+
+
 def choose(
     query: Query, parts: Sequence[Indexed], ranking: Ranking, limit: int, whole: float = 0.0, best: int = 0
 ) -> Chosen:
-    """Return at most `limit` passages of each kind for the query; none if the texts have nothing about it.
+    """Return at most `limit` passages of each kind for the query; none if the texts have nothing about it, unless a probe can judge that.
 
     `whole`: the query's largest cosine with one of `WHOLE`. `best`: return up to so many of the best passages, if that is more than `limit`.
     """
     if not len(ranking.scores):
         return Chosen()
     found: Sequence[int] = ()
+    doubtful = False
     foreign = not ranking.compared.any() and all(part.language != "en" for part in parts)
     if shown_whole(parts):
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
     elif _is_found(query, ranking, _MIN_SHARE_FOREIGN if foreign else _MIN_SHARE):
         found = _best(ranking, max(limit, best))
+    elif doubtful := query.asks and not query.everyday and bool(ranking.compared.any()) and judged(parts):
+        found = _in_order(ranking)[: max(limit, best)]
     everything = np.arange(len(ranking.scores))
     about_whole = _is_about_whole(found, ranking, whole)
-    return Chosen(found, _covering(parts, ranking, limit, everything) if about_whole else ())
+    return Chosen(
+        found, _covering(parts, ranking, limit, everything) if about_whole else (), doubtful and not about_whole
+    )
 
 
 def choose_in_part(
@@ -133,7 +150,7 @@ def choose_in_part(
     mixed = list[int]()
     for turn, start in enumerate(range(0, len(below), _OF_PART)):
         mixed += below[start : start + _OF_PART] + elsewhere[turn : turn + 1]
-    return Chosen(mixed[: max(limit, best)], chosen.cover)
+    return Chosen(mixed[: max(limit, best)], chosen.cover, chosen.doubtful)
 
 
 def _is_found(query: Query, ranking: Ranking, min_share: float) -> bool:

@@ -25,7 +25,7 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.search import sentences, word_index
-from everlong_server.store.search.choosing import WHOLE, Chosen, choose, choose_in_part, shown_whole
+from everlong_server.store.search.choosing import WHOLE, Chosen, choose, choose_in_part, judged
 from everlong_server.store.search.numbered import NamedPart, named_part
 from everlong_server.store.search.overview import Overview, overview, samples
 from everlong_server.store.search.query import PassageFilter, Query
@@ -78,11 +78,13 @@ class Passage:
 @dataclass(frozen=True, slots=True)
 class Found:
     """`passages`: what a search found, in the order in which to take them. `overview`: of the documents, if the query is about the whole
-    text; None otherwise. `unjudged`: found in short English texts, whatever is asked (`shown_whole`)."""
+    text; None otherwise. `unjudged`: found in English texts so short that a model's probe can judge whether they hold the answer. `doubtful`: the search
+    would say that they do not."""
 
     passages: list[Passage]
     overview: Overview | None = None
     unjudged: bool = False
+    doubtful: bool = False
 
 
 _T = TypeVar("_T")
@@ -264,7 +266,7 @@ class Passages:
             elif score_sentences is not None:
                 order = reranked_passages(found, by_document, score_sentences)
                 found = _numbered([found[n] for n, _ in order[:limit]])
-        return Found(found, unjudged=shown_whole(parts) and all(part.language == "en" for part in parts))
+        return Found(found, unjudged=judged(parts), doubtful=chosen.doubtful)
 
     def _reranker(self, parts: Sequence[Indexed]) -> Reranker | None:
         """Return the reranker, if it can read any of the documents: it knows the languages that have vectors."""

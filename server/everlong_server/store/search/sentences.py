@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from everlong_server.store.search.ranking import Floats, Indexed, weighted
+from everlong_server.store.search.rows import rows
 from everlong_server.store.search.terms import terms_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ reranker, which has read these sentences, too."""
 
 _BEGINNING = 200
 """Characters of a document's beginning that are taken whatever the query is."""
+_HEADER = 600
+"""The same, if it begins with a row of a table, which often names the columns."""
 _EARLY = 2
 """Sentences that are taken before the beginning."""
 _FIRST = 200
@@ -55,13 +58,20 @@ Answering = Callable[[Sequence[str], Sequence[Spans]], Sequence[Floats]]
 
 
 def cut(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each sentence of `text` in characters, without gaps: white space belongs to the sentence before it."""
-    start = 0
-    for end in _END.finditer(text):
-        rest = len(text) - end.end()
-        if end.end() - start >= _SHORTEST and (rest >= _SHORTEST or not rest):
-            yield start, end.end()
-            start = end.end()
+    """Yield start and end of each sentence of `text` in characters, without gaps: white space belongs to the sentence before it.
+
+    A row of a table is one sentence, or a part of one.
+    """
+    start, of_rows = 0, list(rows(text))
+    inside = iter(of_rows)
+    row = next(inside, None)
+    for end in sorted({*(end.end() for end in _END.finditer(text)), *(place for of in of_rows for place in of)}):
+        while row is not None and row[1] < end:
+            row = next(inside, None)
+        rest = len(text) - end
+        if (row is None or not row[0] < end < row[1]) and end - start >= _SHORTEST and (rest >= _SHORTEST or not rest):
+            yield start, end
+            start = end
     if start < len(text):
         yield start, len(text)
 
@@ -106,11 +116,20 @@ def ordered(
         near = _with_neighbours(near, sentences)
     order = np.argsort(-near, kind="stable")
     found = [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
-    first = [] if beginning is None else [s for s in _sentences(beginning) if s.end <= beginning.start + _BEGINNING]
+    first = [] if beginning is None else list(_opening(beginning))
     taken: dict[tuple[str, int], Passage] = {}
     for sentence in [*found[:_EARLY], *first, *found[_EARLY:]]:
         taken.setdefault((sentence.document, sentence.start), sentence)
     return [*taken.values()]
+
+
+def _opening(beginning: Passage) -> Iterator[Passage]:
+    """Yield the first sentences of a document, and the row that names the columns of a table there."""
+    header = next(rows(beginning.text), (0, 0))[1]
+    for sentence in _sentences(beginning):
+        end = sentence.end - beginning.start
+        if end <= _BEGINNING or end <= header <= _HEADER:
+            yield sentence
 
 
 def _sentences(passage: Passage) -> list[Passage]:

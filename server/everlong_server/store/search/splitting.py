@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-VERSION = 3
+from everlong_server.store.search.rows import is_row
+
+VERSION = 4
 """Version of the splitting rules. Raise it when passages change: indexes and vectors of another version are then built again."""
 # Bytes of a passage: 55 to 80 words of English. Scripts with longer characters get fewer characters, but about as many tokens.
 _SHORTEST, _LONGEST = 300, 460
@@ -20,6 +22,7 @@ _SENTENCE_END = re.compile(
     rb"[.!?](?<!\bMr.)(?<!\bMrs.)(?<!\bDr.)(?<!\bSt.)(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xc2\xbb)*\s+"
     rb"|\n\s*\n\s*|\xe3\x80\x82|\xef\xbc[\x81\x9f]|\xe0\xa5\xa4)"
 )
+_LINE_END = re.compile(rb"(?s:.*)\n")
 _SPACE = re.compile(rb"(?s:.*)\s")
 # A Markdown heading; or a short line by itself that is no sentence, as in plain text.
 _HEADING = (
@@ -51,7 +54,7 @@ class Piece:
 def split(file: IO[bytes]) -> Iterator[Piece]:
     """Cut the UTF-8 text of `file` into pieces without gaps, in bounded memory.
 
-    A piece ends before a heading or with a sentence if possible, else with a word, else at the maximum length.
+    A piece ends before a heading, with a row of a table or with a sentence if possible, else with a line or a word, else at the maximum length.
     """
     buffer, at, start, start_byte, more = b"", 0, 0, 0, True
     while True:
@@ -79,7 +82,12 @@ def _cut(window: bytes, *, last: bool) -> int:
         return len(window)
     if goes_on := _HEADING_GOES_ON.search(window, _SHORTEST_BEFORE_HEADING):
         return goes_on.end()
-    for pattern, shortest in ((_SENTENCE_END, _SHORTEST), (_SENTENCE_END, _SHORTEST // 2), (_SPACE, 1)):
+    line = window.rfind(b"\n") + 1
+    if is_row(window[:line].rstrip(b"\r\n").rpartition(b"\n")[2]):
+        return line
+    for pattern, shortest in (
+        (_SENTENCE_END, _SHORTEST), (_SENTENCE_END, _SHORTEST // 2), (_LINE_END, _SHORTEST // 2), (_SPACE, 1),
+    ):  # fmt: skip
         if found := pattern.match(window, shortest):
             return found.end()
     cut = len(window) - 1

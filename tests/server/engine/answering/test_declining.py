@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 
 from everlong_models.answer_probe import PROBE
 from everlong_server.engine.answering.evidence.templates import REFUSAL
-from tests.process import Server
+from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 24, "seed": 1}
-LONG = STORY.read_text()[:20_000]
+LONG = STORY.read_text()[:40_000]
+MIDDLE = LONG[:20_000]
 ALICE = LONG[LONG.index("The way Dinah") :][:3000]
 """So short that every question gets it as evidence."""
 QUESTION = "What would Dinah do with the black kitten's face?"
@@ -73,6 +74,24 @@ def test_other_messages_get_an_answer_in_any_case(server: Server, question: str,
     message = server.say(server.session(document)["id"], question, **GREEDY, **more)
     assert message["evidence"]
     assert message["content"] != REFUSAL
+
+
+@pytest.mark.parametrize("has_probe", [True, False])
+def test_texts_of_a_few_pages_are_judged_by_search_and_probe(
+    new_server, folder: Path, tmp_path: Path, has_probe: bool
+) -> None:
+    """The probe judges what the search finds, also where the search alone would find nothing. Without a probe, the search decides."""
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    if not has_probe:
+        (model / PROBE).unlink()
+    server = new_server(model, recall_tokens=96, embeddings="auto").start()
+    document = server.read(MIDDLE)["id"]
+    wait_for(lambda: server.document(document)["vectors"]["progress"] == 1, 120)
+    for question, is_near in ((QUESTION, True), ("Which submarine torpedoed Zanzibar?", False)):
+        message = server.say(server.session(document)["id"], question, **GREEDY)
+        assert bool(message["evidence"]) is (is_near or has_probe)
+        assert (message["content"] == REFUSAL) is has_probe
 
 
 def test_the_search_decides_about_longer_texts(server: Server) -> None:

@@ -70,6 +70,16 @@ def test_texts_are_about_a_query_by_meaning_and_words_and_fewer_passages_need_le
     assert bool(chosen(everyday, **given).best) == (found and share == 0.0), "everyday words tell nothing"
 
 
+def test_a_question_that_hardly_fits_short_texts_is_left_to_the_model_s_probe() -> None:
+    doubtful = chosen(QUESTION, sizes=(50,), cosines={5: 0.2, 6: 0.3}, other=0.0)
+    assert doubtful.doubtful
+    assert doubtful.best[:2] == [6, 5]
+    assert not chosen(QUESTION, sizes=(50,), cosines={5: 0.6}).doubtful
+    for query, size in ((QUESTION, 100), (REMARK, 50), (replace(QUESTION, everyday=True), 50)):
+        assert chosen(query, sizes=(size,), cosines={5: 0.2}) == Chosen()
+    assert chosen(QUESTION, sizes=(50,)) == Chosen(), "without vectors, words alone decide"
+
+
 @pytest.mark.parametrize(
     ("cosine", "share", "found"), [(0.46, 0.0, True), (0.35, 0.3, True), (0.35, 0.2, False), (0.29, 0.9, False)]
 )

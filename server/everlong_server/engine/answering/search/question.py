@@ -67,6 +67,12 @@ _NOT_ASKED = frozenset(["a", "an", "i", "he", "she", "it", "they", "we"])
 """After an interrogative, they begin a statement or an exclamation."""
 _CONJUNCTIVE = frozenset(["when", "where", "why"])
 """Interrogatives that also begin clauses: "When the lease was signed, …"."""
+_REQUESTS = frozenset([
+    "compare", "describe", "explain", "find", "give", "list", "name", "show", "summarise", "summarize", "tell",
+])  # fmt: skip
+"""Words that begin a request for what a text says: "List the open orders"."""
+_LEAD = 2
+"""Words before the interrogative of a question, at most: "roughly how much", "since when"."""
 _INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset([
     "wer", "wen", "wem", "wessen", "wann", "wo", "wohin", "woher", "warum", "wieso", "weshalb", "wie", "welche",
     "welcher", "welches", "qui", "quoi", "quand", "où", "pourquoi", "combien", "quel", "quelle", "quels",
@@ -99,8 +105,7 @@ def search_query(question: str, previous: str | None) -> Query | None:
     all_words = words(question)
     own = [word for word in dict.fromkeys(all_words) if word.casefold() not in STOP_WORDS]
     marked = _QUESTION_MARKS.search(question) is not None
-    beginning = [word.casefold() for word in all_words[:2]]
-    asks = marked or not _INTERROGATIVES.isdisjoint(beginning[:1]) or _inverts(beginning)
+    asks = marked or _asks([word.casefold() for word in all_words])
     refers_back = _refers_back(all_words, own)
     short = len(own) < _FEW_WORDS and not _names_subject(all_words, own)
     follows = previous is not None and (asks or bool(own)) and (refers_back or short)
@@ -218,6 +223,7 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
     if message.rstrip().endswith((".", "!", "…")):
         return False
     # "What time does it start", but not "What a nice story" and "When I was a child".
+    found = found[_interrogative(found) :]
     asks = (
         found[0] in _ENGLISH_INTERROGATIVES
         and not _AUXILIARIES.isdisjoint(found[1:4])
@@ -225,6 +231,27 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
         and (found[0] not in _CONJUNCTIVE or found[1] in _AUXILIARIES)  # but not "When the lease was signed we left"
     )
     return asks or _inverts(found)
+
+
+def _asks(message: Sequence[str]) -> bool:
+    """Return whether words, in lower case, without a question mark, ask for something that a text can say: a question or a request."""
+    begins = not (_INTERROGATIVES | _REQUESTS).isdisjoint(message[:1]) or _inverts(message)
+    return begins or _interrogative(message) > 0 or (message[1:2] == ["you"] and _inverts([message[0], "they"]))
+
+
+def _interrogative(message: Sequence[str]) -> int:
+    """Return the place of the interrogative of words, in lower case, if they are a question in English: "since when do they", "by how much has it".
+
+    0 if there is none, or if it may begin a clause: "I know what you did".
+    """
+    for place, word in enumerate(message[: _LEAD + 1]):
+        if word in _ENGLISH_INTERROGATIVES:
+            after = message[place + 1 : place + 5]
+            inverted = not _AUXILIARIES.isdisjoint(after) and after[0] not in _NOT_ASKED | _ARTICLES
+            return place if inverted else 0
+        if word in _SUBJECTS or word in _AUXILIARIES:
+            break
+    return 0
 
 
 def _inverts(message: Sequence[str]) -> bool:
