@@ -100,7 +100,7 @@ def shown_whole(parts: Sequence[Indexed]) -> bool:
 
 def judged(parts: Sequence[Indexed]) -> bool:
     """Return whether a model's probe can judge passages of the texts: they are short enough, and English."""
-    return sum(part.bytes for part in parts) <= _JUDGED and all(part.language == "en" for part in parts)
+    return all(part.language == "en" for part in parts)
 
 
 def choose(
@@ -119,7 +119,13 @@ def choose(
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
     elif _is_found(query, ranking, _MIN_SHARE_FOREIGN if foreign else _MIN_SHARE):
         found = _best(ranking, max(limit, best))
-    elif doubtful := query.asks and not query.everyday and bool(ranking.compared.any()) and judged(parts):
+    elif (
+        doubtful := query.asks
+        and not query.everyday
+        and bool(ranking.compared.any())
+        and judged(parts)
+        and sum(part.bytes for part in parts) <= _JUDGED
+    ):
         found = _in_order(ranking)[: max(limit, best)]
     everything = np.arange(len(ranking.scores))
     about_whole = _is_about_whole(found, ranking, whole)

@@ -262,7 +262,10 @@ class Passages:
                 start, end = ranking.first[where : where + 2]
                 own = () if named is None else named.within(start, end)
                 beginning = self._passage(int([*own, start][0]), searched, parts, ranking)
-                found = sentences.ordered(found, query.words, similarity, by_document, beginning, score_sentences)
+                header = partial(self._header, searched, parts)
+                found = sentences.ordered(
+                    found, query.words, similarity, by_document, beginning, score_sentences, header
+                )
             elif score_sentences is not None:
                 order = reranked_passages(found, by_document, score_sentences)
                 found = _numbered([found[n] for n, _ in order[:limit]])
@@ -352,16 +355,22 @@ class Passages:
     ) -> Passage | None:
         """Return a ranked passage by its number, without its score; None if the document was deleted meanwhile."""
         which = int(np.searchsorted(ranking.first, n, side="right")) - 1
-        passage = self._read(documents[which], parts[which].index, int(n - ranking.first[which]))
+        place = "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?"
+        passage = self._read(
+            documents[which], *parts[which].index.execute(place, (int(n - ranking.first[which]),)).fetchone()
+        )
         similarity = round(float(ranking.similarities[n]), 4) if parts[which].vectors is not None else None
         share = round(float(ranking.shares[n]), 3)
         return None if passage is None else replace(passage, share=share, similarity=similarity)
 
-    def _read(self, document: Document, index: Any, number: int) -> Passage | None:
-        """Return a passage by its number in the document; None if the document was deleted meanwhile."""
-        start, end, start_byte, end_byte = index.execute(
-            "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?", (number,)
-        ).fetchone()
+    def _header(self, documents: Sequence[Document], parts: Sequence[Indexed], sentence: Passage) -> Passage | None:
+        """Return the row that names the columns of the table that a sentence is in; None if it is in none."""
+        where = next(n for n, document in enumerate(documents) if document.id == sentence.document)
+        table = word_index.table_at(parts[where].index, sentence.start)
+        return None if table is None else self._read(documents[where], *table.header)
+
+    def _read(self, document: Document, start: int, end: int, start_byte: int, end_byte: int) -> Passage | None:
+        """Return a part of a document, in characters and bytes, as a passage; None if the document was deleted meanwhile."""
         try:
             with self._blobs.open(document.id, document.text_offset + start_byte) as file:
                 text = file.read(end_byte - start_byte).decode()

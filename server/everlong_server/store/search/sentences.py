@@ -43,8 +43,8 @@ reranker, which has read these sentences, too."""
 
 _BEGINNING = 200
 """Characters of a document's beginning that are taken whatever the query is."""
-_HEADER = 600
-"""The same, if it begins with a row of a table, which often names the columns."""
+_WITH_HEADER = 48
+"""So many sentences get the row that names their columns, if they are in a table. An answer is shown fewer."""
 _EARLY = 2
 """Sentences that are taken before the beginning."""
 _FIRST = 200
@@ -89,6 +89,7 @@ def ordered(
     parts: Mapping[str, Indexed],
     beginning: Passage | None = None,
     answering: Answering | None = None,
+    header: Callable[[Passage], Passage | None] = lambda sentence: None,
 ) -> list[Passage]:
     """Return the sentences of `passages`, those that fit the query best first. Blocks.
 
@@ -96,7 +97,8 @@ def ordered(
     alone are compared, as in documents without vectors. `parts`: each document's part of the search. `beginning`: the first passage
     of a document. Its first sentences are taken early, with the score 0: they often are the title and the author. `answering`:
     takes texts and the start and end of each of their sentences, and returns the reranker's score of each sentence; then `similarity` is
-    not called. Sentences of documents without vectors get the mean of what the others get.
+    not called. Sentences of documents without vectors get the mean of what the others get. `header`: returns the row that names the columns
+    of the table that a sentence is in; it comes before the first of them.
     """
     passages = sorted(passages, key=lambda p: (p.document, p.start))
     sentences = [sentence for passage in passages for sentence in _sentences(passage)]
@@ -116,20 +118,13 @@ def ordered(
         near = _with_neighbours(near, sentences)
     order = np.argsort(-near, kind="stable")
     found = [replace(sentences[n], score=round(1 / (1 + place), 3)) for place, n in enumerate(order.tolist())]
-    first = [] if beginning is None else list(_opening(beginning))
+    first = [] if beginning is None else [s for s in _sentences(beginning) if s.end <= beginning.start + _BEGINNING]
     taken: dict[tuple[str, int], Passage] = {}
-    for sentence in [*found[:_EARLY], *first, *found[_EARLY:]]:
+    for place, sentence in enumerate([*found[:_EARLY], *first, *found[_EARLY:]]):
+        if place < _WITH_HEADER and (columns := header(sentence)) is not None:
+            taken.setdefault((columns.document, columns.start), replace(columns, score=sentence.score))
         taken.setdefault((sentence.document, sentence.start), sentence)
     return [*taken.values()]
-
-
-def _opening(beginning: Passage) -> Iterator[Passage]:
-    """Yield the first sentences of a document, and the row that names the columns of a table there."""
-    header = next(rows(beginning.text), (0, 0))[1]
-    for sentence in _sentences(beginning):
-        end = sentence.end - beginning.start
-        if end <= _BEGINNING or end <= header <= _HEADER:
-            yield sentence
 
 
 def _sentences(passage: Passage) -> list[Passage]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged
 from everlong_server.store.records import Document
+from everlong_server.store.search.rows import Table, Tables
 from everlong_server.store.search.splitting import VERSION, Headings, split
 from everlong_server.store.search.terms import Terms, language_of, terms_of
 from everlong_server.store.texts.blobs import Blobs
@@ -26,7 +27,7 @@ _MAPPED = 1 << 30
 """Bytes of an index that are memory-mapped, so that they are read from the page cache without a copy."""
 _WORDS = "USING fts5(text, headings, content='', columnsize=0, tokenize='ascii')"
 """Holds terms, separated by spaces. The tokenizer `ascii` takes every character outside ASCII as part of a term."""
-_LAYOUT = 100 * VERSION + 1
+_LAYOUT = 100 * VERSION + 2
 """Version of the index, which contains that of the cuts. An index with another one counts as damaged and is built again."""
 HEADING = "¶"
 """Term in front of each heading's terms, so that a phrase can begin with a heading."""
@@ -73,13 +74,14 @@ def _index(blobs: Blobs, document: Document, path: Path, stop: threading.Event) 
         index.execute("PRAGMA temp_store = MEMORY")  # no text in temporary files, which nothing encrypts or deletes
         index.execute("BEGIN")
         index.execute("CREATE TABLE passages (id INTEGER PRIMARY KEY, start, end, start_byte, end_byte)")
+        index.execute("CREATE TABLE tables (start INTEGER PRIMARY KEY, header_end, start_byte, header_end_byte, end)")
         index.execute("CREATE TABLE document (language)")
         index.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
         index.execute("CREATE VIRTUAL TABLE places USING fts5vocab(words, 'instance')")
         language = language_of(file.read(_SAMPLE).decode(errors="ignore"))
         index.execute("INSERT INTO document VALUES (?)", (language,))
         file.seek(document.text_offset)
-        headings, terms = Headings(), terms_of(language)
+        headings, tables, terms = Headings(), Tables(), terms_of(language)
         title = terms.of(PurePath(document.filename or "").stem)
         pieces = enumerate(split(file))
         while batch := list(islice(pieces, _ROWS_AT_ONCE)):
@@ -87,13 +89,22 @@ def _index(blobs: Blobs, document: Document, path: Path, stop: threading.Event) 
                 raise BuildCancelled
             rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in batch)
             index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
+            found = (table for _, p in batch for table in tables.of(p))
+            index.executemany("INSERT INTO tables VALUES (?, ?, ?, ?, ?)", found)
             texts = (
                 (n, " ".join(terms.of(p.text)), " ".join([*title, *_heading_terms(headings.of(p.text), terms)]))
                 for n, p in batch
             )
             index.executemany("INSERT INTO words(rowid, text, headings) VALUES (?, ?, ?)", texts)
+        index.executemany("INSERT INTO tables VALUES (?, ?, ?, ?, ?)", tables.finish())
         index.execute(f"PRAGMA user_version = {_LAYOUT}")
         index.execute("COMMIT")
+
+
+def table_at(index: Any, start: int) -> Table | None:
+    """Return the table that has the character `start` below its first row; None if there is none."""
+    found = index.execute("SELECT * FROM tables WHERE header_end <= ? ORDER BY start DESC LIMIT 1", (start,)).fetchone()
+    return Table(*found) if found is not None and start < found[-1] else None
 
 
 def _heading_terms(headings: Sequence[str], terms: Terms) -> Iterator[str]:

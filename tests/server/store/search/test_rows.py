@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from pathlib import Path
 
 import pytest
 
 from everlong_server.store.search import sentences
-from everlong_server.store.search.passages import Passage
-from everlong_server.store.search.ranking import Indexed
-from everlong_server.store.search.rows import rows
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.rows import Tables, rows
 from everlong_server.store.search.splitting import split
+from tests.server.store.search.shelf import Shelf
 
 HEADER = "order,date,customer,town,product,quantity,price,payment,status,remark\n"
 ORDERS = [
@@ -52,13 +54,28 @@ def test_prose_is_no_row(line: str) -> None:
     assert list(rows(f"Before it.\n{line}After it.\n")) == []
 
 
-def test_columns_are_named_above_the_rows_that_are_found() -> None:
-    text = KINDS["csv"]
-    pieces = [
-        Passage("d", p.start, p.end, p.start_byte, p.end_byte, p.text, score=1 / n, share=1.0)
-        for n, p in enumerate(split(io.BytesIO(text.encode())), 1)
-    ]
-    row = [order for order in ORDERS if order in pieces[6].text][-1]
-    index = {"d": Indexed(None, len(pieces), len(text), "en")}
-    found = sentences.ordered(pieces[5:7], {row.partition(",")[0]: 1.0}, None, index, pieces[0])
-    assert [passage.text for passage in found[:3]] == [row, found[1].text, HEADER]
+TABLES = (
+    "Rents\n\nflat\trent\tsince\n" + "".join(f"Flat {n}\t{n}00 pounds a month\tMay 20{n:02}\n" for n in range(30)) + "Some words.\n\nCosts\n\ncost\tsum\n"
+    + "".join(f"Cost of repair {n}\t{n}000 euros\n" for n in range(30)) + "\ntwo\trows\nare\tno table\n"
+)  # fmt: skip
+
+
+def test_tables_are_found_from_piece_to_piece() -> None:
+    for text in (TABLES, TABLES.rstrip() + "\nlast\ttable\na\tb\nc\td"):
+        tables = Tables()
+        found = [table for piece in split(io.BytesIO(text.encode())) for table in tables.of(piece)] + [*tables.finish()]
+        headers = [text[table.start : table.header_end] for table in found]
+        assert headers[:2] == ["flat\trent\tsince\n", "cost\tsum\n"]
+        assert [text.encode()[table.start_byte : table.header_end_byte].decode() for table in found] == headers
+        assert [text[: table.end].splitlines()[-1] for table in found][:2] == [
+            "Flat 29\t2900 pounds a month\tMay 2029",
+            "Cost of repair 29\t29000 euros",
+        ]
+        assert len(found) == 2 + text.endswith("d")
+
+
+def test_the_row_that_names_the_columns_comes_before_the_rows_that_are_found(tmp_path: Path) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    query = Query("What does repair 17 cost?", {"repair": 1.0, "17": 1.0})
+    found = asyncio.run(shelf.passages.find([shelf.add(TABLES)], query, 96, by_sentences=True)).passages
+    assert [passage.text for passage in found[:2]] == ["cost\tsum\n", "Cost of repair 17\t17000 euros\n"]

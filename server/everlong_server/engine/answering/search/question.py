@@ -65,6 +65,8 @@ _CONNECTIVES = frozenset(["and", "but", "or", "so"])
 """Words that begin a question that refers to the one before: "And on Sundays?"."""
 _NOT_ASKED = frozenset(["a", "an", "i", "he", "she", "it", "they", "we"])
 """After an interrogative, they begin a statement or an exclamation."""
+_OF_SUBJECTS = frozenset(["who", "whose", "which"])
+"""Interrogatives that need no auxiliary verb after them: "who owns the inn"."""
 _CONJUNCTIVE = frozenset(["when", "where", "why"])
 """Interrogatives that also begin clauses: "When the lease was signed, …"."""
 _REQUESTS = frozenset([
@@ -224,7 +226,7 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
         return False
     # "What time does it start", but not "What a nice story" and "When I was a child".
     found = found[_interrogative(found) :]
-    asks = (
+    asks = (found[0] in _OF_SUBJECTS and len(found) > 1) or (
         found[0] in _ENGLISH_INTERROGATIVES
         and not _AUXILIARIES.isdisjoint(found[1:4])
         and found[1] not in _NOT_ASKED
