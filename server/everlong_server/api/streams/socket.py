@@ -16,6 +16,7 @@ from everlong_server.api.bodies.json_body import parse_json
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.streams.sse import error_event
 from everlong_server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
+from everlong_server.tasks import cancel
 
 # Close codes of RFC 6455 and the IANA registry.
 GOING_AWAY, POLICY, RESTART, TRY_LATER = 1001, 1008, 1012, 1013
@@ -65,8 +66,7 @@ class JsonSocket(ABC):
         finally:
             # Cancelling stops the answer within one decode step and leaves the session unchanged.
             if self.answer_task is not None:
-                self.answer_task.cancel()
-                await asyncio.gather(self.answer_task, return_exceptions=True)
+                await cancel(self.answer_task)
 
     async def _next_frame(self) -> MutableMapping[str, Any]:
         """Return the next frame. Raises `TimeoutError` if the client is idle for too long and no answer is running."""

@@ -19,6 +19,7 @@ from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.responses import Response, ResponseClaim, Responses
+from everlong_server.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +141,7 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
             if answer.done():
                 await answer
         finally:
-            for task in (answer, abandoned):
-                task.cancel()
-            await asyncio.gather(answer, abandoned, return_exceptions=True)
+            await cancel(answer, abandoned)
             await events.aclose()
 
     async def _until_abandoned(self, response_id: str, claim: ResponseClaim) -> None:

@@ -16,6 +16,7 @@ from everlong_server.store.batches.batches import Batches
 from everlong_server.store.batches.records import Batch, BatchClaim, Result
 from everlong_server.store.readings import StaleClaim
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.tasks import cancel
 
 PART_BYTES = 4 << 20
 PART_LINES = 1000
@@ -93,7 +94,7 @@ class BatchRun:
         try:
             return await self._answer(file, done, started)
         finally:
-            await self._cancel()
+            await cancel(*self._tasks)
             file.close()
 
     async def _answer(self, file: IO[bytes], done: set[int], started: float) -> bool:
@@ -141,11 +142,6 @@ class BatchRun:
         if self._tasks:
             await self._wait_for(asyncio.ALL_COMPLETED)
         return self._wait is None
-
-    async def _cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _answer_line(self, line: Line) -> None:
         batch = self.batch

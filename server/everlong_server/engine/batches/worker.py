@@ -28,6 +28,7 @@ from everlong_server.store.readings import StaleClaim
 from everlong_server.store.records import now
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -179,9 +180,7 @@ class BatchWorker(JobWorker[BatchClaim]):
                 return await ending
             over = await answering
         finally:
-            for task in (answering, ending):
-                task.cancel()
-            await asyncio.gather(answering, ending, return_exceptions=True)
+            await cancel(answering, ending)
         if over:
             finalizing = {"status": "finalizing", "finalizing_at": now()}
             status = await self._store.write(batch.id, claim, finalizing, unless_cancelling=True)

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -39,6 +39,7 @@ from everlong_server.store.records import Cursor, Document, Reading
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Reader(JobWorker[ReadingClaim]):
         try:
             await super().run()
         finally:
-            await _cancel_all(list(self._indexing))
+            await cancel(*self._indexing)
 
     async def claim(self, id: str, by: str) -> ReadingClaim | None:
         """Claim the reading. Returns None if it has ended."""
@@ -288,7 +289,7 @@ class Reader(JobWorker[ReadingClaim]):
         try:
             yield index
         except BaseException:
-            await _cancel_all([index])
+            await cancel(index)
             raise
 
 
@@ -303,8 +304,7 @@ class _Prefetch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._next.cancel()
-        await asyncio.gather(self._next, return_exceptions=True)
+        await cancel(self._next)
 
     async def next(self) -> TokenBlock | None:
         """Return the next block, or None at the end of the text."""
@@ -312,10 +312,3 @@ class _Prefetch:
         if block is not None:
             self._next = asyncio.create_task(_TEXT_THREADS.run(next, self._blocks, None))
         return block
-
-
-async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel all tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
