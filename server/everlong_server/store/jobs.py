@@ -115,6 +115,24 @@ class Job:
         return f"{self.entry}/{uuid.uuid4().hex}"
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write a reading, response or batch.
+
+    `token`: the fencing token. `attempts`: number of claims since the work last made progress. `starts`, of readings: how many
+    times work began since the last checkpoint and did not end, because the process died. A checkpoint sets it to 1 while the work
+    goes on.
+    """
+
+    token: int
+    attempts: int
+    starts: int = 0
+
+
+class StaleClaim(Exception):
+    """The claim on a reading or batch no longer holds: another worker has it, it is gone, or its version changed. Nothing was written."""
+
+
 def entry_of_claimant(claimant: str) -> str:
     """Return the stream entry that a claimant names."""
     return claimant.partition("/")[0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
+from everlong_server.store.jobs import Claim, StaleClaim
 from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -92,23 +93,6 @@ return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
 
-class StaleClaim(Exception):
-    """The claim on a reading or batch no longer holds: another worker has it, it is gone, or its version changed. Nothing was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingClaim:
-    """The right to write a reading.
-
-    `token`: the fencing token. `attempts`: claims since the reading last made progress. `starts`: how many times work on it
-    began since its last checkpoint and did not end, because the process died. A checkpoint sets it to 1 while the work goes on.
-    """
-
-    token: int
-    attempts: int
-    starts: int
-
-
 class Readings:
     """The readings of one tenant's documents.
 
@@ -164,16 +148,16 @@ class Readings:
         stored = {field: value for field, value in zip(_FACTS, values, strict=True) if value is not None}
         return Reading.of(self._vault.opened(stored)) if stored else None
 
-    async def claim(self, id: str, by: str) -> ReadingClaim | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
         """Claim the reading for the claimant `by`, ending any earlier claim. Returns None if the reading has ended or is gone.
 
         A retry with the same `by` returns the same claim, unless another claimant came in between.
         """
         result = await self._scripts.run(_CLAIM, [keys.reading(id), keys.FENCE], [by])
-        return ReadingClaim(*map(int, result)) if result else None
+        return Claim(*map(int, result)) if result else None
 
-    async def set_counters(self, id: str, claim: ReadingClaim, **counters: int) -> None:
-        """Set `attempts` or `starts` (see `ReadingClaim`). Does nothing if another claimant has taken the reading over."""
+    async def set_counters(self, id: str, claim: Claim, **counters: int) -> None:
+        """Set `attempts` or `starts` (see `Claim`). Does nothing if another claimant has taken the reading over."""
         await self._scripts.run(_SET_COUNTERS, [keys.reading(id)], [claim.token, *flat(counters)])
 
     async def holder(self, id: str) -> tuple[int, str] | None:
@@ -186,7 +170,7 @@ class Readings:
     async def checkpoint(
         self,
         reading: Reading,
-        claim: ReadingClaim,
+        claim: Claim,
         cursor: Cursor,
         snapshot: Snapshot,
         *,

@@ -14,6 +14,7 @@ from typing import Any
 from everlong_models import ToolCall
 from everlong_server.errors import NotFound
 from everlong_server.store import snapshot
+from everlong_server.store.jobs import Claim
 from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
 from everlong_server.store.redis import keys
@@ -170,14 +171,6 @@ class Response:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseClaim:
-    """The right to write a response. `token`: the fencing token. `attempts`: how often the response was claimed."""
-
-    token: int
-    attempts: int
-
-
 class Responses:
     """One tenant's responses, shared by all replicas. `seconds`: how long a response is kept after its last use.
 
@@ -243,15 +236,15 @@ class Responses:
             [response.id, self._ms, *flat(self._vault.sealed(response.request_fields()))],
         )
 
-    async def claim(self, response_id: str, by: str) -> ResponseClaim | None:
+    async def claim(self, response_id: str, by: str) -> Claim | None:
         """Claim the response for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone.
 
         A retry with the same `by` returns the same claim, unless another claimant came in between.
         """
         result = await self._scripts.run(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
-        return ResponseClaim(int(result[0]), int(result[1])) if result else None
+        return Claim(*map(int, result)) if result else None
 
-    async def write(self, response_id: str, claim: ResponseClaim, fields: Mapping[str, Any] | None = None) -> bool:
+    async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
         """Write fields of its hash. Returns False, having written nothing, if it was cancelled, deleted or claimed by another.
 
         Without `fields`, only checks the claim.

@@ -12,8 +12,8 @@ from everlong_server.engine.batches.run import BatchRun, Reply, Request
 from everlong_server.errors import NotFound, RateLimited
 from everlong_server.store.batches.batches import Batches
 from everlong_server.store.batches.files import BatchFile, BatchFiles
-from everlong_server.store.batches.records import Batch, BatchClaim, Result
-from everlong_server.store.readings import StaleClaim
+from everlong_server.store.batches.records import Batch, Result
+from everlong_server.store.jobs import Claim, StaleClaim
 from everlong_server.store.records import new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -39,7 +39,7 @@ def batches(redis: Client, quota: Quota) -> Batches:
     return Batches(redis, "ann", quota, 200_000)
 
 
-async def begun(batches: Batches, blobs: Blobs, lines: int) -> tuple[Batch, BatchClaim]:
+async def begun(batches: Batches, blobs: Blobs, lines: int) -> tuple[Batch, Claim]:
     """Return a batch whose input file is checked, and a claim on it."""
     input_file = new_id("file")
     with blobs.fill(input_file) as path:
@@ -53,7 +53,7 @@ async def begun(batches: Batches, blobs: Blobs, lines: int) -> tuple[Batch, Batc
     return await batches.get(batch.id), claim
 
 
-def run_of(batch: Batch, claim: BatchClaim, store: Batches, blobs: Blobs, answered: list[int]) -> BatchRun:
+def run_of(batch: Batch, claim: Claim, store: Batches, blobs: Blobs, answered: list[int]) -> BatchRun:
     async def ask(request: Request) -> Reply:
         answered.append(json.loads(request.body)["n"])
         return Reply(200, "req_1", request.body, None)

@@ -13,8 +13,8 @@ from typing import IO
 from everlong_server.engine.batches.input_file import Line, lines
 from everlong_server.pools import Pool
 from everlong_server.store.batches.batches import Batches
-from everlong_server.store.batches.records import Batch, BatchClaim, Result
-from everlong_server.store.readings import StaleClaim
+from everlong_server.store.batches.records import Batch, Result
+from everlong_server.store.jobs import Claim, StaleClaim
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.tasks import cancel
 
@@ -63,7 +63,7 @@ class BatchRun:
     def __init__(
         self,
         batch: Batch,
-        claim: BatchClaim,
+        claim: Claim,
         store: Batches,
         blobs: Blobs,
         ask: Ask,

@@ -22,9 +22,8 @@ from everlong_server.observability.tracing import Tracing
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.batches.batches import Batches
 from everlong_server.store.batches.files import BatchFiles
-from everlong_server.store.batches.records import Batch, BatchClaim, BatchError, Result, encoded_errors
-from everlong_server.store.jobs import Jobs
-from everlong_server.store.readings import StaleClaim
+from everlong_server.store.batches.records import Batch, BatchError, Result, encoded_errors
+from everlong_server.store.jobs import Claim, Jobs, StaleClaim
 from everlong_server.store.records import now
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.texts.blobs import Blobs
@@ -55,7 +54,7 @@ class BatchSettings:
     turn_seconds: float
 
 
-class BatchWorker(JobWorker[BatchClaim]):
+class BatchWorker(JobWorker):
     """Works on batches until it is cancelled. `store`, `files`: those of all tenants. `ask`: answers one request."""
 
     noun = "batch"
@@ -90,29 +89,29 @@ class BatchWorker(JobWorker[BatchClaim]):
         """Whether to take further jobs: not while the server is shutting down."""
         return not self._engine.draining
 
-    async def claim(self, id: str, by: str) -> BatchClaim | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
         """Claim the batch; None if it is over."""
         claim = await self._store.claim(id, by)
         if claim is None:  # the last worker may have been killed before it did this
             await self._delete_parts(id)
         return claim
 
-    async def holder(self, id: str, claim: BatchClaim) -> str | None:
+    async def holder(self, id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the batch over; None if it is over, or nobody has."""
         holder = await self._store.holder(id)
         return None if holder is None or holder[0] == claim.token else holder[1]
 
-    async def reset_tries(self, id: str, claim: BatchClaim) -> None:
+    async def reset_tries(self, id: str, claim: Claim) -> None:
         """Set the batch's count of tries back to zero."""
         await self._store.write(id, claim, {"attempts": 0})
 
-    async def fail(self, id: str, claim: BatchClaim, code: str, message: str) -> None:
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
         """End the batch as failed, with the results that it has."""
         log.warning("batch %s failed: %s", id, message)
         with contextlib.suppress(NotFound):  # it has expired
             await self._end(await self._store.get(id), claim, "failed", (BatchError(code, message),))
 
-    async def perform(self, id: str, claim: BatchClaim) -> bool:
+    async def perform(self, id: str, claim: Claim) -> bool:
         """Work on the batch and return whether it is over; False if its turn is."""
         try:
             batch = await self._store.get(id)
@@ -132,7 +131,7 @@ class BatchWorker(JobWorker[BatchClaim]):
             # The blob store is unavailable or full, or this replica lacks an encryption key that another may have.
             raise CannotDoHere(repr(error)) from error
 
-    async def _work_on(self, batch: Batch, claim: BatchClaim) -> bool:
+    async def _work_on(self, batch: Batch, claim: Claim) -> bool:
         end = self._over(batch)
         if end is None and batch.status == "validating":
             errors = await self._check(batch, claim)
@@ -155,7 +154,7 @@ class BatchWorker(JobWorker[BatchClaim]):
             return "cancelled"
         return "expired" if now() >= batch.expires_at and batch.status != "finalizing" else None
 
-    async def _check(self, batch: Batch, claim: BatchClaim) -> tuple[BatchError, ...]:
+    async def _check(self, batch: Batch, claim: Claim) -> tuple[BatchError, ...]:
         """Check the input file, and begin the batch if nothing is wrong with it. Returns what is wrong."""
 
         def read() -> tuple[int, list[BatchError]]:
@@ -169,7 +168,7 @@ class BatchWorker(JobWorker[BatchClaim]):
                 raise _stale(batch)
         return tuple(errors)
 
-    async def _answer(self, batch: Batch, claim: BatchClaim) -> _End | None:
+    async def _answer(self, batch: Batch, claim: Claim) -> _End | None:
         """Answer requests, and return how the batch ends; None if only its turn is over."""
         run = self._run(batch, claim)
         answering = asyncio.create_task(run.answer_lines())
@@ -191,7 +190,7 @@ class BatchWorker(JobWorker[BatchClaim]):
         await asyncio.sleep(run.pause)
         return None
 
-    async def _until_over(self, batch: Batch, claim: BatchClaim) -> _End:
+    async def _until_over(self, batch: Batch, claim: Claim) -> _End:
         """Return once the batch is cancelled or has expired. Raises `StaleClaim`, and `Stopping` when the server shuts down."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -206,7 +205,7 @@ class BatchWorker(JobWorker[BatchClaim]):
                 if status == "cancelling":
                     return "cancelled"
 
-    def _run(self, batch: Batch, claim: BatchClaim) -> BatchRun:
+    def _run(self, batch: Batch, claim: Claim) -> BatchRun:
         async def turn_is_over(seconds: float) -> bool:
             return seconds >= self._settings.turn_seconds and await self._jobs.has_waiting()
 
@@ -217,7 +216,7 @@ class BatchWorker(JobWorker[BatchClaim]):
             batch, claim, self._store, self._blobs, self._ask, count, turn_is_over, self._settings.lines_at_once
         )
 
-    async def _end(self, batch: Batch, claim: BatchClaim, end: _End, errors: tuple[BatchError, ...] = ()) -> None:
+    async def _end(self, batch: Batch, claim: Claim, end: _End, errors: tuple[BatchError, ...] = ()) -> None:
         """Write the output files and end the batch."""
         batch, unanswered = await self._store.get(batch.id), 0
         if end != "completed" and batch.total:  # otherwise its input was not checked, or is not valid

@@ -12,7 +12,8 @@ from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.store.batches.files import REMOVE_EXPIRED, BatchFile, BatchFiles
-from everlong_server.store.batches.records import Batch, BatchClaim, Result
+from everlong_server.store.batches.records import Batch, Result
+from everlong_server.store.jobs import Claim
 from everlong_server.store.records import is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -192,10 +193,10 @@ class Batches:
 
     # For workers
 
-    async def claim(self, batch_id: str, by: str) -> BatchClaim | None:
+    async def claim(self, batch_id: str, by: str) -> Claim | None:
         """Claim the batch for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone."""
         result = await self._scripts.run(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
-        return BatchClaim(int(result[0]), int(result[1])) if result else None
+        return Claim(*map(int, result)) if result else None
 
     async def holder(self, batch_id: str) -> tuple[int, str] | None:
         """Return the newest claim's token and claimant; None if the batch has ended or is gone."""
@@ -205,7 +206,7 @@ class Batches:
     async def write(
         self,
         batch_id: str,
-        claim: BatchClaim,
+        claim: Claim,
         fields: Mapping[str, Any] | None = None,
         *,
         unless_cancelling: bool = False,
@@ -215,7 +216,7 @@ class Batches:
         status = await self._scripts.run(_WRITE, [keys.batch(batch_id)], args)
         return None if status is None else str(status.decode())
 
-    async def add_result(self, batch_id: str, claim: BatchClaim, result: Result) -> bool:
+    async def add_result(self, batch_id: str, claim: Claim, result: Result) -> bool:
         """Store the result of a line, unless it has one. Returns False if the batch was claimed by another, or is gone."""
         text = json.dumps([result.line, result.failed, result.text])
         args = [
@@ -233,7 +234,7 @@ class Batches:
         found = [Result(*json.loads(self._vault.unseal(each, MESSAGES))) for each in stored]
         return sorted(found, key=lambda result: result.line)
 
-    async def checkpoint(self, batch: Batch, claim: BatchClaim) -> bool:
+    async def checkpoint(self, batch: Batch, claim: Claim) -> bool:
         """Store how far the results are in the blob store, and remove those from Redis. Returns False if the claim is stale.
 
         The last of the batch's parts is new: it has the results that are in Redis.
@@ -245,7 +246,7 @@ class Batches:
     async def end(
         self,
         batch_id: str,
-        claim: BatchClaim | None,
+        claim: Claim | None,
         fields: Mapping[str, Any],
         files: BatchFiles | None = None,
         outputs: Sequence[BatchFile] = (),

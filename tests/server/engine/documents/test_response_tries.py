@@ -9,8 +9,7 @@ from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.jobs import Jobs
-from everlong_server.store.readings import ReadingClaim
+from everlong_server.store.jobs import Claim, Jobs
 from everlong_server.store.records import Message, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -29,7 +28,7 @@ class FakeBackgroundResponses(BackgroundResponses):
         super().__init__(self.device, none, Responses(redis, None, 60.0), jobs, Tracing(), Metrics(), 1)
         self.tries: list[int] = []
 
-    async def doing(self, response: Response, claim: ReadingClaim) -> None:
+    async def doing(self, response: Response, claim: Claim) -> None:
         """Answers it."""
         await self._store.write(response.id, claim, {"status": "completed"})
 
