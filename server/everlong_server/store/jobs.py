@@ -133,6 +133,17 @@ class StaleClaim(Exception):
     """The claim on a reading or batch no longer holds: another worker has it, it is gone, or its version changed. Nothing was written."""
 
 
+async def newer_claimant(redis: Client, key: str, claim: Claim) -> str | None:
+    """Return the claimant that has taken the reading or batch `key` over since `claim`.
+
+    None if the work is over, nobody has claimed it, or `claim` is still the newest one.
+    """
+    status, fence, newest = await redis.hmget(key, "status", "fence", "claim")
+    if status in (b"ready", b"failed") or fence is None or newest is None or int(fence) == claim.token:
+        return None
+    return str(newest.decode().rpartition(":")[0])
+
+
 def entry_of_claimant(claimant: str) -> str:
     """Return the stream entry that a claimant names."""
     return claimant.partition("/")[0]

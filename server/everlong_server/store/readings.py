@@ -10,7 +10,7 @@ from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
-from everlong_server.store.jobs import Claim, StaleClaim
+from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
 from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -160,12 +160,9 @@ class Readings:
         """Set `attempts` or `starts` (see `Claim`). Does nothing if another claimant has taken the reading over."""
         await self._scripts.run(_SET_COUNTERS, [keys.reading(id)], [claim.token, *flat(counters)])
 
-    async def holder(self, id: str) -> tuple[int, str] | None:
-        """Return the fencing token and the claimant of the reading; None if nobody reads it."""
-        status, fence, claim = await self._redis.hmget(keys.reading(id), "status", "fence", "claim")
-        if status != b"reading":
-            return None
-        return int(fence), claim.decode().rpartition(":")[0]
+    async def holder(self, id: str, claim: Claim) -> str | None:
+        """Return the claimant that has taken the reading over since `claim`; None if it is over, or nobody has."""
+        return await newer_claimant(self._redis, keys.reading(id), claim)
 
     async def checkpoint(
         self,

@@ -67,7 +67,7 @@ def run_of(batch: Batch, claim: Claim, store: Batches, blobs: Blobs, answered: l
 async def test_a_line_has_one_result_however_often_it_is_stored(batches: Batches, blobs: Blobs) -> None:
     batch, claim = await begun(batches, blobs, 2)
     for text in ("first", "second"):
-        assert await batches.add_result(batch.id, claim, Result(1, failed=False, text=text))
+        await batches.add_result(batch.id, claim, Result(1, failed=False, text=text))
     found = await batches.get(batch.id)
     assert (found.completed, found.failed) == (1, 0)
     assert [result.text for result in await batches.results(batch.id)] == ["first"]
@@ -82,9 +82,9 @@ async def test_a_write_that_arrives_again_after_the_next_one_changes_nothing(bat
         await batches.add_result(batch.id, claim, result)
         await batches.checkpoint(checkpoint, claim)
     await batches.add_result(batch.id, claim, results[2])
-    assert await batches.add_result(batch.id, claim, results[0])
+    await batches.add_result(batch.id, claim, results[0])
     for checkpoint in moved:
-        assert await batches.checkpoint(checkpoint, claim)
+        await batches.checkpoint(checkpoint, claim)
     assert await batches.results(batch.id) == results[2:]
     found = await batches.get(batch.id)
     assert (found.completed, found.line, found.offset, found.parts) == (3, 2, 2, ("part1", "part2"))
@@ -112,12 +112,16 @@ async def test_a_worker_whose_claim_was_taken_writes_nothing(batches: Batches, b
     batch, stale = await begun(batches, blobs, 2)
     claim = await batches.claim(batch.id, "two")
     assert claim is not None
-    assert await batches.holder(batch.id) == (claim.token, "two")
+    assert await batches.holder(batch.id, stale) == "two"
+    assert await batches.holder(batch.id, claim) is None
     result = Result(1, failed=False, text="late")
-    assert not await batches.add_result(batch.id, stale, result)
-    assert not await batches.checkpoint(replace(batch, line=2), stale)
+    with pytest.raises(StaleClaim):
+        await batches.add_result(batch.id, stale, result)
+    with pytest.raises(StaleClaim):
+        await batches.checkpoint(replace(batch, line=2), stale)
     assert not await batches.end(batch.id, stale, {"status": "completed"})
-    assert await batches.write(batch.id, stale, {"status": "failed"}) is None
+    with pytest.raises(StaleClaim):
+        await batches.write(batch.id, stale, {"status": "failed"})
     assert (await batches.get(batch.id)).status == "in_progress"
     with pytest.raises(StaleClaim):
         await run_of(batch, stale, batches, blobs, []).answer_lines()

@@ -14,7 +14,7 @@ from everlong_server.engine.batches.input_file import Line, lines
 from everlong_server.pools import Pool
 from everlong_server.store.batches.batches import Batches
 from everlong_server.store.batches.records import Batch, Result
-from everlong_server.store.jobs import Claim, StaleClaim
+from everlong_server.store.jobs import Claim
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.tasks import cancel
 
@@ -162,8 +162,7 @@ class BatchRun:
         await self._add(Result(line.number, reply.status != 200, _line(batch, line, response, None)))
 
     async def _add(self, result: Result) -> None:
-        if not await self._store.add_result(self.batch.id, self._claim, result):
-            raise StaleClaim(f"batch {self.batch.id} was claimed by another worker, or has ended")
+        await self._store.add_result(self.batch.id, self._claim, result)
         self.batch = replace(self.batch, result_bytes=self.batch.result_bytes + len(result.text))
         self._on_result(result)
 
@@ -173,8 +172,7 @@ class BatchRun:
         if not results:
             return
         moved = replace(await self._with_part(results), line=number, offset=offset, result_bytes=0)
-        if not await self._store.checkpoint(moved, self._claim):
-            raise StaleClaim(f"batch {self.batch.id} was claimed by another worker, or has ended")
+        await self._store.checkpoint(moved, self._claim)
         self.batch = moved
 
     async def _with_part(self, results: list[Result]) -> Batch:

@@ -20,10 +20,10 @@ from everlong_server.errors import NotFound, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.backup.running import is_running
-from everlong_server.store.batches.batches import Batches
+from everlong_server.store.batches.batches import Batches, stale_claim
 from everlong_server.store.batches.files import BatchFiles
 from everlong_server.store.batches.records import Batch, BatchError, Result, encoded_errors
-from everlong_server.store.jobs import Claim, Jobs, StaleClaim
+from everlong_server.store.jobs import Claim, Jobs
 from everlong_server.store.records import now
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.texts.blobs import Blobs
@@ -98,11 +98,10 @@ class BatchWorker(JobWorker):
 
     async def holder(self, id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the batch over; None if it is over, or nobody has."""
-        holder = await self._store.holder(id)
-        return None if holder is None or holder[0] == claim.token else holder[1]
+        return await self._store.holder(id, claim)
 
     async def reset_tries(self, id: str, claim: Claim) -> None:
-        """Set the batch's count of tries back to zero."""
+        """Set the batch's count of tries back to zero. Raises `StaleClaim`."""
         await self._store.write(id, claim, {"attempts": 0})
 
     async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
@@ -164,8 +163,7 @@ class BatchWorker(JobWorker):
         total, errors = await THREADS.run(read)
         if not errors:
             begun = {"status": "in_progress", "in_progress_at": now(), "total": total}
-            if await self._store.write(batch.id, claim, begun, unless_cancelling=True) is None:
-                raise _stale(batch)
+            await self._store.write(batch.id, claim, begun, unless_cancelling=True)
         return tuple(errors)
 
     async def _answer(self, batch: Batch, claim: Claim) -> _End | None:
@@ -183,8 +181,6 @@ class BatchWorker(JobWorker):
         if over:
             finalizing = {"status": "finalizing", "finalizing_at": now()}
             status = await self._store.write(batch.id, claim, finalizing, unless_cancelling=True)
-            if status is None:
-                raise _stale(batch)
             return "cancelled" if status == "cancelling" else "completed"
         await self.reset_tries(batch.id, claim)
         await asyncio.sleep(run.pause)
@@ -199,10 +195,7 @@ class BatchWorker(JobWorker):
             if now() >= batch.expires_at:
                 return "expired"
             with contextlib.suppress(RedisError):  # Redis is unavailable, so nobody can have cancelled it
-                status = await self._store.write(batch.id, claim)
-                if status is None:
-                    raise _stale(batch)
-                if status == "cancelling":
+                if await self._store.write(batch.id, claim) == "cancelling":
                     return "cancelled"
 
     def _run(self, batch: Batch, claim: Claim) -> BatchRun:
@@ -236,13 +229,9 @@ class BatchWorker(JobWorker):
             for file in outputs:
                 await files.release(file.id)
                 await self._blobs.delete(file.id)
-            raise _stale(batch)
+            raise stale_claim(batch.id)
         await self._delete_parts(batch.id)
 
     async def _delete_parts(self, batch_id: str) -> None:
         if not await is_running(self._redis):  # a backup may still copy them; a later sweep deletes them
             await self._blobs.delete_all(f"{batch_id}.*")
-
-
-def _stale(batch: Batch) -> StaleClaim:
-    return StaleClaim(f"batch {batch.id} was claimed by another worker, or has ended")

@@ -119,8 +119,7 @@ class Reader(JobWorker):
 
         None if the reading is over, or if a late write of `claim` itself has changed the reading.
         """
-        holder = await self._documents.readings.holder(id)
-        return None if holder is None or holder[0] == claim.token else holder[1]
+        return await self._documents.readings.holder(id, claim)
 
     async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
         """Store that the document cannot be read."""

@@ -13,7 +13,7 @@ from typing import Any
 from everlong_server.errors import NotFound
 from everlong_server.store.batches.files import REMOVE_EXPIRED, BatchFile, BatchFiles
 from everlong_server.store.batches.records import Batch, Result
-from everlong_server.store.jobs import Claim
+from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
 from everlong_server.store.records import is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -198,10 +198,9 @@ class Batches:
         result = await self._scripts.run(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
         return Claim(*map(int, result)) if result else None
 
-    async def holder(self, batch_id: str) -> tuple[int, str] | None:
-        """Return the newest claim's token and claimant; None if the batch has ended or is gone."""
-        fence, claim = await self._redis.hmget(keys.batch(batch_id), "fence", "claim")
-        return None if fence is None or claim is None else (int(fence), claim.decode().rpartition(":")[0])
+    async def holder(self, batch_id: str, claim: Claim) -> str | None:
+        """Return the claimant that has taken the batch over since `claim`; None if it is over, or nobody has."""
+        return await newer_claimant(self._redis, keys.batch(batch_id), claim)
 
     async def write(
         self,
@@ -210,19 +209,22 @@ class Batches:
         fields: Mapping[str, Any] | None = None,
         *,
         unless_cancelling: bool = False,
-    ) -> str | None:
-        """Write fields of its hash and return its status; None, having written nothing, if it was claimed by another or is gone."""
+    ) -> str:
+        """Write fields of its hash and return its status. Raises `StaleClaim`, having written nothing."""
         args = [claim.token, int(unless_cancelling), *flat(self._vault.sealed(fields or {}))]
         status = await self._scripts.run(_WRITE, [keys.batch(batch_id)], args)
-        return None if status is None else str(status.decode())
+        if status is None:
+            raise stale_claim(batch_id)
+        return str(status.decode())
 
-    async def add_result(self, batch_id: str, claim: Claim, result: Result) -> bool:
-        """Store the result of a line, unless it has one. Returns False if the batch was claimed by another, or is gone."""
+    async def add_result(self, batch_id: str, claim: Claim, result: Result) -> None:
+        """Store the result of a line, unless it has one. Raises `StaleClaim`."""
         text = json.dumps([result.line, result.failed, result.text])
         args = [
             claim.token, result.line, self._vault.seal(text, MESSAGES), "failed" if result.failed else "completed", len(text),
         ]  # fmt: skip
-        return bool(await self._scripts.run(_ADD_RESULT, _own(batch_id), args))
+        if not await self._scripts.run(_ADD_RESULT, _own(batch_id), args):
+            raise stale_claim(batch_id)
 
     async def done(self, batch_id: str) -> set[int]:
         """Return the numbers of the lines whose results are in Redis."""
@@ -234,14 +236,15 @@ class Batches:
         found = [Result(*json.loads(self._vault.unseal(each, MESSAGES))) for each in stored]
         return sorted(found, key=lambda result: result.line)
 
-    async def checkpoint(self, batch: Batch, claim: Claim) -> bool:
-        """Store how far the results are in the blob store, and remove those from Redis. Returns False if the claim is stale.
+    async def checkpoint(self, batch: Batch, claim: Claim) -> None:
+        """Store how far the results are in the blob store, and remove those from Redis. Raises `StaleClaim`.
 
         The last of the batch's parts is new: it has the results that are in Redis.
         """
         fields = {"line": batch.line, "offset": batch.offset, "parts": json.dumps(batch.parts)}
         args = [claim.token, json.dumps(batch.parts[:-1]), *flat(fields)]
-        return bool(await self._scripts.run(_CHECKPOINT, _own(batch.id), args))
+        if not await self._scripts.run(_CHECKPOINT, _own(batch.id), args):
+            raise stale_claim(batch.id)
 
     async def end(
         self,
@@ -263,6 +266,11 @@ class Batches:
             creation = files.creation(file)
             args += [len(creation), *creation]
         return bool(await self._scripts.run(_END, names, args))
+
+
+def stale_claim(batch_id: str) -> StaleClaim:
+    """Return the error for a claim on a batch that no longer holds."""
+    return StaleClaim(f"batch {batch_id} was claimed by another worker, or has ended")
 
 
 def _own(batch_id: str) -> list[str]:
