@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,11 +79,8 @@ def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaita
         settings = settings.model_copy(update={"data_dir": data_dir})
 
     async def run(url: str) -> Manifest:
-        redis = connect(url, settings.redis_copies)
-        try:
+        async with aclosing(connect(url, settings.redis_copies)) as redis:
             return await work(redis, Blobs(settings.blobs), settings)
-        finally:
-            await redis.aclose()
 
     try:
         with redis_of(settings) as url:
