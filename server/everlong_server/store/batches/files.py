@@ -101,9 +101,9 @@ class BatchFiles:
         """Return the files of another tenant."""
         return BatchFiles(self._redis, self._blobs, tenant, self._quota.of(tenant), self._vault)
 
-    async def create(self, file: BatchFile, *, limited: bool = True) -> None:
-        """Store the record of a file whose blob is stored. Raises `RateLimited` if `limited` and the tenant has no room."""
-        await self.reserve(file, limited=limited)
+    async def create(self, file: BatchFile) -> None:
+        """Store the record of a file whose blob is stored. Raises `RateLimited` if the tenant has no room."""
+        await self.reserve(file, limited=True)
         index = keys.batch_files(self._tenant)
         await self._scripts.run(REMOVE_EXPIRED, [index], [keys.batch_file("")])
         await self._scripts.run(STORE, [keys.batch_file(file.id), index], self.creation(file))
