@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import uuid
-from types import TracebackType
 from typing import Any, Self
 
 from redis.exceptions import RedisError
@@ -217,7 +216,5 @@ class IdempotencyRecord:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.give_up(error)
