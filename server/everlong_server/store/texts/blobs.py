@@ -296,7 +296,7 @@ def _in_utc(time: datetime) -> datetime:
 
 
 class BlobWriter:
-    """Writes one blob. `commit` makes it durable and visible; `abort` discards it."""
+    """Writes one blob. `commit` makes it durable and visible; `abort` discards it, as does an error in `async with`."""
 
     def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str, sealer: Sealer, *, local: bool) -> None:
         self._fs = fs
@@ -327,12 +327,35 @@ class BlobWriter:
         self._file.close()
         _publish(self._fs, self._partial, self._final + suffix, local=self._local)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            await self.abort()
+
     async def abort(self) -> None:
         """Discard what was written."""
         with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses
             self._file.close()
         if await asyncio.to_thread(self._fs.exists, self._partial):
             await asyncio.to_thread(self._fs.rm_file, self._partial)
+
+
+class DiscardingWriter:
+    """Takes the place of a `BlobWriter` for a blob that is stored already: discards the data."""
+
+    async def write(self, data: bytes) -> None:
+        """Discard `data`."""
+
+    async def commit(self, suffix: str = "") -> None:
+        """Do nothing."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing."""
 
 
 def _owner_id(name: str) -> str:
