@@ -82,10 +82,8 @@ class Completions:
                 yield CompletionFinished("length", 0)
                 return
             seed = params.seed if params.seed is not None else secrets.randbits(53)
-            request = AnswerRequest(
-                self._engine.model.memory.initial_state(1), [], tokens, params, seed, lambda event: None,
-                grammar=grammar, owner=self._quota.tenant,
-            )  # fmt: skip
+            state = self._engine.model.memory.initial_state(1)
+            request = AnswerRequest(state, [], tokens, params, seed, grammar=grammar, owner=self._quota.tenant)
             paid = cost.tokens
             try:
                 async with contextlib.aclosing(self._engine.answer(request)) as events:

@@ -281,13 +281,12 @@ class TurnRunner:
             prompt.tokens,
             params,
             params.seed if params.seed is not None else secrets.randbits(53),
-            lambda event: None,
-            prompt.visible_kept,
-            prompt.attended_before,
-            grammar,
-            self._quota.tenant,
-            [] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
+            visible_kept=prompt.visible_kept,
+            attended_before=prompt.attended_before,
+            grammar=grammar,
+            text_before=[] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
             refusal=refusal,
+            owner=self._quota.tenant,
         )
 
     async def _deltas(
