@@ -64,7 +64,7 @@ def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaita
 
     from redis.exceptions import RedisError
 
-    from everlong_server.store.backup.errors import BackupError
+    from everlong_server.store.backup.running import BackupError
     from everlong_server.store.redis.connection import connect
     from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.redis.schema import SchemaError

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from everlong_server.store.backup import rdb
 from everlong_server.store.backup.archive import FILES, REDIS, Manifest, opened, verify
 from everlong_server.store.backup.create import Meter, Say
-from everlong_server.store.backup.errors import BackupError
+from everlong_server.store.backup.running import BackupError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys, connect
 from everlong_server.store.redis.schema import RESTORING, require_readable

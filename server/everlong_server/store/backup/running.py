@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 
 from redis.exceptions import RedisError
 
-from everlong_server.store.backup.errors import BackupError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
@@ -28,6 +27,10 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then return redis.call('DEL', KEYS[1]) end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
+
+
+class BackupError(Exception):
+    """The backup could not be made, read or restored."""
 
 
 async def is_running(redis: Client) -> bool:
