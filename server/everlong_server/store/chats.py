@@ -17,7 +17,7 @@ from everlong_server.errors import Damaged, KeyMissing
 from everlong_server.store.records import Message, Session
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.vault import Vault
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,6 @@ class Chats:
     def __init__(self, redis: Client, tenant: str, seconds: float, vault: Vault | None = None) -> None:
         self._redis = redis
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
         self._tenant = tenant
         self._seconds = seconds
         self._ms = int(seconds * 1000)
@@ -97,7 +96,7 @@ class Chats:
 
         Does nothing if one of its documents was deleted meanwhile.
         """
-        await self._scripts.run(
+        await self._redis.run_script(
             _KEEP,
             [keys.chat(self._tenant, chat.id), *map(keys.document, chat.documents)],
             [self._ms, *flat(self._vault.sealed(chat.fields()))],

@@ -11,7 +11,7 @@ from everlong_server.store.records import Document, Reading, is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, limit_argument
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.stores import DETACH
@@ -108,7 +108,6 @@ class Documents:
         self._redis = redis
         self._vault = vault or Vault()
         self.readings = Readings(redis, tenant, quota, self._vault)
-        self._scripts = Scripts(redis)
         self._tenant = tenant
         self._quota = quota
 
@@ -139,7 +138,7 @@ class Documents:
             self._quota.limits,
         )
         await self._quota.require_tokens()
-        done = await self._scripts.run(
+        done = await self._redis.run_script(
             _CREATE,
             [
                 keys.document(document.id), keys.documents(self._tenant), keys.document_readings(document.id),
@@ -172,7 +171,7 @@ class Documents:
     async def complete_with(self, upload: str, document_id: str) -> bool:
         """Complete an upload with a document that exists. Returns False if either is gone."""
         names = [keys.document(document_id), keys.upload(upload), keys.upload_parts(upload)]
-        return bool(await self._scripts.run(_COMPLETE_WITH, names, [document_id]))
+        return bool(await self._redis.run_script(_COMPLETE_WITH, names, [document_id]))
 
     async def get(self, document_id: str) -> Document:
         """Return the document. Raises `NotFound`."""
@@ -204,7 +203,7 @@ class Documents:
         await self.get(document_id)  # checks the tenant, which never changes: it need not be in the same step
         tenant = self._tenant
         assert tenant is not None, "deleting a document takes a tenant"
-        await self._scripts.run(
+        await self._redis.run_script(
             _DELETE,
             [
                 keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),

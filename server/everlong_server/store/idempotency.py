@@ -19,7 +19,6 @@ from redis.exceptions import RedisError
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.vault import Vault
 
 # KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds to live, prefix of replica keys
@@ -66,7 +65,6 @@ class IdempotencyRecords:
         vault: Vault | None = None,
     ) -> None:
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
         self._redis = redis
         self._tenant = tenant
         self._replica = replica
@@ -88,7 +86,7 @@ class IdempotencyRecords:
         record = keys.attempt(self._tenant, hashlib.sha256(key.encode()).hexdigest())
         owner = f"{self._replica}|{uuid.uuid4().hex}"
         try:
-            found = await self._scripts.run(
+            found = await self._redis.run_script(
                 _BEGIN, [record], [owner, id or uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have written the record all the same
@@ -123,7 +121,7 @@ class IdempotencyRecords:
     async def write(self, record: IdempotencyRecord, field: str, value: str) -> bool:
         """Write a field (or "forget" the record); False if another replica has taken the record over."""
         args = [record.owner, field, self._vault.sealed({field: value})[field], int(self._seconds * 1000)]
-        return bool(await self._scripts.run(_END, [record.key or ""], args))
+        return bool(await self._redis.run_script(_END, [record.key or ""], args))
 
     async def owns(self, record: IdempotencyRecord) -> bool:
         """Whether `record.owner` still owns the stored record."""

@@ -15,7 +15,6 @@ from redis.exceptions import ResponseError
 
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys
-from everlong_server.store.redis.scripts import Scripts
 
 _SCAN_LIMIT = 10_000
 """How many of the oldest entries are scanned for the tenant whose turn it is."""
@@ -160,7 +159,6 @@ class Jobs:
         self._stream = stream(model)
         self._replica = replica
         self._lease_ms = int(lease_seconds * 1000)
-        self._scripts = Scripts(redis)
         self._working: dict[str, str] = {}
         """The entries that this replica is working on, and the id of each one's job."""
         self._polling = asyncio.Lock()
@@ -179,7 +177,7 @@ class Jobs:
             for key in await all_keys(self._redis, f"{keys.REPLICA}*"):
                 await self._redis.delete(key)
         await self.heartbeat()
-        await self._scripts.run(_REMOVE_DEAD_CONSUMERS, [self._stream], [keys.READERS, keys.REPLICA])
+        await self._redis.run_script(_REMOVE_DEAD_CONSUMERS, [self._stream], [keys.READERS, keys.REPLICA])
 
     async def heartbeat(self) -> None:
         """Mark this replica alive for another `lease_seconds`."""
@@ -220,7 +218,7 @@ class Jobs:
 
     async def _next(self) -> tuple[Job | None, bytes]:
         """Return a waiting job or None, without waiting, and the newest entry of the stream."""
-        newest, *found = await self._scripts.run(
+        newest, *found = await self._redis.run_script(
             _NEXT,
             [self._stream, keys.turns(self._stream)],
             [keys.READERS, self._replica, _SCAN_LIMIT],
@@ -229,7 +227,7 @@ class Jobs:
 
     async def _reclaim(self) -> Job | None:
         """Return an abandoned job: of a dead replica, or delivered to this one in a reply that was lost."""
-        found = await self._scripts.run(
+        found = await self._redis.run_script(
             _RECLAIM, [self._stream], [keys.READERS, self._replica, keys.REPLICA, *self._working]
         )
         if not found:
@@ -270,7 +268,7 @@ class Jobs:
         """End the entry if this replica still owns it, and append one with the fields `again`. Returns False, and does nothing,
         if nobody owns `other`."""
         args = [keys.READERS, self._replica, job.entry, other, *again]
-        return bool(await self._scripts.run(_END, [self._stream], args))
+        return bool(await self._redis.run_script(_END, [self._stream], args))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
 from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.redis.scripts import CLAIMING, flat
 from everlong_server.store.snapshot import FACTS, Snapshot
 from everlong_server.store.tenants.quota import OVER_QUEUED, Quota, limit_argument, today
 from everlong_server.store.vault import Vault
@@ -102,7 +102,6 @@ class Readings:
     def __init__(self, redis: Client, tenant: str | None, quota: Quota, vault: Vault) -> None:
         self._redis = redis
         self._vault = vault
-        self._scripts = Scripts(redis)
         self._tenant = tenant
         self._quota = quota
 
@@ -123,7 +122,7 @@ class Readings:
             fields = Reading.fields(model, documents[:n], self._tenant, current_span().traceparent)
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
             pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
-            done = await self._scripts.run(
+            done = await self._redis.run_script(
                 _ENSURE,
                 [
                     keys.reading(str(fields["id"])), keys.jobs(model), keys.queued(self._tenant, model), *pairs,
@@ -153,12 +152,12 @@ class Readings:
 
         A retry with the same `by` returns the same claim, unless another claimant came in between.
         """
-        result = await self._scripts.run(_CLAIM, [keys.reading(id), keys.FENCE], [by])
+        result = await self._redis.run_script(_CLAIM, [keys.reading(id), keys.FENCE], [by])
         return Claim(*map(int, result)) if result else None
 
     async def set_counters(self, id: str, claim: Claim, **counters: int) -> None:
         """Set `attempts` or `starts` (see `Claim`). Does nothing if another claimant has taken the reading over."""
-        await self._scripts.run(_SET_COUNTERS, [keys.reading(id)], [claim.token, *flat(counters)])
+        await self._redis.run_script(_SET_COUNTERS, [keys.reading(id)], [claim.token, *flat(counters)])
 
     async def holder(self, id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the reading over since `claim`; None if it is over, or nobody has."""
@@ -184,7 +183,7 @@ class Readings:
             **asdict(cursor), **snapshot.fields(), **({"status": status} if status is not None else {}),
             **({"error": json.dumps(error)} if error is not None else {}),
         }  # fmt: skip
-        version = await self._scripts.run(
+        version = await self._redis.run_script(
             _CHECKPOINT,
             [
                 keys.reading(reading.id), keys.reading_children(reading.id), keys.jobs(reading.model),

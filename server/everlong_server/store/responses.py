@@ -19,7 +19,7 @@ from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
+from everlong_server.store.redis.scripts import CLAIMING, STORE, flat
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.file_search import SearchCall
 
@@ -180,7 +180,6 @@ class Responses:
     def __init__(self, redis: Client, tenant: str | None, seconds: float, vault: Vault | None = None) -> None:
         self._redis = redis
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
         self._tenant = tenant
         self._seconds = seconds
         self._ms = int(seconds * 1000)
@@ -219,7 +218,7 @@ class Responses:
     async def keep(self, response: Response) -> None:
         """Store a response that has its answer."""
         fields = self._vault.sealed(response.request_fields() | response.result_fields())
-        await self._scripts.run(STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
+        await self._redis.run_script(STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
 
     async def delete(self, response_id: str) -> None:
         """Delete the response. Raises `NotFound`. A worker that is still answering it finds it gone and writes nothing."""
@@ -230,7 +229,7 @@ class Responses:
 
     async def queue(self, response: Response) -> None:
         """Store the response and queue it for a background worker, in one step."""
-        await self._scripts.run(
+        await self._redis.run_script(
             _QUEUE,
             [keys.response(response.id), keys.responses(response.model)],
             [response.id, self._ms, *flat(self._vault.sealed(response.request_fields()))],
@@ -241,7 +240,7 @@ class Responses:
 
         A retry with the same `by` returns the same claim, unless another claimant came in between.
         """
-        result = await self._scripts.run(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
+        result = await self._redis.run_script(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
         return Claim(*map(int, result)) if result else None
 
     async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
@@ -250,12 +249,12 @@ class Responses:
         Without `fields`, only checks the claim.
         """
         args = [claim.token, *flat(self._vault.sealed(fields or {}))]
-        return bool(await self._scripts.run(_WRITE, [keys.response(response_id)], args))
+        return bool(await self._redis.run_script(_WRITE, [keys.response(response_id)], args))
 
     async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> None:
         """End a response that has no answer yet, whoever has claimed it. Does nothing if it has ended or is gone."""
         fields = {"status": status} | ({} if error is None else {"error": json.dumps(error)})
-        await self._scripts.run(_END, [keys.response(response_id)], flat(self._vault.sealed(fields)))
+        await self._redis.run_script(_END, [keys.response(response_id)], flat(self._vault.sealed(fields)))
 
 
 _FACTS = (

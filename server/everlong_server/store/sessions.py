@@ -18,7 +18,7 @@ from everlong_server.store.records import RecallChoice, Session, is_foreign, is_
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.snapshot import COPY_SNAPSHOT, FACTS, Snapshot
 from everlong_server.store.tenants.quota import Quota, limit_argument
 from everlong_server.store.turns import RunningTurns
@@ -170,7 +170,6 @@ class Sessions:
     ) -> None:
         self._redis = redis
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
         self._tenant = tenant
         self._quota = quota
         self._replica = replica
@@ -211,7 +210,7 @@ class Sessions:
         sealed, added = seal_messages(messages, self._vault)
         reading = [keys.reading(session.reading)] if session.reading and remember else []
         fields = self._vault.sealed(session.fields()) | added | {"tenant": self._tenant}
-        done = await self._scripts.run(
+        done = await self._redis.run_script(
             _CREATE,
             [keys.session(session.id), keys.sessions(self._tenant), keys.session_messages(session.id), *reading],
             [
@@ -230,7 +229,7 @@ class Sessions:
         """
         session = await self._stored(session_id, with_state)
         if not session.started and session.reading is not None:
-            await self._scripts.run(_START_SESSION, [keys.session(session_id), keys.reading(session.reading)], [])
+            await self._redis.run_script(_START_SESSION, [keys.session(session_id), keys.reading(session.reading)], [])
             session = await self._stored(session_id, with_state)
         return session
 
@@ -277,7 +276,7 @@ class Sessions:
         """
         await self._stored(session_id, False)  # checks the tenant, which never changes: it need not be in the same step
         fork_id = id or new_id("ses")
-        done = await self._scripts.run(
+        done = await self._redis.run_script(
             _FORK_SESSION,
             [
                 keys.session(session_id), keys.session_messages(session_id),
@@ -304,7 +303,7 @@ class Sessions:
             if name not in removed
         }
         args = [len(removed), *removed, *flat(self._vault.sealed(fields))]
-        if not await self._scripts.run(_UPDATE, [keys.session(session_id)], args):
+        if not await self._redis.run_script(_UPDATE, [keys.session(session_id)], args):
             raise _no_session(session_id)
         return await self.get(session_id)
 
@@ -315,7 +314,7 @@ class Sessions:
         index = keys.sessions(self._tenant)
         others = (index, keys.deleted(index, session_id), keys.session_deletion(session_id))
         names = [*(key(session_id) for key in own), *others]
-        if not await self._scripts.run(_DELETE, names, [session_id, uuid.uuid4().hex]):
+        if not await self._redis.run_script(_DELETE, names, [session_id, uuid.uuid4().hex]):
             raise _no_session(session_id)
 
     # One writer at a time
@@ -324,12 +323,12 @@ class Sessions:
         """Acquire the session's lease. Raises `SessionBusy` if a living replica holds it."""
         lease, nonce = keys.session_lease(session_id), uuid.uuid4().hex
         try:
-            value = await self._scripts.run(
+            value = await self._redis.run_script(
                 _ACQUIRE_LEASE, [lease, keys.FENCE], [self._replica, nonce, self._lease_ms, keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have granted the lease all the same
             with contextlib.suppress(RedisError):  # the lease then expires by itself
-                await asyncio.shield(self._scripts.run(_DROP_LEASE, [lease], [nonce]))
+                await asyncio.shield(self._redis.run_script(_DROP_LEASE, [lease], [nonce]))
             raise
         if not value:
             raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
@@ -343,11 +342,11 @@ class Sessions:
     async def renew(self, lease: Lease) -> bool:
         """Extend the lease to `lease_seconds` from now. Returns False if it was lost."""
         args = [lease.value, self._lease_ms]
-        return bool(await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], args))
+        return bool(await self._redis.run_script(_RENEW_LEASE, [keys.session_lease(lease.session)], args))
 
     async def release(self, lease: Lease) -> None:
         """Release the lease. Does nothing if it was lost."""
-        await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
+        await self._redis.run_script(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
         self, session: Session, lease: Lease, snapshot: Snapshot | None, question: str | None, answer: AnswerMessage,
@@ -364,7 +363,7 @@ class Sessions:
         asked = [] if question is None else [question_json(question, answer.created_at)]
         messages = [*asked, answer.session_json()]
         sealed, added = seal_messages(messages, self._vault)
-        version = await self._scripts.run(
+        version = await self._redis.run_script(
             _COMMIT,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
             [

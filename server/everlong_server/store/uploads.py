@@ -11,7 +11,7 @@ from everlong_server.errors import NotFound, TooLarge
 from everlong_server.store.records import is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.vault import Vault
 
 # KEYS: any key of everlong, so that a cluster knows which node to ask. Returns Redis's Unix time, seconds and microseconds.
@@ -87,7 +87,6 @@ class Uploads:
     def __init__(self, redis: Client, tenant: str | None, vault: Vault | None = None) -> None:
         self._redis = redis
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
         self._tenant = tenant
 
     def of(self, tenant: str) -> Uploads:
@@ -96,14 +95,14 @@ class Uploads:
 
     async def moment(self) -> float:
         """Return the Unix time by Redis's clock, so that a server with a wrong clock does not end an upload early."""
-        seconds, micros = await self._scripts.run(_MOMENT, [keys.UPLOADS], [])
+        seconds, micros = await self._redis.run_script(_MOMENT, [keys.UPLOADS], [])
         return int(seconds) + int(micros) / 1e6
 
     async def create(self, upload: Upload) -> None:
         """Store a new upload. Does nothing if it exists."""
         assert self._tenant is not None, "creating an upload takes a tenant"
         fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
-        await self._scripts.run(
+        await self._redis.run_script(
             _CREATE_UPLOAD,
             [keys.upload(upload.id), keys.UPLOADS],
             [upload.id, upload.expires_at, *flat(self._vault.sealed(fields))],
@@ -135,7 +134,7 @@ class Uploads:
 
         Raises `TooLarge` if the upload would have more than `most_bytes` bytes or more than `most_parts` parts.
         """
-        done = await self._scripts.run(
+        done = await self._redis.run_script(
             _ADD_PART,
             [keys.upload(part.upload), keys.upload_parts(part.upload)],
             [part.id, json.dumps(asdict(part)), part.bytes, most_bytes, most_parts],
@@ -151,7 +150,7 @@ class Uploads:
     async def cancel(self, upload_id: str) -> bool:
         """Cancel the upload. Returns False if it is no longer pending."""
         names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
-        return bool(await self._scripts.run(_CANCEL_UPLOAD, names, []))
+        return bool(await self._redis.run_script(_CANCEL_UPLOAD, names, []))
 
     async def expired(self) -> list[str]:
         """Return the ids of the uploads that have expired."""

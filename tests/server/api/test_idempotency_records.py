@@ -141,7 +141,7 @@ async def test_an_idempotency_record_is_released_once_redis_is_back(
         raise RedisAway("away")
 
     with monkeypatch.context() as context:
-        context.setattr(store._scripts, "run", away)
+        context.setattr(redis, "run_script", away)
         await first.give_up(RedisAway("away"))
     with pytest.raises(Conflict):
         await attempts(redis, replica="r2").begin("k")
@@ -157,7 +157,7 @@ async def test_a_lost_reply_from_redis_does_not_block_the_key(
     """Otherwise the request would count as running until the record expires, by default for a day."""
     left: list[IdempotencyRecord] = []
     store = attempts(redis, left=left)
-    run = store._scripts.run
+    run = redis.run_script
 
     async def deaf(script: str, *arguments: Any) -> None:
         if script == stored._BEGIN:
@@ -165,7 +165,7 @@ async def test_a_lost_reply_from_redis_does_not_block_the_key(
         raise error if script == stored._BEGIN else RedisAway("still away")
 
     with monkeypatch.context() as context:
-        context.setattr(store._scripts, "run", deaf)
+        context.setattr(redis, "run_script", deaf)
         with pytest.raises(type(error)):
             await store.begin("k")
     with pytest.raises(Conflict):

@@ -18,7 +18,7 @@ from everlong_server.store.records import is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import page
-from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.redis.scripts import CLAIMING, flat
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.vault import MESSAGES, Vault
 
@@ -142,7 +142,6 @@ class Batches:
         self._quota = quota
         self._seconds = seconds
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
 
     def of(self, tenant: str) -> Batches:
         """Return the batches of another tenant."""
@@ -164,8 +163,8 @@ class Batches:
         fields = batch.request_fields()
         await self._quota.reserve(batch.id, _RECORD_BYTES + len(fields["batch"]), self._seconds)
         index = keys.batches(self.tenant)
-        await self._scripts.run(REMOVE_EXPIRED, [index], [keys.batch("")])
-        await self._scripts.run(
+        await self._redis.run_script(REMOVE_EXPIRED, [index], [keys.batch("")])
+        await self._redis.run_script(
             _CREATE,
             [keys.batch(batch.id), index, keys.batch_jobs(batch.model)],
             [batch.id, self.tenant, batch.created_at, int(self._seconds * 1000), *flat(self._vault.sealed(fields))],
@@ -188,14 +187,14 @@ class Batches:
 
     async def cancel(self, batch_id: str) -> str | None:
         """Ask the worker to end the batch, if it is still being checked or answered. Returns the status after it."""
-        status = await self._scripts.run(_CANCEL, [keys.batch(batch_id)], [now()])
+        status = await self._redis.run_script(_CANCEL, [keys.batch(batch_id)], [now()])
         return None if status is None else str(status.decode())
 
     # For workers
 
     async def claim(self, batch_id: str, by: str) -> Claim | None:
         """Claim the batch for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone."""
-        result = await self._scripts.run(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
+        result = await self._redis.run_script(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
         return Claim(*map(int, result)) if result else None
 
     async def holder(self, batch_id: str, claim: Claim) -> str | None:
@@ -212,7 +211,7 @@ class Batches:
     ) -> str:
         """Write fields of its hash and return its status. Raises `StaleClaim`, having written nothing."""
         args = [claim.token, int(unless_cancelling), *flat(self._vault.sealed(fields or {}))]
-        status = await self._scripts.run(_WRITE, [keys.batch(batch_id)], args)
+        status = await self._redis.run_script(_WRITE, [keys.batch(batch_id)], args)
         if status is None:
             raise stale_claim(batch_id)
         return str(status.decode())
@@ -223,7 +222,7 @@ class Batches:
         args = [
             claim.token, result.line, self._vault.seal(text, MESSAGES), "failed" if result.failed else "completed", len(text),
         ]  # fmt: skip
-        if not await self._scripts.run(_ADD_RESULT, _own(batch_id), args):
+        if not await self._redis.run_script(_ADD_RESULT, _own(batch_id), args):
             raise stale_claim(batch_id)
 
     async def done(self, batch_id: str) -> set[int]:
@@ -243,7 +242,7 @@ class Batches:
         """
         fields = {"line": batch.line, "offset": batch.offset, "parts": json.dumps(batch.parts)}
         args = [claim.token, json.dumps(batch.parts[:-1]), *flat(fields)]
-        if not await self._scripts.run(_CHECKPOINT, _own(batch.id), args):
+        if not await self._redis.run_script(_CHECKPOINT, _own(batch.id), args):
             raise stale_claim(batch.id)
 
     async def end(
@@ -265,7 +264,7 @@ class Batches:
             assert files is not None, "output files need the tenant's files"
             creation = files.creation(file)
             args += [len(creation), *creation]
-        return bool(await self._scripts.run(_END, names, args))
+        return bool(await self._redis.run_script(_END, names, args))
 
 
 def stale_claim(batch_id: str) -> StaleClaim:

@@ -12,7 +12,7 @@ from everlong_server.store.records import Hash, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, merged_page
-from everlong_server.store.redis.scripts import STORE, Scripts, flat
+from everlong_server.store.redis.scripts import STORE, flat
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import Vault
@@ -95,7 +95,6 @@ class BatchFiles:
         self._tenant = tenant
         self._quota = quota
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
 
     def of(self, tenant: str) -> BatchFiles:
         """Return the files of another tenant."""
@@ -105,8 +104,8 @@ class BatchFiles:
         """Store the record of a file whose blob is stored. Raises `RateLimited` if the tenant has no room."""
         await self.reserve(file, limited=True)
         index = keys.batch_files(self._tenant)
-        await self._scripts.run(REMOVE_EXPIRED, [index], [keys.batch_file("")])
-        await self._scripts.run(STORE, [keys.batch_file(file.id), index], self.creation(file))
+        await self._redis.run_script(REMOVE_EXPIRED, [index], [keys.batch_file("")])
+        await self._redis.run_script(STORE, [keys.batch_file(file.id), index], self.creation(file))
 
     async def reserve(self, file: BatchFile, *, limited: bool) -> None:
         """Count the bytes of a file until it expires. Raises `RateLimited` if `limited` and the tenant has no room."""
@@ -132,7 +131,7 @@ class BatchFiles:
         """Keep the file at least until that Unix time."""
         if until > file.expires_at:
             await self._quota.extend_reservation(file.id, until - now())
-            await self._scripts.run(_EXTEND, [keys.batch_file(file.id)], [until])
+            await self._redis.run_script(_EXTEND, [keys.batch_file(file.id)], [until])
 
     async def newest(
         self, limit: int, after: str | None, kinds: Sequence[Literal["document", "batch"]]
@@ -146,7 +145,9 @@ class BatchFiles:
         await self.get(file_id)
         await self._quota.release(file_id)
         index = keys.batch_files(self._tenant)
-        await self._scripts.run(_DELETE, [keys.batch_file(file_id), index, keys.deleted(index, file_id)], [file_id])
+        await self._redis.run_script(
+            _DELETE, [keys.batch_file(file_id), index, keys.deleted(index, file_id)], [file_id]
+        )
         if not await is_running(self._redis):  # a backup may still copy the content; a later sweep deletes it
             await self._blobs.delete(file_id)
 

@@ -12,7 +12,7 @@ from everlong_server.store.records import Hash, is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
-from everlong_server.store.redis.scripts import STORE, Scripts, flat
+from everlong_server.store.redis.scripts import STORE, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, Quota, limit_argument
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
@@ -118,7 +118,6 @@ class VectorStores:
     def __init__(self, redis: Client, tenant: str, quota: Quota, vault: Vault | None = None) -> None:
         self._redis = redis
         self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
         self._tenant = tenant
         self._quota = quota
 
@@ -133,7 +132,7 @@ class VectorStores:
             "id": store.id, "tenant": self._tenant, "created_at": str(store.created_at), "active_at": str(store.created_at),
             "bytes": "0", "counted": str(counted),
         }  # fmt: skip
-        done = await self._scripts.run(
+        done = await self._redis.run_script(
             _CREATE,
             [keys.vector_store(store.id), keys.vector_stores(self._tenant), keys.stored(self._tenant)],
             [store.id, store.created_at, counted, self._limit, *flat(self._vault.sealed(fields))],
@@ -171,7 +170,7 @@ class VectorStores:
         """Delete the vector store. Its documents stay. Raises `NotFound`."""
         await self.get(store_id)
         index = keys.vector_stores(self._tenant)
-        await self._scripts.run(
+        await self._redis.run_script(
             _DELETE,
             [
                 keys.vector_store(store_id), index, keys.vector_store_files(store_id), keys.stored(self._tenant),
@@ -192,7 +191,7 @@ class VectorStores:
         fields = file.changeable() | {
             "created_at": str(file.created_at), "bytes": str(file.bytes), "counted": str(counted),
         }  # fmt: skip
-        done = await self._scripts.run(
+        done = await self._redis.run_script(
             _ATTACH,
             [
                 keys.vector_store(file.store), keys.vector_store_files(file.store),
@@ -247,7 +246,7 @@ class VectorStores:
         """Remove a document from a vector store. The document stays. Raises `NotFound`."""
         await self.file(store_id, document)
         files = keys.vector_store_files(store_id)
-        await self._scripts.run(
+        await self._redis.run_script(
             _DETACH,
             [keys.document_sets(document), keys.stored(self._tenant), files, keys.deleted(files, document)],
             [store_id, document, keys.vector_store("")],
@@ -259,7 +258,7 @@ class VectorStores:
         """Store a batch for a day. A retry only starts the day again."""
         name = keys.vector_store_batch(batch.store, batch.id)
         fields = {"created_at": batch.created_at, "documents": json.dumps(batch.documents)}
-        await self._scripts.run(STORE, [name], [_BATCH_MS, "", "", *flat(fields)])
+        await self._redis.run_script(STORE, [name], [_BATCH_MS, "", "", *flat(fields)])
 
     async def batch(self, store_id: str, batch_id: str) -> FileBatch:
         """Return a batch. Raises `NotFound`, also a day after its creation."""
@@ -295,7 +294,7 @@ class VectorStores:
     ) -> bool:
         """Set a field. Returns False if it does not have the `expected` value, as it is stored."""
         args: list[Any] = [counted, self._limit, expected, *flat(self._vault.sealed(field))]
-        done = await self._scripts.run(_UPDATE, [key, keys.stored(self._tenant)], args)
+        done = await self._redis.run_script(_UPDATE, [key, keys.stored(self._tenant)], args)
         self._require_room(done)
         if done == _GONE:
             raise missing
