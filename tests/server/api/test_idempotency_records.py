@@ -17,6 +17,7 @@ from everlong_server.store import idempotency as stored
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.vault import Vault
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ async def redis(redis: Client) -> AsyncIterator[Client]:
 def attempts(
     redis: Client, tenant: str = "ann", replica: str = "r1", left: list[IdempotencyRecord] | None = None
 ) -> IdempotencyRecords:
-    return IdempotencyRecords(redis, tenant, replica, 60.0, [] if left is None else left)
+    return IdempotencyRecords(redis, tenant, replica, 60.0, [] if left is None else left, Vault())
 
 
 async def test_an_answer_is_replayed(redis: Client) -> None:

@@ -20,6 +20,7 @@ from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import merged_page
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.vault import Vault
 
 URL = "/v1/completions"
 
@@ -36,7 +37,7 @@ def quota(redis: Client) -> Quota:
 
 @pytest.fixture
 def batches(redis: Client, quota: Quota) -> Batches:
-    return Batches(redis, "ann", quota, 200_000)
+    return Batches(redis, "ann", quota, 200_000, Vault())
 
 
 async def begun(batches: Batches, blobs: Blobs, lines: int) -> tuple[Batch, Claim]:
@@ -176,7 +177,7 @@ async def test_a_request_that_must_wait_is_tried_again_in_the_next_turn(batches:
 
 
 async def test_files_count_until_they_are_deleted_and_expire(redis: Client, blobs: Blobs, quota: Quota) -> None:
-    files = BatchFiles(redis, blobs, "ann", quota)
+    files = BatchFiles(redis, blobs, "ann", quota, Vault())
     moment = now()
     file = BatchFile(new_id("file"), "batch", "a.jsonl", 5000, moment, moment + 3600)
     await files.create(file)

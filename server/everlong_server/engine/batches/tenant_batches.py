@@ -103,7 +103,7 @@ class TenantBatches:
         await self.store.create(
             Batch(
                 batch_id, file.id, endpoint, self.engine.model.fingerprint, moment, moment + WINDOW_SECONDS,
-                output_seconds or kept, metadata, current_span().traceparent, self.store.tenant,
+                output_seconds or kept, metadata, current_span().traceparent, self.quota.tenant,
             )
         )  # fmt: skip
         return await self.store.get(batch_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
@@ -128,78 +129,66 @@ return status
 """
 
 
+@dataclass(eq=False)
 class Batches:
     """One tenant's batches, shared by all replicas. `seconds`: how long a batch is kept after its creation.
 
     `tenant` None: the batches of all tenants, for the workers.
     """
 
-    def __init__(
-        self, redis: Client, tenant: str | None, quota: Quota, seconds: float, vault: Vault | None = None
-    ) -> None:
-        self._redis = redis
-        self._tenant = tenant
-        self._quota = quota
-        self._seconds = seconds
-        self._vault = vault or Vault()
+    redis: Client
+    tenant: str | None
+    quota: Quota
+    seconds: float
+    vault: Vault
 
     def of(self, tenant: str) -> Batches:
         """Return the batches of another tenant."""
-        return Batches(self._redis, tenant, self._quota.of(tenant), self._seconds, self._vault)
-
-    @property
-    def seconds(self) -> float:
-        """How long a batch is kept after its creation."""
-        return self._seconds
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that new batches belong to."""
-        assert self._tenant is not None, "a batch has a tenant"
-        return self._tenant
+        return replace(self, tenant=tenant, quota=self.quota.of(tenant))
 
     async def create(self, batch: Batch) -> None:
         """Store the batch and queue it for a worker, in one step. Does nothing if it exists. Raises `RateLimited`."""
         fields = batch.request_fields()
-        await self._quota.reserve(batch.id, _RECORD_BYTES + len(fields["batch"]), self._seconds)
-        index = keys.batches(self.tenant)
-        await self._redis.run_script(REMOVE_EXPIRED, [index], [keys.batch("")])
-        await self._redis.run_script(
+        await self.quota.reserve(batch.id, _RECORD_BYTES + len(fields["batch"]), self.seconds)
+        index = keys.batches(batch.tenant)
+        await self.redis.run_script(REMOVE_EXPIRED, [index], [keys.batch("")])
+        await self.redis.run_script(
             _CREATE,
             [keys.batch(batch.id), index, keys.batch_jobs(batch.model)],
-            [batch.id, self.tenant, batch.created_at, int(self._seconds * 1000), *flat(self._vault.sealed(fields))],
+            [batch.id, batch.tenant, batch.created_at, int(self.seconds * 1000), *flat(self.vault.sealed(fields))],
         )
 
     async def get(self, batch_id: str) -> Batch:
         """Return the batch. Raises `NotFound`."""
-        stored = await self._redis.hgetall(keys.batch(batch_id)) if is_id("batch", batch_id) else None
-        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
+        stored = await self.redis.hgetall(keys.batch(batch_id)) if is_id("batch", batch_id) else None
+        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
             raise NotFound(f"no batch {batch_id[:64]!r}", param="batch_id", code="batch_not_found")
-        return Batch.of(self._vault.opened(stored))
+        return Batch.of(self.vault.opened(stored))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Batch], bool]:
         """Return a page of batches, newest first, and whether more follow."""
-        ids, more = await page(self._redis, keys.batches(self.tenant), limit, after)
-        async with self._redis.pipeline(transaction=False) as pipe:
+        assert self.tenant is not None, "a list of batches takes a tenant"
+        ids, more = await page(self.redis, keys.batches(self.tenant), limit, after)
+        async with self.redis.pipeline(transaction=False) as pipe:
             for batch_id in ids:
                 pipe.hgetall(keys.batch(batch_id))
-            return [Batch.of(self._vault.opened(stored)) for stored in await pipe.execute() if stored], more
+            return [Batch.of(self.vault.opened(stored)) for stored in await pipe.execute() if stored], more
 
     async def cancel(self, batch_id: str) -> str | None:
         """Ask the worker to end the batch, if it is still being checked or answered. Returns the status after it."""
-        status = await self._redis.run_script(_CANCEL, [keys.batch(batch_id)], [now()])
+        status = await self.redis.run_script(_CANCEL, [keys.batch(batch_id)], [now()])
         return None if status is None else str(status.decode())
 
     # For workers
 
     async def claim(self, batch_id: str, by: str) -> Claim | None:
         """Claim the batch for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone."""
-        result = await self._redis.run_script(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
+        result = await self.redis.run_script(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
         return Claim(*map(int, result)) if result else None
 
     async def holder(self, batch_id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the batch over since `claim`; None if it is over, or nobody has."""
-        return await newer_claimant(self._redis, keys.batch(batch_id), claim)
+        return await newer_claimant(self.redis, keys.batch(batch_id), claim)
 
     async def write(
         self,
@@ -210,8 +199,8 @@ class Batches:
         unless_cancelling: bool = False,
     ) -> str:
         """Write fields of its hash and return its status. Raises `StaleClaim`, having written nothing."""
-        args = [claim.token, int(unless_cancelling), *flat(self._vault.sealed(fields or {}))]
-        status = await self._redis.run_script(_WRITE, [keys.batch(batch_id)], args)
+        args = [claim.token, int(unless_cancelling), *flat(self.vault.sealed(fields or {}))]
+        status = await self.redis.run_script(_WRITE, [keys.batch(batch_id)], args)
         if status is None:
             raise stale_claim(batch_id)
         return str(status.decode())
@@ -220,19 +209,19 @@ class Batches:
         """Store the result of a line, unless it has one. Raises `StaleClaim`."""
         text = json.dumps([result.line, result.failed, result.text])
         args = [
-            claim.token, result.line, self._vault.seal(text, MESSAGES), "failed" if result.failed else "completed", len(text),
+            claim.token, result.line, self.vault.seal(text, MESSAGES), "failed" if result.failed else "completed", len(text),
         ]  # fmt: skip
-        if not await self._redis.run_script(_ADD_RESULT, _own(batch_id), args):
+        if not await self.redis.run_script(_ADD_RESULT, _own(batch_id), args):
             raise stale_claim(batch_id)
 
     async def done(self, batch_id: str) -> set[int]:
         """Return the numbers of the lines whose results are in Redis."""
-        return {int(line) for line in await self._redis.smembers(keys.batch_done(batch_id))}
+        return {int(line) for line in await self.redis.smembers(keys.batch_done(batch_id))}
 
     async def results(self, batch_id: str) -> list[Result]:
         """Return the results that are in Redis, by line."""
-        stored = await self._redis.lrange(keys.batch_results(batch_id), 0, -1)
-        found = [Result(*json.loads(self._vault.unseal(each, MESSAGES))) for each in stored]
+        stored = await self.redis.lrange(keys.batch_results(batch_id), 0, -1)
+        found = [Result(*json.loads(self.vault.unseal(each, MESSAGES))) for each in stored]
         return sorted(found, key=lambda result: result.line)
 
     async def checkpoint(self, batch: Batch, claim: Claim) -> None:
@@ -242,7 +231,7 @@ class Batches:
         """
         fields = {"line": batch.line, "offset": batch.offset, "parts": json.dumps(batch.parts)}
         args = [claim.token, json.dumps(batch.parts[:-1]), *flat(fields)]
-        if not await self._redis.run_script(_CHECKPOINT, _own(batch.id), args):
+        if not await self.redis.run_script(_CHECKPOINT, _own(batch.id), args):
             raise stale_claim(batch.id)
 
     async def end(
@@ -257,14 +246,14 @@ class Batches:
 
         `claim`: None to end a batch that no server works on. `files`: the files of its tenant.
         """
-        own = flat(self._vault.sealed(fields))
+        own = flat(self.vault.sealed(fields))
         args: list[Any] = ["" if claim is None else claim.token, len(own), *own]
-        names = [*_own(batch_id), keys.batch_files(self._tenant or ""), *(keys.batch_file(file.id) for file in outputs)]
+        names = [*_own(batch_id), keys.batch_files(self.tenant or ""), *(keys.batch_file(file.id) for file in outputs)]
         for file in outputs:
             assert files is not None, "output files need the tenant's files"
             creation = files.creation(file)
             args += [len(creation), *creation]
-        return bool(await self._redis.run_script(_END, names, args))
+        return bool(await self.redis.run_script(_END, names, args))
 
 
 def stale_claim(batch_id: str) -> StaleClaim:

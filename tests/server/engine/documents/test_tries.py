@@ -34,6 +34,7 @@ from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.vault import Vault
 from tests.server.engine.documents.tries import MODEL, OUTAGE, engine, failing, redis, replica, taken
 
 __all__ = ["redis"]
@@ -42,7 +43,7 @@ TEXT = b"Alice was beginning to get very tired."
 
 
 def documents(redis: Client, tenant: str | None = None) -> Documents:
-    return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")))
+    return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")), Vault())
 
 
 class FakeReader(Reader):

@@ -25,6 +25,7 @@ from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.notes import Note
+from everlong_server.store.vault import Vault
 
 WORDS = b"the text of the book"
 
@@ -35,8 +36,8 @@ class Side:
     def __init__(self, redis: Client, folder: Path, replica: str, tenant: str = "ann", **limits: int) -> None:
         self.blobs = Blobs(f"file://{folder}/blobs")
         quota = Quota(redis, tenant, Limits(**limits), StreamSlots(redis, replica))
-        documents = Documents(redis, tenant, quota)
-        self.attempts = IdempotencyRecords(redis, tenant, replica, 60.0, [])
+        documents = Documents(redis, tenant, quota, Vault())
+        self.attempts = IdempotencyRecords(redis, tenant, replica, 60.0, [], Vault())
         engine: Any = SimpleNamespace(require_running=lambda: None, model=SimpleNamespace(fingerprint="model"))
         unused: Any = None
         self.ingest = Ingest(engine, redis, self.blobs, documents, quota, unused, unused, unused, 1 << 20)

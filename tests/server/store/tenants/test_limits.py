@@ -20,6 +20,7 @@ from everlong_server.store.redis.connection import Client
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
+from everlong_server.store.vault import Vault
 
 MODEL = "fingerprint"
 
@@ -38,7 +39,7 @@ def quota(redis: Client, tenant: str = "ann", replica: str = "r1", **limits: int
 
 
 def documents(redis: Client, tenant: str = "ann", **limits: int) -> Documents:
-    return Documents(redis, tenant, quota(redis, tenant, **limits))
+    return Documents(redis, tenant, quota(redis, tenant, **limits), Vault())
 
 
 def document(size: int = 10) -> Document:
@@ -294,7 +295,7 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
 
 
 async def test_sessions_are_counted(redis: Client) -> None:
-    store = Sessions(redis, "ann", quota(redis, sessions=2), "r1", 15.0)
+    store = Sessions(redis, "ann", quota(redis, sessions=2), "r1", 15.0, Vault())
     first = await store.create(MODEL, "m", [])
     await store.fork(first.id)
     for more in (store.create(MODEL, "m", []), store.fork(first.id)):
@@ -313,7 +314,7 @@ async def test_tokens_of_documents_are_counted_once(redis: Client, monkeypatch: 
     store, read = documents(redis, tokens=100), document()
     await store.create(read, MODEL)
     id = await store.readings.ensure(MODEL, [read.id])
-    everybodys = Documents(redis, None, quota(redis, tokens=100))
+    everybodys = Documents(redis, None, quota(redis, tokens=100), Vault())
     run = redis.run_script
 
     async def sent_again(*script: Any) -> Any:
