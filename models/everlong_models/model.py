@@ -327,8 +327,9 @@ def _load_memory_weights(plan: _Plan, module: SegmentReader, backbone: Backbone 
 
 def _probe(plan: _Plan, backbone: Backbone | Recurrent | None) -> AnswerProbe | None:
     """Return the probe of the model folder. It learnt from prompts that the model read as with `window`."""
-    alone = plan.memory_name == DEFAULT_MEMORY and plan.manifest is not None and isinstance(backbone, Backbone)
-    return load_probe(plan.folder, backbone) if alone and isinstance(backbone, Backbone) else None
+    if plan.memory_name != DEFAULT_MEMORY or plan.manifest is None or not isinstance(backbone, Backbone):
+        return None
+    return load_probe(plan.folder, backbone)
 
 
 def _tokenizer_of(adapter: Path, tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:

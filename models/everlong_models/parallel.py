@@ -89,15 +89,15 @@ class Ranks:
         )
         return count // self.size if split else count
 
-    def own_part(self, tensor: Tensor, count: int, dim: int) -> Tensor:
-        """Return this process's part of a whole `tensor`, `count` entries of its dimension `dim`; a view."""
-        return tensor if tensor.shape[dim] == count else tensor.narrow(dim, self.rank * count, count)
+    def own_heads(self, tensor: Tensor, count: int) -> Tensor:
+        """Return this process's `count` heads of those in `tensor` (B, L, kv heads, …); a view."""
+        return tensor if tensor.shape[2] == count else tensor.narrow(2, self.rank * count, count)
 
-    def all_parts(self, part: Tensor, dim: int) -> Tensor:
-        """Return the parts of all processes, one behind another in dimension `dim`."""
+    def all_heads(self, part: Tensor) -> Tensor:
+        """Return the heads of all processes. `part` (B, L, own heads, …) has those of this one."""
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, part.contiguous())
-        return torch.cat(parts, dim)
+        return torch.cat(parts, 2)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -195,8 +195,7 @@ def _redis(settings: Settings) -> Check:
 
 async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
     """Return INFO, whether appendonly is on, and the eviction policy of the Redis server that holds everlong's keys."""
-    client = connect(url)
-    try:
+    async with contextlib.aclosing(connect(url)) as client:
         node: dict[str, Any] = {}
         if Address.of(url).kind == "cluster":
             await client.initialize()
@@ -205,8 +204,6 @@ async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
         durable = await client.config_get("appendonly", **node)
         policy = await client.config_get("maxmemory-policy", **node)
         return info, durable["appendonly"] == "yes", policy["maxmemory-policy"]
-    finally:
-        await client.aclose()
 
 
 def _way_to_redis(settings: Settings) -> Iterator[Check]:
@@ -238,15 +235,12 @@ def _stored(settings: Settings) -> Iterator[Check]:
         return
 
     async def ask(url: str) -> tuple[float, bytes | None, bool]:
-        redis = connect(url)
-        try:
+        async with contextlib.aclosing(connect(url)) as redis:
             before = time.time()
             seconds, micros = await redis.time()
             behind = seconds + micros / 1e6 - (before + time.time()) / 2
             mark = await redis.get(keys.VAULT)
             return behind, mark, mark is not None or not await has_sealable_values(redis)
-        finally:
-            await redis.aclose()
 
     try:
         behind, mark, empty = asyncio.run(ask(settings.redis_url))

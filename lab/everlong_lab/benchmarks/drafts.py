@@ -18,6 +18,7 @@ from typing import Any
 
 from everlong_lab.corpora.text import packaged
 from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models import Model, SamplingParams
 from everlong_server.engine.answering.evidence.grounding import select_passages
 from everlong_server.engine.answering.evidence.templates import INSTRUCT
@@ -28,7 +29,6 @@ from everlong_server.engine.device.runner import Runner
 from everlong_server.process.loading import load
 from everlong_server.settings import load_settings
 from everlong_server.store.search.passages import Passage
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 QUESTIONS: dict[str, Sequence[str]] = {

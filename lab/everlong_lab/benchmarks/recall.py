@@ -13,13 +13,13 @@ from pathlib import Path
 
 from everlong_lab.corpora import text
 from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_models.errors import DataError
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.store.records import Document
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 PASSAGES = 16
@@ -118,7 +118,7 @@ async def _search(shelf: SearchCorpus, document: Document, question: str) -> flo
         begin = time.process_time()
         query = search_query(question, None)
         if query is not None:
-            await shelf.passages.search([document.id], query, PASSAGES)
+            await shelf.search([document.id], query, PASSAGES)
     return time.process_time() - begin
 
 

@@ -112,10 +112,10 @@ def _everlong(folder: Path, text: str, progress: Callable[[str], None]) -> dict[
         server.kill()
 
 
-def _ask(server: Process, session: str, question: str = _QUESTIONS[0]) -> tuple[Any, float, int]:
+def _ask(server: Process, session: str) -> tuple[Any, float, int]:
     """Return an answer's tokens with their log-probabilities, the seconds until its first token, and the tokens computed before it."""
     body = {
-        "content": question, "stream": True, "max_tokens": _WRITTEN, "ignore_eos": True, "temperature": 0, "logprobs": True,
+        "content": _QUESTIONS[0], "stream": True, "max_tokens": _WRITTEN, "ignore_eos": True, "temperature": 0, "logprobs": True,
     }  # fmt: skip
     began, first, event, message = time.perf_counter(), 0.0, "", {}
     with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:

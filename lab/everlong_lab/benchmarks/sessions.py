@@ -62,7 +62,8 @@ def _measure(server: Process, url: str, texts: Iterable[str], progress: Callable
     sessions: list[str] = []
     for text in texts:
         document = server.read(text, partial(_say, progress, len(sessions) + 1, time.monotonic()))
-        sessions.append(_post(server, "/v1/sessions", json={"documents": [document["id"]]})["id"])
+        made = server.http.post("/v1/sessions", json={"documents": [document["id"]]})
+        sessions.append(made.raise_for_status().json()["id"])
         if len(sessions) % 20 == 0:
             progress(f"{len(sessions)} sessions")
     each = (database.info("memory")["used_memory"] - before) / len(sessions)
@@ -88,10 +89,3 @@ def _say(progress: Callable[[str], None], number: int, began: float, share: floa
     """Report progress of documents that take long."""
     if time.monotonic() - began > _LONG_SECONDS:
         progress(f"session {number}: {share:.0%} read")
-
-
-def _post(server: Process, path: str, **body: Any) -> dict[str, Any]:
-    response = server.http.post(path, **body)
-    response.raise_for_status()
-    found: dict[str, Any] = response.json()
-    return found

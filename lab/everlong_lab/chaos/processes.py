@@ -33,6 +33,7 @@ from everlong_server.store.redis.embedded import redis_server
 LEASE_SECONDS = 2.0
 START_SECONDS = 1800.0  # a busy machine takes minutes to start a server
 _SPOOL_BYTES = 64 << 20
+_END_SECONDS = 60.0
 _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0
 
@@ -164,13 +165,13 @@ class Replica:
         assert self.pid is not None
         os.kill(self.pid, number)
 
-    async def wait_ended(self, seconds: float = 60.0) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the process has ended."""
 
         async def ended() -> bool:
             return not self.runs
 
-        await until(ended, seconds, f"the end of replica {self.number}")
+        await until(ended, _END_SECONDS, f"the end of replica {self.number}")
 
     async def kill(self) -> None:
         """Kill the replica with SIGKILL, and wait for its end."""

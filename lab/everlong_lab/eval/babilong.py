@@ -86,7 +86,6 @@ def babilong(
     prompt: Prompt,
     seed: int = 0,
     rows: int | None = None,
-    noise: str = "books-260",
     progress: Callable[[BabiTask, str], None] = lambda task, length: None,
 ) -> Iterator[BabilongScores]:
     """Yield the scores of the table, length by length.
@@ -99,7 +98,7 @@ def babilong(
         if task not in LABELS:
             raise ConfigError("tasks", task, f"must be one of {', '.join(LABELS)}")
     # Only training depends on the segment length.
-    benchmark = Babilong(BabilongConfig(noise=noise), Setting(tokenizer, 512, data, seed))
+    benchmark = Babilong(BabilongConfig(), Setting(tokenizer, 512, data, seed))
     counted = {length: parse_length(length) for length in lengths}
     for length, most in counted.items():
         if isinstance(model, Backbone) and (most or 0) > model.max_positions:

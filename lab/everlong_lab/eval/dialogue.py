@@ -78,13 +78,11 @@ def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int
     return DialogueSample(chosen, [places[i] for i in sorted(picked)])
 
 
-def default_ways(
-    backbone: Backbone | None, tokenizer: Tokenizer, sampled: DialogueSample, *, most: int = MOST
-) -> tuple[Way, ...]:
+def default_ways(backbone: Backbone | None, tokenizer: Tokenizer, sampled: DialogueSample) -> tuple[Way, ...]:
     """Return the default ways for a model: with and without the document, in the window of its `backbone` if the longest
     dialogue fits, otherwise through the memory."""
     encoder = ChatEncoder(tokenizer)
-    longest = max(len(encode_dialogue(encoder, one).ids) for one in sampled.dialogues) + most
+    longest = max(len(encode_dialogue(encoder, one).ids) for one in sampled.dialogues) + MOST
     fits = backbone is not None and longest <= backbone.max_positions
     return ("none", "window", "memory") if fits else ("dialogue", "memory")
 
@@ -96,19 +94,18 @@ def dialogue(
     *,
     sampled: DialogueSample,
     ways: Sequence[Way],
-    most: int = MOST,
     progress: Callable[[Way], None] = lambda way: None,
 ) -> Iterator[DialogueScores]:
     """Yield one row of the table for each of the `ways`.
 
     `none` and `window` see everything in the `backbone`'s own window; `dialogue` and `memory` read it segment by segment.
-    Responses are generated greedily, at most `most` tokens, each after the original dialogue up to it. Raises
+    Responses are generated greedily, at most `MOST` tokens, each after the original dialogue up to it. Raises
     `ConfigError` if the model lacks what a way needs, or if a dialogue does not fit into the window.
     """
     encoder = ChatEncoder(tokenizer)
     for way in ways:
         encoded = [encode_dialogue(encoder, one, document=way in DOCUMENTED) for one in sampled.dialogues]
-        longest = max(len(one.ids) for one in encoded) + most
+        longest = max(len(one.ids) for one in encoded) + MOST
         if way in READ:
             model: SegmentReader | None = memory
         else:
@@ -121,7 +118,7 @@ def dialogue(
         for number, response in sampled.written:
             start, end = encoded[number].responses[response]
             state, rest = greedy.read_stream(model, [[encoded[number].ids[:start]]])
-            (answer,) = greedy.answer(model, state, rest, most=most, ends=encoder.ends)
+            (answer,) = greedy.answer(model, state, rest, most=MOST, ends=encoder.ends)
             expected = tokenizer.decode(encoded[number].ids[start:end].tolist())
             answers.append({"expected": expected.strip(), "written": tokenizer.decode(answer).strip()})
             progress(way)

@@ -56,7 +56,7 @@ class Curve(NamedTuple):
 
 
 def curves(
-    config: LongTermConfig, *, updates: int, attended: Sequence[float] = (0.1, 0.5), noise: float = 0.01, seed: int = 0
+    config: LongTermConfig, *, updates: int, attended: Sequence[float] = (0.1, 0.5), noise: float = 0.01
 ) -> list[Curve]:
     """Return the retention of plain, k/(k+1) and sticky memories (both ways of sampling) over `updates`.
 
@@ -80,7 +80,7 @@ def curves(
     for method in ("independent", "stratified"):
         sampling = plain.model_copy(update={"sticky": method})
         for share in attended:
-            points = retention(sampling, updates, attended=share, noise=noise, seed=seed)
+            points = retention(sampling, updates, attended=share, noise=noise)
             found.append(Curve(f"sticky, {method}, {share:.0%} of the attention on segment 1", points))
     return found
 

@@ -15,12 +15,12 @@ class Proportion(NamedTuple):
     high: float
 
 
-def wilson(right: int, samples: int, confidence: float = 0.95) -> Proportion:
-    """Return the proportion of `right` among `samples` with Wilson's score interval (1927):
+def wilson(right: int, samples: int) -> Proportion:
+    """Return the proportion of `right` among `samples` with Wilson's 95 % score interval (1927):
 
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
     """
-    z, p = NormalDist().inv_cdf((1 + confidence) / 2), right / samples
+    z, p = NormalDist().inv_cdf(0.975), right / samples
     middle = p + z * z / (2 * samples)
     reach = z * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))
     scale = 1 + z * z / samples

@@ -23,6 +23,7 @@ import httpx
 
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
@@ -33,7 +34,6 @@ from everlong_server.engine.documents.formats import conversion
 from everlong_server.engine.documents.formats.catalogue import detect
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Found
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 KINDS = ("fact", "whole text", "not in the text")
@@ -155,9 +155,7 @@ async def _search(
     documents: dict[str, Document] = {}
     for n, (name, file) in enumerate(texts.items()):
         progress(f"indexing {name}", n / len(texts))
-        document = documents[name] = await corpus.put(await asyncio.to_thread(text_of, file), name)
-        await corpus.passages.ensure(document)
-        await corpus.passages.ensure_vectors(document)
+        documents[name] = await corpus.add(await asyncio.to_thread(text_of, file), name)
     found = []
     for n, question in enumerate(asked):
         progress(question.question, n / len(asked))

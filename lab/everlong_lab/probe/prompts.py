@@ -24,6 +24,7 @@ from typing import NamedTuple
 from everlong_lab.corpora.sources import read
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
 from everlong_lab.eval.questions import Progress
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
 from everlong_models.memories.window import WindowConfig
@@ -34,7 +35,6 @@ from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.answering.turn_context import Exchange
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 ROOM = (300, 500, 800)
@@ -175,8 +175,7 @@ class _Writer:
         made: list[LabelledPrompt | None] = []
         for n, stretch in enumerate(stretches):
             progress(f"searching {stretch.source}", n / len(stretches))
-            document = await self._corpus.put(stretch.text, stretch.source)
-            await self._corpus.passages.ensure_vectors(document)
+            document = await self._corpus.add(stretch.text, stretch.source)
             made += await self._about(stretch, document, stretches)
             await self._corpus.remove(document)
         made += await self._about_short_texts(progress) if self._plan.short else []
@@ -188,8 +187,7 @@ class _Writer:
         for n, short in enumerate(texts):
             source = f"short text {n + 1}"
             progress(f"searching {source}", n / len(texts))
-            document = await self._corpus.put(short.text, source)
-            await self._corpus.passages.ensure_vectors(document)
+            document = await self._corpus.add(short.text, source)
             for holds, asked in ((True, short.holds), (False, short.lacks)):
                 for question in asked:
                     stretch = _Stretch(source, short.text, LabelledQuestion(source, question, ()))

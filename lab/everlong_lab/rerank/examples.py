@@ -16,11 +16,11 @@ from typing import NamedTuple
 from everlong_lab.corpora.sources import Source, read
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
 from everlong_lab.eval.questions import Progress
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.search.question import passage_query
 from everlong_server.store.records import Document
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.search.sentences import cut
 from everlong_server.store.texts.blobs import Blobs
 
@@ -96,9 +96,7 @@ async def _examples(
     made = []
     for n, (name, text, asked) in enumerate(sources):
         progress(f"searching {name}", n / len(sources))
-        document = await corpus.put(text, name)
-        await corpus.passages.ensure(document)
-        await corpus.passages.ensure_vectors(document)
+        document = await corpus.add(text, name)
         for question in asked:
             if (example := await _example(corpus, document, text, question)) is not None:
                 made.append(example)

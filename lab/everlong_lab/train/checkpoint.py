@@ -113,7 +113,7 @@ def restore(
         optimizer.state[parameter] = {
             # Step counts stay where the optimiser keeps them; moments move to their parameter's device.
             key: value.to(parameter.device) if value.dim() else value.to(_step_device(optimizer, parameter))
-            for key, value in _values_of(tensors, "optimizer", name).items()
+            for key, value in _optimizer_values(tensors, name).items()
         }
     for name, value in average.items():
         value.copy_(tensors[f"average.{name}"])
@@ -136,12 +136,12 @@ def _restore_random(tensors: Mapping[str, Tensor]) -> None:
                 torch.cuda.set_rng_state(state, number)
 
 
-def _values_of(tensors: Mapping[str, Tensor], kind: str, name: str) -> dict[str, Tensor]:
-    """Return the tensors stored as `kind`.<key>.`name`, by key."""
+def _optimizer_values(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors stored as optimizer.<key>.`name`, by key."""
     return {
         key.split(".", 2)[1]: value
         for key, value in tensors.items()
-        if key.startswith(f"{kind}.") and key.split(".", 2)[2] == name
+        if key.startswith("optimizer.") and key.split(".", 2)[2] == name
     }
 
 

@@ -208,11 +208,11 @@ class Backbone(nn.Module):
 
     def own_heads(self, tensor: Tensor) -> Tensor:
         """Return the key/value heads that this process computes, of all those in `tensor` (B, L, kv heads, …)."""
-        return tensor if self._ranks is None else self._ranks.own_part(tensor, self._own_kv_heads, 2)
+        return tensor if self._ranks is None else self._ranks.own_heads(tensor, self._own_kv_heads)
 
     def all_heads(self, tensor: Tensor) -> Tensor:
         """Return the key/value heads of all processes; `tensor` (B, L, own heads, …) has those of this one."""
-        return tensor if self._own_kv_heads == self.kv_heads or not self._ranks else self._ranks.all_parts(tensor, 2)
+        return tensor if self._own_kv_heads == self.kv_heads or not self._ranks else self._ranks.all_heads(tensor)
 
     @property
     def can_evict(self) -> bool:

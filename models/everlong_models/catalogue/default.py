@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,12 +33,12 @@ def rules() -> tuple[Rule, ...]:
     return tuple(map(Rule.model_validate, read_catalogue()["default"]))
 
 
-def defaults(machine: Machine, here: Collection[str] = (), table: Sequence[Rule] | None = None) -> list[str]:
+def defaults(machine: Machine, here: Collection[str] = ()) -> list[str]:
     """Return the models that `machine` meets the rules of, the best first: the first is the default, the others stand in for it.
 
     `here`: the models that need no download, and so no free disk.
     """
-    return [rule.model for rule in table or rules() if _meets(machine, rule, rule.model in here)]
+    return [rule.model for rule in rules() if _meets(machine, rule, rule.model in here)]
 
 
 def _meets(machine: Machine, rule: Rule, here: bool) -> bool:

@@ -41,7 +41,7 @@ from everlong_models.backbone.layers.families import layers_of
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.yield_point import yield_point
-from everlong_models.memories.base import MemoryConfig, SegmentReader
+from everlong_models.memories.base import BackboneReader, MemoryConfig
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 
@@ -112,7 +112,7 @@ def memorise(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -
         return W + (beta * (v - known)).mT @ phi, z + (gamma * phi).sum(-2)
 
 
-class ARMT(SegmentReader):
+class ARMT(BackboneReader):
     """Associative Recurrent Memory Transformer around `backbone`.
 
     State, for L layers: `W` (rows, L, V, K) and `z` (rows, L, K), at least float32, V = d_v or D. Raises `BackboneError`
@@ -265,15 +265,6 @@ class ARMT(SegmentReader):
         memory = {name: state[name].clone() for name in state}
         lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
         return Cache({"kv": kv, **memory}, lengths), self._logits(h[:, -1])
-
-    @property
-    def can_rewind(self) -> bool:
-        """See `SegmentReader`."""
-        return self.backbone.can_verify_guesses
-
-    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """Decode one token per row, at the end of its segment."""
-        return self.steps(cache, tokens[:, None])[:, 0]
 
     def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
         """See `SegmentReader`."""

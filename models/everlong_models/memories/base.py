@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.errors import StateShape, TokenError
@@ -246,6 +247,33 @@ class SegmentReader(nn.Module, ABC):
         self.check(tokens, state)
         if tokens.shape[1] != self.segment_length:
             raise TokenError(f"a full segment holds {self.segment_length} tokens, got {tokens.shape[1]}")
+
+
+class BackboneReader(SegmentReader):
+    """A memory around a whole `backbone`. Its cache has the backbone's keys and values, `kv`.
+
+    For `steps`, the cache also has `before`, the number of positions before the segment, and, if `close` needs them, the segment's
+    `tokens`.
+    """
+
+    backbone: Backbone
+
+    @property
+    def can_rewind(self) -> bool:
+        """See `SegmentReader`."""
+        return self.backbone.can_verify_guesses
+
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `SegmentReader`."""
+        return self.steps(cache, tokens[:, None])[:, 0]
+
+    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `SegmentReader`."""
+        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
+        if "tokens" in cache.tensors:
+            cache["tokens"].scatter_(1, cache.next_positions(tokens.shape[1]), tokens)
+        cache.lengths += tokens.shape[1]
+        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
 
 def check_input(tokens: Tensor, state: MemoryState, like: MemoryState, vocab_size: int) -> None:

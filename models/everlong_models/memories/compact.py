@@ -31,7 +31,7 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.precision import in_full
 from everlong_models.backbone.turning import Turning
 from everlong_models.errors import BackboneError, ConfigError
-from everlong_models.memories.base import MemoryConfig, SegmentReader
+from everlong_models.memories.base import BackboneReader, MemoryConfig
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart
 
@@ -62,7 +62,7 @@ class _Entries(NamedTuple):
     position: Tensor
 
 
-class Compact(SegmentReader):
+class Compact(BackboneReader):
     """Memory of chosen keys and values.
 
     State: `keys`, `values` (rows, L, G, t, d) in 16 bits (in float64 for a backbone of float64), `quantile` (float32) and
@@ -241,33 +241,17 @@ class Compact(SegmentReader):
         held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
         held[:, : tokens.shape[1]] = tokens
         cache = Cache(
-            {"kv": kv, "held": held, "before": before, **{name: state[name].clone() for name in state}},
+            {"kv": kv, "tokens": held, "before": before, **{name: state[name].clone() for name in state}},
             torch.full((state.rows,), tokens.shape[1], device=tokens.device),
         )
         return cache, self.backbone.logits(hidden[:, -1])
-
-    @property
-    def can_rewind(self) -> bool:
-        """See `SegmentReader`."""
-        return self.backbone.can_verify_guesses
-
-    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """Decode one token per row, after the kept entries and the tokens of its segment."""
-        return self.steps(cache, tokens[:, None])[:, 0]
-
-    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """See `SegmentReader`."""
-        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
-        cache["held"].scatter_(1, cache.next_positions(tokens.shape[1]), tokens)
-        cache.lengths += tokens.shape[1]
-        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Read each row's open segment: decoding keeps no queries, by which entries are chosen."""
         names = ("keys", "values", "quantile", "position", "seen")
         states = MemoryState({name: cache[name] for name in names}).split()
         closed = [
-            self._read_segment(cache["held"][row : row + 1, : int(cache.lengths[row])], state)
+            self._read_segment(cache["tokens"][row : row + 1, : int(cache.lengths[row])], state)
             for row, state in enumerate(states)
         ]
         with in_full(self.backbone.device):

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError
-from everlong_models.memories.base import MemoryConfig, SegmentReader
+from everlong_models.memories.base import BackboneReader, MemoryConfig
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 
@@ -38,7 +38,7 @@ class RMTConfig(MemoryConfig):
     noise: float = Field(0.0, ge=0)
 
 
-class RMT(SegmentReader):
+class RMT(BackboneReader):
     """Recurrent Memory Transformer around `backbone`. State: `memory` (rows, m, D)."""
 
     def __init__(self, config: RMTConfig, backbone: Backbone) -> None:
@@ -125,21 +125,6 @@ class RMT(SegmentReader):
         lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
         cache = Cache({"kv": kv, "memory": memory.clone(), "before": torch.full_like(lengths, m)}, lengths)
         return cache, self.backbone.logits(hidden[:, -1])
-
-    @property
-    def can_rewind(self) -> bool:
-        """See `SegmentReader`."""
-        return self.backbone.can_verify_guesses
-
-    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """Decode one token per row, at position m + the row's length."""
-        return self.steps(cache, tokens[:, None])[:, 0]
-
-    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """See `SegmentReader`."""
-        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
-        cache.lengths += tokens.shape[1]
-        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Run the m write tokens after each row's segment and build the memory from their hidden states."""

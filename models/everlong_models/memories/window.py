@@ -19,7 +19,7 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.kernels.attention import SHORT
-from everlong_models.memories.base import MemoryConfig, SegmentReader
+from everlong_models.memories.base import BackboneReader, MemoryConfig
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart
 
@@ -32,7 +32,7 @@ class WindowConfig(MemoryConfig):
     window: int = Field(1024, ge=1)
 
 
-class Window(SegmentReader):
+class Window(BackboneReader):
     """Memory of the first and the last tokens.
 
     State: token ids `sinks` (rows, n) and `window` (rows, W), and `seen` (rows,), the number of tokens read.
@@ -201,22 +201,6 @@ class Window(SegmentReader):
         for name, tensor in after.tensors.items():
             cache[name].copy_(tensor)
         return after
-
-    @property
-    def can_rewind(self) -> bool:
-        """See `SegmentReader`."""
-        return self.backbone.can_verify_guesses
-
-    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """Decode one token per row, after its context and the tokens of its segment."""
-        return self.steps(cache, tokens[:, None])[:, 0]
-
-    def steps(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """See `SegmentReader`."""
-        hidden = self.backbone.steps(self.backbone.embed(tokens), cache["kv"], cache["before"] + cache.lengths)
-        cache["tokens"].scatter_(1, cache.next_positions(tokens.shape[1]), tokens)
-        cache.lengths += tokens.shape[1]
-        return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
 
     def close(self, cache: Cache) -> MemoryState:
         """Return the state after each row's open segment."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everlong_server.cli.common import err, fail, out, redis_of, settings_or_fail
+from everlong_server.cli.common import fail, out, redis_of, say, settings_or_fail
 
 if TYPE_CHECKING:
     from everlong_server.settings import Settings
@@ -33,7 +34,7 @@ def _backup(file: Archive, data_dir: DataDir = None) -> None:
     from everlong_server.store.backup.create import back_up
 
     path = file.expanduser().absolute()
-    manifest = _run(data_dir, lambda redis, blobs, _: back_up(redis, blobs, path, _say))
+    manifest = _run(data_dir, lambda redis, blobs, _: back_up(redis, blobs, path, say))
     size = path.stat().st_size
     out.print(f"{path}: {manifest.files} files and Redis, {size / 1e6:,.1f} MB, verified", markup=False, soft_wrap=True)
 
@@ -51,14 +52,10 @@ def _restore(file: Archive, data_dir: DataDir = None) -> None:
     def run(redis: Client, blobs: Blobs, settings: Settings) -> Awaitable[Manifest]:
         folder = settings.data_dir.expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        return restore_all(path, redis, blobs, folder, _say)
+        return restore_all(path, redis, blobs, folder, say)
 
     manifest = _run(data_dir, run)
     out.print(f"{manifest.files} files and Redis restored, from {path}", markup=False, soft_wrap=True)
-
-
-def _say(message: str) -> None:
-    err.print(message, markup=False, soft_wrap=True)
 
 
 def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaitable[Manifest]]) -> Manifest:
@@ -67,7 +64,7 @@ def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaita
 
     from redis.exceptions import RedisError
 
-    from everlong_server.store.backup.errors import BackupError
+    from everlong_server.store.backup.running import BackupError
     from everlong_server.store.redis.connection import connect
     from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.redis.schema import SchemaError
@@ -78,11 +75,8 @@ def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaita
         settings = settings.model_copy(update={"data_dir": data_dir})
 
     async def run(url: str) -> Manifest:
-        redis = connect(url, settings.redis_copies)
-        try:
+        async with aclosing(connect(url, settings.redis_copies)) as redis:
             return await work(redis, Blobs(settings.blobs), settings)
-        finally:
-            await redis.aclose()
 
     try:
         with redis_of(settings) as url:

@@ -27,25 +27,25 @@ def fail(message: str) -> typer.Exit:
     return typer.Exit(1)
 
 
+def say(message: str) -> None:
+    """Print how far a command is."""
+    err.print(message, markup=False, soft_wrap=True)
+
+
 ModelsDir = Annotated[Path | None, typer.Option(help="Folder of downloaded and converted models.")]
 
 
 def chosen_models_dir(given: Path | None) -> Path:
     """Return the given folder, or the one in the settings."""
+    return (given or settings_or_fail().models_dir).expanduser()
+
+
+def settings_or_fail(args: list[str] | None = None) -> Settings:
+    """Return the server's settings from the environment and `args`, the arguments of a command line."""
     from everlong_server.settings import SettingsError, load_settings
 
     try:
-        return (given or load_settings().models_dir).expanduser()
-    except SettingsError as error:
-        raise fail(str(error)) from None
-
-
-def settings_or_fail() -> Settings:
-    """Return the server's settings from the environment."""
-    from everlong_server.settings import SettingsError, load_settings
-
-    try:
-        return load_settings()
+        return load_settings(args)
     except SettingsError as error:
         raise fail(str(error)) from None
 

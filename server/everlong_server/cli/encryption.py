@@ -29,6 +29,7 @@ def rotate() -> None:
     If the data is not encrypted yet, stop all servers first. Otherwise give all servers the new key first.
     """
     import asyncio
+    import contextlib
 
     from redis.exceptions import RedisError
 
@@ -47,12 +48,9 @@ def rotate() -> None:
     log_to_stderr()
 
     async def run(url: str, vault: Vault) -> RotationCounts:
-        redis = connect(url)
-        try:
+        async with contextlib.aclosing(connect(url)) as redis:
             await check_schema(redis)
             return await seal_anew(redis, Blobs(settings.blobs, vault, settings.private_dir), vault)
-        finally:
-            await redis.aclose()
 
     try:
         vault = Vault.load(settings.encryption_key_file)

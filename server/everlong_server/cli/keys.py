@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -102,11 +103,8 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     from everlong_server.store.tenants.credentials import Credentials
 
     async def run(url: str) -> T:
-        redis = connect(url, settings.redis_copies)
-        try:
+        async with aclosing(connect(url, settings.redis_copies)) as redis:
             return await work(Credentials(redis))
-        finally:
-            await redis.aclose()
 
     log_to_stderr()
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail, out, settings_or_fail
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail, out, say, settings_or_fail
 
 if TYPE_CHECKING:
     from everlong_models.catalogue.entry import Entry
@@ -139,7 +139,7 @@ def pull(
         if (entry := catalogue_entry(name, folder)) is None:
             found = _find(name, models_dir)
         else:
-            file = pull_entry(entry, folder, _say)
+            file = pull_entry(entry, folder, say)
             found = file if entry.name == name else find_model(name, folder)
         out.print(str(found), soft_wrap=True)
         if adapter is not None:
@@ -159,10 +159,6 @@ def path(
     out.print(str(_find(name, models_dir)), soft_wrap=True)
 
 
-def _say(message: str) -> None:
-    err.print(message, markup=False, soft_wrap=True)
-
-
 def _find(name: str, models_dir: Path | None) -> Path:
     from everlong_models import EverlongModelError
     from everlong_models.backbone.loading import find_backbone
@@ -172,6 +168,6 @@ def _find(name: str, models_dir: Path | None) -> Path:
     if ((folder := find_model(name, chosen_models_dir(models_dir))) / MANIFEST).is_file():
         return folder
     try:
-        return find_backbone(name, models_dir=chosen_models_dir(models_dir), progress=_say)
+        return find_backbone(name, models_dir=chosen_models_dir(models_dir), progress=say)
     except EverlongModelError as error:
         raise fail(str(error)) from None

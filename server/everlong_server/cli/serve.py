@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from everlong_server.cli.common import fail
+from everlong_server.cli.common import settings_or_fail
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -43,12 +43,7 @@ def _serve(context: typer.Context) -> None:
     gc.disable()
     if "--help" in context.args or "-h" in context.args:
         _help_page()(["--help"], prog_name=context.command_path)
-    from everlong_server.settings import SettingsError, load_settings
-
-    try:
-        settings = load_settings(context.args)
-    except SettingsError as error:
-        raise fail(str(error)) from None
+    settings = settings_or_fail(context.args)
     from everlong_server.process.serving import serve_forever
 
     raise typer.Exit(serve_forever(settings))

@@ -7,8 +7,7 @@ A request is computed in slices, on a thread of its own: requests take turns, an
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from everlong_models.freed_memory import release_memory
 from everlong_models.text.embedder import Embedder, Pieces
+from everlong_server.engine.admission import admitted
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.priority import in_background
 from everlong_server.errors import InvalidRequest, NotFound
@@ -96,15 +96,8 @@ class TextEmbeddings:
         Counts as one of the tenant's answers, and towards its tokens. Raises `InvalidRequest` for a text of too many tokens,
         `Overloaded`, `Unavailable` and `RateLimited`.
         """
-        async with self._admitted() as cost:
+        async with admitted(self._engine, self._quota) as cost:
             return await self._embed(embedder, texts, cost)
-
-    @asynccontextmanager
-    async def _admitted(self) -> AsyncIterator[TokenCost]:
-        """Count as one of the tenant's answers, and of the server's."""
-        with self._engine.admit():
-            async with self._quota.stream(self._engine.typical_seconds) as cost:
-                yield cost
 
     async def _embed(self, embedder: Embedder, texts: Sequence[tuple[str, str]], cost: TokenCost) -> EmbeddedTexts:
         pieces = await self._split(embedder, texts)
@@ -134,7 +127,7 @@ class TextEmbeddings:
         a reranker, the cosine alone. `texts`: the name of the field and the text of each. What the reranker reads counts towards the
         tenant's tokens, too. Raises the errors of `embed`.
         """
-        async with self._admitted() as cost:
+        async with admitted(self._engine, self._quota) as cost:
             return await self._relevance(embedder, query, texts, cost)
 
     async def _relevance(

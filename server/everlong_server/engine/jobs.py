@@ -7,14 +7,13 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar
 
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
 from everlong_server.observability.metrics import Metrics
-from everlong_server.store.jobs import Job, Jobs, entry_of_claimant
-from everlong_server.store.readings import StaleClaim
+from everlong_server.store.jobs import Claim, Job, Jobs, StaleClaim, entry_of_claimant
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +23,7 @@ _GIVE_BACK_SECONDS = 5.0
 """Pause before giving back a job that this replica cannot do, so that other jobs and replicas go first."""
 
 
-class Claim(Protocol):
-    """The right to write what a job is about, with a fencing token. `attempts`: number of claims without progress."""
-
-    @property
-    def attempts(self) -> int: ...
-
-
-C = TypeVar("C", bound=Claim)
-Ending = Callable[[Job, C | None], Awaitable[bool]]
+Ending = Callable[[Job, Claim | None], Awaitable[bool]]
 """Ends the work on a job here. Returns False if the job must be claimed again."""
 
 
@@ -44,7 +35,7 @@ class Stopping(Exception):
     """This server is stopping. The job stays its own, for its next start or for a replica that finds it dead."""
 
 
-class JobWorker(ABC, Generic[C]):
+class JobWorker(ABC):
     """Takes jobs from a queue until it is cancelled, and works on up to `max_jobs` of them at once.
 
     A job is claimed with a fencing token and performed until it is over. Meanwhile the heartbeat of this replica (`Jobs.heartbeat`)
@@ -72,22 +63,22 @@ class JobWorker(ABC, Generic[C]):
         self._slots = asyncio.Semaphore(max_jobs)
 
     @abstractmethod
-    async def claim(self, id: str, by: str) -> C | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
         """Claim what the job is about; None if there is nothing to do. The same claimant `by` gets the same claim again."""
 
     @abstractmethod
-    async def perform(self, id: str, claim: C) -> bool:
+    async def perform(self, id: str, claim: Claim) -> bool:
         """Do the job and return whether it is over; False if it must continue later, behind other jobs."""
 
     @abstractmethod
-    async def fail(self, id: str, claim: C, code: str, message: str) -> None:
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
         """Store that the job has failed for good."""
 
     @abstractmethod
-    async def reset_tries(self, id: str, claim: C) -> None:
+    async def reset_tries(self, id: str, claim: Claim) -> None:
         """Set the count of tries back to zero."""
 
-    async def holder(self, id: str, claim: C) -> str | None:
+    async def holder(self, id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken `claim`'s place; None if it is still the newest one or the work is over."""
         return None
 
@@ -126,8 +117,8 @@ class JobWorker(ABC, Generic[C]):
     async def work_on(self, job: Job) -> None:
         """Work on a job until it ends here. It may have been started before, here or by another replica."""
         pause, by = _RETRY_SECONDS, job.claimant()
-        claim: C | None = None
-        ending: Ending[C] | None = None
+        claim: Claim | None = None
+        ending: Ending | None = None
         while self._engine.alive:
             try:
                 if ending is None:
@@ -167,7 +158,7 @@ class JobWorker(ABC, Generic[C]):
         log.error("the engine has failed; %s %s is paused until the server is restarted", self.noun, job.id)
         await asyncio.Event().wait()
 
-    async def _try(self, id: str, claim: C) -> bool:
+    async def _try(self, id: str, claim: Claim) -> bool:
         """Perform the job unless it has used up its tries. Returns whether it is over."""
         if claim.attempts <= self.max_tries:
             return await self.perform(id, claim)
@@ -177,20 +168,20 @@ class JobWorker(ABC, Generic[C]):
 
     # Endings
 
-    async def _finish(self, job: Job, claim: C | None) -> bool:
+    async def _finish(self, job: Job, claim: Claim | None) -> bool:
         await self._jobs.done(job)
         return True
 
-    async def _requeue(self, job: Job, claim: C | None) -> bool:
+    async def _requeue(self, job: Job, claim: Claim | None) -> bool:
         await self._jobs.requeue(job)
         return True
 
-    async def _give_back(self, job: Job, claim: C | None) -> bool:
+    async def _give_back(self, job: Job, claim: Claim | None) -> bool:
         if claim is not None:
             await self.reset_tries(job.id, claim)
         return await self._requeue(job, claim)
 
-    async def _leave_to_holder(self, job: Job, claim: C | None) -> bool:
+    async def _leave_to_holder(self, job: Job, claim: Claim | None) -> bool:
         """Leave the job to whoever has claimed it. Returns False if nobody has: a late write of our own has fenced us."""
         holder = await self.holder(job.id, claim) if claim is not None else None
         if holder is None:

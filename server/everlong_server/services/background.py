@@ -22,6 +22,7 @@ from everlong_server.services.tenant import tenant_services
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.store_id import existing_owners, has_matching_store_id
+from everlong_server.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,7 @@ async def running(works: Sequence[Work]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
 
 def model_works(shared: Shared) -> list[Work]:

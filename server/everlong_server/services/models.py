@@ -24,6 +24,7 @@ from everlong_server.observability.metrics import Metrics
 from everlong_server.store.jobs import ModelQueues
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.tasks import cancel
 
 if TYPE_CHECKING:
     from everlong_server.services.shared import Shared
@@ -342,8 +343,7 @@ class ServedModels:
         """Stop all models but the first."""
         for model in self._others.values():
             if model.loading is not None:
-                model.loading.cancel()
-                await asyncio.gather(model.loading, return_exceptions=True)
+                await cancel(model.loading)
             if model.parts is not None:
                 await model.parts.aclose()
                 model.parts = model.shared = None

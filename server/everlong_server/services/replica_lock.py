@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from everlong_server.store.redis import keys
@@ -41,9 +40,7 @@ class ReplicaLock:
                 log.info("no lock file in the data folder, so a restarted server waits for leases: %s", error)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Delete the file and release the lock."""
         if self._descriptor is not None:
             self._file.unlink(missing_ok=True)

@@ -11,13 +11,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_server.errors import Damaged, KeyMissing
 from everlong_server.store.records import Message, Session
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.vault import Vault
 
 log = logging.getLogger(__name__)
@@ -55,38 +56,36 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+@dataclass(eq=False)
 class Chats:
     """One tenant's chats, shared by all replicas. `seconds`: how long a chat is kept after its last use.
 
     Tenants never share entries, not even for equal messages: a cache hit would reveal what another tenant wrote.
     """
 
-    def __init__(self, redis: Client, tenant: str, seconds: float, vault: Vault | None = None) -> None:
-        self._redis = redis
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
-        self._tenant = tenant
-        self._seconds = seconds
-        self._ms = int(seconds * 1000)
+    redis: Client
+    tenant: str
+    seconds: float
+    vault: Vault
 
     def of(self, tenant: str) -> Chats:
         """Return the chats of another tenant."""
-        return Chats(self._redis, tenant, self._seconds, self._vault)
+        return replace(self, tenant=tenant)
 
     async def find(self, digests: Sequence[str]) -> tuple[int, Session] | None:
         """Return the first of `digests` that is cached, as its index and the chat's state; None if none is.
 
         Extends the life of every cached entry among `digests`. Drops an entry that cannot be decoded.
         """
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with self.redis.pipeline(transaction=False) as pipe:
             for digest in digests:
-                pipe.pexpire(keys.chat(self._tenant, digest), self._ms)
+                pipe.pexpire(keys.chat(self.tenant, digest), int(self.seconds * 1000))
             is_cached = await pipe.execute()
         for index, digest in enumerate(digests):
-            stored = await self._redis.hgetall(keys.chat(self._tenant, digest)) if is_cached[index] else None
+            stored = await self.redis.hgetall(keys.chat(self.tenant, digest)) if is_cached[index] else None
             if stored:  # empty if it has expired since
                 try:
-                    return index, Session.of(self._vault.opened(stored))
+                    return index, Session.of(self.vault.opened(stored))
                 except (LookupError, ValueError, Damaged, KeyMissing) as error:
                     log.warning("dropped a cached chat that cannot be decoded: %r", error)
                     await self.drop(digest)
@@ -97,19 +96,19 @@ class Chats:
 
         Does nothing if one of its documents was deleted meanwhile.
         """
-        await self._scripts.run(
+        await self.redis.run_script(
             _KEEP,
-            [keys.chat(self._tenant, chat.id), *map(keys.document, chat.documents)],
-            [self._ms, *flat(self._vault.sealed(chat.fields()))],
+            [keys.chat(self.tenant, chat.id), *map(keys.document, chat.documents)],
+            [int(self.seconds * 1000), *flat(self.vault.sealed(chat.fields()))],
         )
 
     async def drop(self, digest: str) -> None:
         """Remove the cached chat with that digest."""
-        await self._redis.delete(keys.chat(self._tenant, digest))
+        await self.redis.delete(keys.chat(self.tenant, digest))
 
     async def forget(self, document_id: str) -> None:
         """Remove every cached chat about the document. Scans all chats of the tenant, so call it rarely."""
         quoted_id = json.dumps(document_id).encode()
-        for key in await all_keys(self._redis, keys.chat(self._tenant, "*")):
-            if quoted_id in (await self._redis.hget(key, "documents") or b""):
-                await self._redis.delete(key)
+        for key in await all_keys(self.redis, keys.chat(self.tenant, "*")):
+            if quoted_id in (await self.redis.hget(key, "documents") or b""):
+                await self.redis.delete(key)

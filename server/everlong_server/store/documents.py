@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field, replace
 
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
@@ -11,7 +12,7 @@ from everlong_server.store.records import Document, Reading, is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, limit_argument
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.stores import DETACH
@@ -98,23 +99,25 @@ redis.call('DEL', KEYS[3], KEYS[6])
 )
 
 
+@dataclass(eq=False)
 class Documents:
     """One tenant's documents, and the `readings` of them. Documents of other tenants are not found.
 
     `tenant` None: the documents of all tenants, for the server's own background work.
     """
 
-    def __init__(self, redis: Client, tenant: str | None, quota: Quota, vault: Vault | None = None) -> None:
-        self._redis = redis
-        self._vault = vault or Vault()
-        self.readings = Readings(redis, tenant, quota, self._vault)
-        self._scripts = Scripts(redis)
-        self._tenant = tenant
-        self._quota = quota
+    redis: Client
+    tenant: str | None
+    quota: Quota
+    vault: Vault
+    readings: Readings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.readings = Readings(self.redis, self.tenant, self.quota, self.vault)
 
     def of(self, tenant: str) -> Documents:
         """Return the documents of another tenant."""
-        return Documents(self._redis, tenant, self._quota.of(tenant), self._vault)
+        return replace(self, tenant=tenant, quota=self.quota.of(tenant))
 
     async def create(
         self,
@@ -132,19 +135,19 @@ class Documents:
         already counts for that upload. `reuse`: store nothing if there is a document of the same content, unless it is `instead_of`.
         Returns the id of the document; None, and stores nothing, if the upload is no longer pending. Raises `RateLimited`.
         """
-        assert self._tenant is not None, "creating a document takes a tenant"
-        fields = flat(self._vault.sealed(document.fields()) | {"tenant": self._tenant})
+        assert self.tenant is not None, "creating a document takes a tenant"
+        fields = flat(self.vault.sealed(document.fields()) | {"tenant": self.tenant})
         reading, limits = (
-            Reading.fields(model, [document.id], self._tenant, current_span().traceparent),
-            self._quota.limits,
+            Reading.fields(model, [document.id], self.tenant, current_span().traceparent),
+            self.quota.limits,
         )
-        await self._quota.require_tokens()
-        done = await self._scripts.run(
+        await self.quota.require_tokens()
+        done = await self.redis.run_script(
             _CREATE,
             [
-                keys.document(document.id), keys.documents(self._tenant), keys.document_readings(document.id),
-                keys.reading(str(reading["id"])), keys.jobs(model), keys.stored(self._tenant),
-                keys.queued(self._tenant, model), keys.contents(self._tenant),
+                keys.document(document.id), keys.documents(self.tenant), keys.document_readings(document.id),
+                keys.reading(str(reading["id"])), keys.jobs(model), keys.stored(self.tenant),
+                keys.queued(self.tenant, model), keys.contents(self.tenant),
                 *([] if upload is None else [keys.upload(upload), keys.upload_parts(upload)]),
             ],
             [
@@ -154,17 +157,17 @@ class Documents:
             ],
         )  # fmt: skip
         if done == OVER_BYTES:
-            raise self._quota.no_room()
+            raise self.quota.no_room()
         if done == OVER_QUEUED:
-            raise await self._quota.queue_full(model)
+            raise await self.quota.queue_full(model)
         if isinstance(done, bytes):
             return done.decode()
         return document.id if done >= 0 else None
 
     async def of_content(self, content: str) -> Document | None:
         """Return the document that was made of the same uploaded file, if there is one."""
-        assert self._tenant is not None, "contents belong to a tenant"
-        id = await self._redis.hget(keys.contents(self._tenant), content) if content else None
+        assert self.tenant is not None, "contents belong to a tenant"
+        id = await self.redis.hget(keys.contents(self.tenant), content) if content else None
         with contextlib.suppress(NotFound):
             return None if id is None else await self.get(id.decode())
         return None
@@ -172,39 +175,39 @@ class Documents:
     async def complete_with(self, upload: str, document_id: str) -> bool:
         """Complete an upload with a document that exists. Returns False if either is gone."""
         names = [keys.document(document_id), keys.upload(upload), keys.upload_parts(upload)]
-        return bool(await self._scripts.run(_COMPLETE_WITH, names, [document_id]))
+        return bool(await self.redis.run_script(_COMPLETE_WITH, names, [document_id]))
 
     async def get(self, document_id: str) -> Document:
         """Return the document. Raises `NotFound`."""
-        stored = await self._redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
-        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
+        stored = await self.redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
+        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
             raise no_document(document_id, "document_id")
-        return Document.of(self._vault.opened(stored))
+        return Document.of(self.vault.opened(stored))
 
     async def exists(self, document_id: str) -> bool:
         """Whether the document exists for any tenant. The answer must not reach a client of another tenant."""
-        return is_id("doc", document_id) and bool(await self._redis.exists(keys.document(document_id)))
+        return is_id("doc", document_id) and bool(await self.redis.exists(keys.document(document_id)))
 
     async def was_deleted(self, document_id: str) -> bool:
         """Whether the document was deleted within the last hour."""
-        assert self._tenant is not None, "only a tenant has a list"
-        return bool(await self._redis.exists(keys.deleted(keys.documents(self._tenant), document_id)))
+        assert self.tenant is not None, "only a tenant has a list"
+        return bool(await self.redis.exists(keys.deleted(keys.documents(self.tenant), document_id)))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
         """Return a page of documents, newest first, and whether more follow. `after`: the last id of the page before."""
-        assert self._tenant is not None, "only a tenant has a list"
-        ids, more = await page(self._redis, keys.documents(self._tenant), limit, after)
-        async with self._redis.pipeline(transaction=False) as pipe:
+        assert self.tenant is not None, "only a tenant has a list"
+        ids, more = await page(self.redis, keys.documents(self.tenant), limit, after)
+        async with self.redis.pipeline(transaction=False) as pipe:
             for document_id in ids:
                 pipe.hgetall(keys.document(document_id))
-            return [Document.of(self._vault.opened(stored)) for stored in await pipe.execute() if stored], more
+            return [Document.of(self.vault.opened(stored)) for stored in await pipe.execute() if stored], more
 
     async def delete(self, document_id: str) -> None:
         """Delete the document and all readings that involve it. Raises `NotFound`."""
         await self.get(document_id)  # checks the tenant, which never changes: it need not be in the same step
-        tenant = self._tenant
+        tenant = self.tenant
         assert tenant is not None, "deleting a document takes a tenant"
-        await self._scripts.run(
+        await self.redis.run_script(
             _DELETE,
             [
                 keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),

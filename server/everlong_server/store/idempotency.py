@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import uuid
-from types import TracebackType
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from redis.exceptions import RedisError
@@ -20,7 +20,6 @@ from redis.exceptions import RedisError
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.vault import Vault
 
 # KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds to live, prefix of replica keys
@@ -51,32 +50,23 @@ return 1
 """
 
 
+@dataclass(eq=False)
 class IdempotencyRecords:
     """One tenant's records. `replica`: this process's id. `seconds`: how long an answer is kept.
 
     `unreleased`: records that could not be released because Redis was away; shared by all tenants of this process.
     """
 
-    def __init__(
-        self,
-        redis: Client,
-        tenant: str,
-        replica: str,
-        seconds: float,
-        unreleased: list[IdempotencyRecord],
-        vault: Vault | None = None,
-    ) -> None:
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
-        self._redis = redis
-        self._tenant = tenant
-        self._replica = replica
-        self._seconds = seconds
-        self._unreleased = unreleased
+    redis: Client
+    tenant: str
+    replica: str
+    seconds: float
+    unreleased: list[IdempotencyRecord]
+    vault: Vault
 
     def of(self, tenant: str) -> IdempotencyRecords:
         """Return the records of another tenant."""
-        return IdempotencyRecords(self._redis, tenant, self._replica, self._seconds, self._unreleased, self._vault)
+        return replace(self, tenant=tenant)
 
     async def begin(self, key: str | None, id: str | None = None) -> IdempotencyRecord:
         """Return the record of the request that the client calls `key`; without a key, a record that is not stored.
@@ -86,11 +76,11 @@ class IdempotencyRecords:
         """
         if key is None:
             return IdempotencyRecord(self, None, "", uuid.uuid4().hex, "", None, first=True)
-        record = keys.attempt(self._tenant, hashlib.sha256(key.encode()).hexdigest())
-        owner = f"{self._replica}|{uuid.uuid4().hex}"
+        record = keys.attempt(self.tenant, hashlib.sha256(key.encode()).hexdigest())
+        owner = f"{self.replica}|{uuid.uuid4().hex}"
         try:
-            found = await self._scripts.run(
-                _BEGIN, [record], [owner, id or uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
+            found = await self.redis.run_script(
+                _BEGIN, [record], [owner, id or uuid.uuid4().hex, int(self.seconds * 1000), keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have written the record all the same
             await self.release(IdempotencyRecord(self, record, owner, "", "", None, first=True))
@@ -101,7 +91,7 @@ class IdempotencyRecords:
                 code="idempotency_in_progress", retry_after=1,
             )  # fmt: skip
         kind, made, content = (part.decode() for part in found[:3])
-        answer = self._vault.unseal(found[3], "answer") if found[3] else b""
+        answer = self.vault.unseal(found[3], "answer") if found[3] else b""
         return IdempotencyRecord(
             self, record, owner, made, content, json.loads(answer or b"null"), first=kind == "first"
         )
@@ -111,10 +101,10 @@ class IdempotencyRecords:
 
         None if its file has no pages, or they are not known yet. Raises `NotFound` if no such request is running.
         """
-        record = keys.attempt(self._tenant, hashlib.sha256(key.encode()).hexdigest())
-        owner, page, answer = await self._redis.hmget(record, "owner", "page", "answer")
+        record = keys.attempt(self.tenant, hashlib.sha256(key.encode()).hexdigest())
+        owner, page, answer = await self.redis.hmget(record, "owner", "page", "answer")
         replica = (owner or b"").partition(b"|")[0].decode()
-        if answer is not None or not replica or not await self._redis.exists(keys.replica(replica)):
+        if answer is not None or not replica or not await self.redis.exists(keys.replica(replica)):
             raise NotFound(
                 "no request with this Idempotency-Key is running", param="Idempotency-Key", code="request_not_running"
             )
@@ -123,26 +113,26 @@ class IdempotencyRecords:
 
     async def write(self, record: IdempotencyRecord, field: str, value: str) -> bool:
         """Write a field (or "forget" the record); False if another replica has taken the record over."""
-        args = [record.owner, field, self._vault.sealed({field: value})[field], int(self._seconds * 1000)]
-        return bool(await self._scripts.run(_END, [record.key or ""], args))
+        args = [record.owner, field, self.vault.sealed({field: value})[field], int(self.seconds * 1000)]
+        return bool(await self.redis.run_script(_END, [record.key or ""], args))
 
     async def owns(self, record: IdempotencyRecord) -> bool:
         """Whether `record.owner` still owns the stored record."""
-        return bool(await self._redis.hget(record.key, "owner") == record.owner.encode())
+        return bool(await self.redis.hget(record.key, "owner") == record.owner.encode())
 
     async def release(self, record: IdempotencyRecord) -> None:
         """Give the record up, so that a retry can take it over at once. If Redis is away, this happens when it is back."""
-        self._unreleased.append(record)
+        self.unreleased.append(record)
         with contextlib.suppress(RedisError):
             await self.release_pending()
 
     async def release_pending(self) -> None:
         """Release the records that could not be released before. Raises `RedisError`."""
-        while self._unreleased:
-            record = self._unreleased[-1]
+        while self.unreleased:
+            record = self.unreleased[-1]
             await self.write(record, "owner", "")
             with contextlib.suppress(ValueError):  # another task has removed it
-                self._unreleased.remove(record)
+                self.unreleased.remove(record)
 
 
 class IdempotencyRecord:
@@ -217,7 +207,5 @@ class IdempotencyRecord:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self.give_up(error)

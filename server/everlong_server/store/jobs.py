@@ -15,7 +15,6 @@ from redis.exceptions import ResponseError
 
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys
-from everlong_server.store.redis.scripts import Scripts
 
 _SCAN_LIMIT = 10_000
 """How many of the oldest entries are scanned for the tenant whose turn it is."""
@@ -115,6 +114,35 @@ class Job:
         return f"{self.entry}/{uuid.uuid4().hex}"
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write a reading, response or batch.
+
+    `token`: the fencing token. `attempts`: number of claims since the work last made progress. `starts`, of readings: how many
+    times work began since the last checkpoint and did not end, because the process died. A checkpoint sets it to 1 while the work
+    goes on.
+    """
+
+    token: int
+    attempts: int
+    starts: int = 0
+
+
+class StaleClaim(Exception):
+    """The claim on a reading or batch no longer holds: another worker has it, it is gone, or its version changed. Nothing was written."""
+
+
+async def newer_claimant(redis: Client, key: str, claim: Claim) -> str | None:
+    """Return the claimant that has taken the reading or batch `key` over since `claim`.
+
+    None if the work is over, nobody has claimed it, or `claim` is still the newest one.
+    """
+    status, fence, newest = await redis.hmget(key, "status", "fence", "claim")
+    if status in (b"ready", b"failed") or fence is None or newest is None or int(fence) == claim.token:
+        return None
+    return str(newest.decode().rpartition(":")[0])
+
+
 def entry_of_claimant(claimant: str) -> str:
     """Return the stream entry that a claimant names."""
     return claimant.partition("/")[0]
@@ -131,7 +159,6 @@ class Jobs:
         self._stream = stream(model)
         self._replica = replica
         self._lease_ms = int(lease_seconds * 1000)
-        self._scripts = Scripts(redis)
         self._working: dict[str, str] = {}
         """The entries that this replica is working on, and the id of each one's job."""
         self._polling = asyncio.Lock()
@@ -150,7 +177,7 @@ class Jobs:
             for key in await all_keys(self._redis, f"{keys.REPLICA}*"):
                 await self._redis.delete(key)
         await self.heartbeat()
-        await self._scripts.run(_REMOVE_DEAD_CONSUMERS, [self._stream], [keys.READERS, keys.REPLICA])
+        await self._redis.run_script(_REMOVE_DEAD_CONSUMERS, [self._stream], [keys.READERS, keys.REPLICA])
 
     async def heartbeat(self) -> None:
         """Mark this replica alive for another `lease_seconds`."""
@@ -191,7 +218,7 @@ class Jobs:
 
     async def _next(self) -> tuple[Job | None, bytes]:
         """Return a waiting job or None, without waiting, and the newest entry of the stream."""
-        newest, *found = await self._scripts.run(
+        newest, *found = await self._redis.run_script(
             _NEXT,
             [self._stream, keys.turns(self._stream)],
             [keys.READERS, self._replica, _SCAN_LIMIT],
@@ -200,7 +227,7 @@ class Jobs:
 
     async def _reclaim(self) -> Job | None:
         """Return an abandoned job: of a dead replica, or delivered to this one in a reply that was lost."""
-        found = await self._scripts.run(
+        found = await self._redis.run_script(
             _RECLAIM, [self._stream], [keys.READERS, self._replica, keys.REPLICA, *self._working]
         )
         if not found:
@@ -241,7 +268,7 @@ class Jobs:
         """End the entry if this replica still owns it, and append one with the fields `again`. Returns False, and does nothing,
         if nobody owns `other`."""
         args = [keys.READERS, self._replica, job.entry, other, *again]
-        return bool(await self._scripts.run(_END, [self._stream], args))
+        return bool(await self._redis.run_script(_END, [self._stream], args))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
+from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
 from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.redis.scripts import CLAIMING, flat
 from everlong_server.store.snapshot import FACTS, Snapshot
 from everlong_server.store.tenants.quota import OVER_QUEUED, Quota, limit_argument, today
 from everlong_server.store.vault import Vault
@@ -92,35 +93,17 @@ return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
 
-class StaleClaim(Exception):
-    """The claim on a reading or batch no longer holds: another worker has it, it is gone, or its version changed. Nothing was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingClaim:
-    """The right to write a reading.
-
-    `token`: the fencing token. `attempts`: claims since the reading last made progress. `starts`: how many times work on it
-    began since its last checkpoint and did not end, because the process died. A checkpoint sets it to 1 while the work goes on.
-    """
-
-    token: int
-    attempts: int
-    starts: int
-
-
+@dataclass(eq=False)
 class Readings:
     """The readings of one tenant's documents.
 
     `tenant` None: the readings of all tenants, for the readers.
     """
 
-    def __init__(self, redis: Client, tenant: str | None, quota: Quota, vault: Vault) -> None:
-        self._redis = redis
-        self._vault = vault
-        self._scripts = Scripts(redis)
-        self._tenant = tenant
-        self._quota = quota
+    redis: Client
+    tenant: str | None
+    quota: Quota
+    vault: Vault
 
     async def ensure(self, model: str, documents: Sequence[str]) -> str:
         """Return the id of the reading of `documents`, in this order, by `model`.
@@ -128,27 +111,27 @@ class Readings:
         Creates and queues it if it does not exist, with the readings of the shorter sequences that it starts from. Raises
         `NotFound`, which names the missing document, and `RateLimited`.
         """
-        assert self._tenant is not None, "creating a reading takes a tenant"
-        queue_limit = limit_argument(self._quota.limits.queued)
+        assert self.tenant is not None, "creating a reading takes a tenant"
+        queue_limit = limit_argument(self.quota.limits.queued)
         for document_id in documents:
             if not is_id("doc", document_id) or is_foreign(
-                self._tenant, await self._redis.hget(keys.document(document_id), "tenant")
+                self.tenant, await self.redis.hget(keys.document(document_id), "tenant")
             ):
                 raise no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
-            fields = Reading.fields(model, documents[:n], self._tenant, current_span().traceparent)
+            fields = Reading.fields(model, documents[:n], self.tenant, current_span().traceparent)
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
             pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
-            done = await self._scripts.run(
+            done = await self.redis.run_script(
                 _ENSURE,
                 [
-                    keys.reading(str(fields["id"])), keys.jobs(model), keys.queued(self._tenant, model), *pairs,
+                    keys.reading(str(fields["id"])), keys.jobs(model), keys.queued(self.tenant, model), *pairs,
                     *([keys.reading(parent), keys.reading_children(parent)] if parent else []),
                 ],
                 [fields["id"], queue_limit, n, *flat(fields)],
             )  # fmt: skip
             if done == OVER_QUEUED:
-                raise await self._quota.queue_full(model)
+                raise await self.quota.queue_full(model)
             if done == 1:
                 queue_limit = ""  # the longer sequences wait for this one, so together they take one place in the queue
             if done < 0:
@@ -158,35 +141,32 @@ class Readings:
     async def get(self, id: str, *, with_state: bool = False) -> Reading | None:
         """Return the reading, or None. `with_state`: also fetch its state."""
         if with_state:
-            stored = await self._redis.hgetall(keys.reading(id))
-            return Reading.of(self._vault.opened(stored)) if stored else None
-        values = await self._redis.hmget(keys.reading(id), _FACTS)
+            stored = await self.redis.hgetall(keys.reading(id))
+            return Reading.of(self.vault.opened(stored)) if stored else None
+        values = await self.redis.hmget(keys.reading(id), _FACTS)
         stored = {field: value for field, value in zip(_FACTS, values, strict=True) if value is not None}
-        return Reading.of(self._vault.opened(stored)) if stored else None
+        return Reading.of(self.vault.opened(stored)) if stored else None
 
-    async def claim(self, id: str, by: str) -> ReadingClaim | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
         """Claim the reading for the claimant `by`, ending any earlier claim. Returns None if the reading has ended or is gone.
 
         A retry with the same `by` returns the same claim, unless another claimant came in between.
         """
-        result = await self._scripts.run(_CLAIM, [keys.reading(id), keys.FENCE], [by])
-        return ReadingClaim(*map(int, result)) if result else None
+        result = await self.redis.run_script(_CLAIM, [keys.reading(id), keys.FENCE], [by])
+        return Claim(*map(int, result)) if result else None
 
-    async def set_counters(self, id: str, claim: ReadingClaim, **counters: int) -> None:
-        """Set `attempts` or `starts` (see `ReadingClaim`). Does nothing if another claimant has taken the reading over."""
-        await self._scripts.run(_SET_COUNTERS, [keys.reading(id)], [claim.token, *flat(counters)])
+    async def set_counters(self, id: str, claim: Claim, **counters: int) -> None:
+        """Set `attempts` or `starts` (see `Claim`). Does nothing if another claimant has taken the reading over."""
+        await self.redis.run_script(_SET_COUNTERS, [keys.reading(id)], [claim.token, *flat(counters)])
 
-    async def holder(self, id: str) -> tuple[int, str] | None:
-        """Return the fencing token and the claimant of the reading; None if nobody reads it."""
-        status, fence, claim = await self._redis.hmget(keys.reading(id), "status", "fence", "claim")
-        if status != b"reading":
-            return None
-        return int(fence), claim.decode().rpartition(":")[0]
+    async def holder(self, id: str, claim: Claim) -> str | None:
+        """Return the claimant that has taken the reading over since `claim`; None if it is over, or nobody has."""
+        return await newer_claimant(self.redis, keys.reading(id), claim)
 
     async def checkpoint(
         self,
         reading: Reading,
-        claim: ReadingClaim,
+        claim: Claim,
         cursor: Cursor,
         snapshot: Snapshot,
         *,
@@ -203,7 +183,7 @@ class Readings:
             **asdict(cursor), **snapshot.fields(), **({"status": status} if status is not None else {}),
             **({"error": json.dumps(error)} if error is not None else {}),
         }  # fmt: skip
-        version = await self._scripts.run(
+        version = await self.redis.run_script(
             _CHECKPOINT,
             [
                 keys.reading(reading.id), keys.reading_children(reading.id), keys.jobs(reading.model),
@@ -211,8 +191,8 @@ class Readings:
             ],
             [
                 claim.token, reading.version, int(status is not None),
-                "" if self._quota.limits.tokens is None else cursor.tokens, uuid.uuid4().hex,
-                *flat(self._vault.sealed(fields)),
+                "" if self.quota.limits.tokens is None else cursor.tokens, uuid.uuid4().hex,
+                *flat(self.vault.sealed(fields)),
             ],
         )  # fmt: skip
         if version <= 0:

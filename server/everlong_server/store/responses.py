@@ -14,11 +14,12 @@ from typing import Any
 from everlong_models import ToolCall
 from everlong_server.errors import NotFound
 from everlong_server.store import snapshot
+from everlong_server.store.jobs import Claim
 from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
+from everlong_server.store.redis.scripts import CLAIMING, STORE, flat
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.file_search import SearchCall
 
@@ -170,42 +171,25 @@ class Response:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseClaim:
-    """The right to write a response. `token`: the fencing token. `attempts`: how often the response was claimed."""
-
-    token: int
-    attempts: int
-
-
+@dataclass(eq=False)
 class Responses:
     """One tenant's responses, shared by all replicas. `seconds`: how long a response is kept after its last use.
 
     `tenant` None: the responses of all tenants, for the workers that answer in the background.
     """
 
-    def __init__(self, redis: Client, tenant: str | None, seconds: float, vault: Vault | None = None) -> None:
-        self._redis = redis
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
-        self._tenant = tenant
-        self._seconds = seconds
-        self._ms = int(seconds * 1000)
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that new responses belong to."""
-        assert self._tenant is not None, "creating a response takes a tenant"
-        return self._tenant
-
-    @property
-    def seconds(self) -> float:
-        """How long a response is kept after its last use."""
-        return self._seconds
+    redis: Client
+    tenant: str | None
+    seconds: float
+    vault: Vault
 
     def of(self, tenant: str) -> Responses:
         """Return the responses of another tenant."""
-        return Responses(self._redis, tenant, self._seconds, self._vault)
+        return replace(self, tenant=tenant)
+
+    @property
+    def _ms(self) -> int:
+        return int(self.seconds * 1000)
 
     async def get(self, response_id: str, *, with_state: bool = False, param: str = "response_id") -> Response:
         """Return the response. Raises `NotFound`, naming `param`.
@@ -215,54 +199,54 @@ class Responses:
         if not is_id("resp", response_id):
             raise no_response(response_id, param)
         key, fields = keys.response(response_id), (*_FACTS, b"state") if with_state else _FACTS
-        values = await self._redis.hmget(key, fields)
+        values = await self.redis.hmget(key, fields)
         stored = {field: value for field, value in zip(fields, values, strict=True) if value is not None}
-        if is_foreign(self._tenant, stored.get(b"tenant")):
+        if is_foreign(self.tenant, stored.get(b"tenant")):
             raise no_response(response_id, param)
         if with_state:
-            await self._redis.pexpire(key, self._ms)
-        return Response.of(self._vault.opened(stored))
+            await self.redis.pexpire(key, self._ms)
+        return Response.of(self.vault.opened(stored))
 
     async def keep(self, response: Response) -> None:
         """Store a response that has its answer."""
-        fields = self._vault.sealed(response.request_fields() | response.result_fields())
-        await self._scripts.run(STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
+        fields = self.vault.sealed(response.request_fields() | response.result_fields())
+        await self.redis.run_script(STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
 
     async def delete(self, response_id: str) -> None:
         """Delete the response. Raises `NotFound`. A worker that is still answering it finds it gone and writes nothing."""
         await self.get(response_id)
-        await self._redis.delete(keys.response(response_id))
+        await self.redis.delete(keys.response(response_id))
 
     # In the background
 
     async def queue(self, response: Response) -> None:
         """Store the response and queue it for a background worker, in one step."""
-        await self._scripts.run(
+        await self.redis.run_script(
             _QUEUE,
             [keys.response(response.id), keys.responses(response.model)],
-            [response.id, self._ms, *flat(self._vault.sealed(response.request_fields()))],
+            [response.id, self._ms, *flat(self.vault.sealed(response.request_fields()))],
         )
 
-    async def claim(self, response_id: str, by: str) -> ResponseClaim | None:
+    async def claim(self, response_id: str, by: str) -> Claim | None:
         """Claim the response for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone.
 
         A retry with the same `by` returns the same claim, unless another claimant came in between.
         """
-        result = await self._scripts.run(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
-        return ResponseClaim(int(result[0]), int(result[1])) if result else None
+        result = await self.redis.run_script(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
+        return Claim(*map(int, result)) if result else None
 
-    async def write(self, response_id: str, claim: ResponseClaim, fields: Mapping[str, Any] | None = None) -> bool:
+    async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
         """Write fields of its hash. Returns False, having written nothing, if it was cancelled, deleted or claimed by another.
 
         Without `fields`, only checks the claim.
         """
-        args = [claim.token, *flat(self._vault.sealed(fields or {}))]
-        return bool(await self._scripts.run(_WRITE, [keys.response(response_id)], args))
+        args = [claim.token, *flat(self.vault.sealed(fields or {}))]
+        return bool(await self.redis.run_script(_WRITE, [keys.response(response_id)], args))
 
     async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> None:
         """End a response that has no answer yet, whoever has claimed it. Does nothing if it has ended or is gone."""
         fields = {"status": status} | ({} if error is None else {"error": json.dumps(error)})
-        await self._scripts.run(_END, [keys.response(response_id)], flat(self._vault.sealed(fields)))
+        await self.redis.run_script(_END, [keys.response(response_id)], flat(self.vault.sealed(fields)))
 
 
 _FACTS = (

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from everlong_server.store.messages import ADDED
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import FIELDS, MESSAGES, Vault
 
@@ -69,7 +68,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
 
 async def _rotate_values(redis: Client, vault: Vault, done: RotationCounts) -> bool:
     """Encrypt every value of Redis that is not encrypted with the first key. Returns whether there was any."""
-    scripts, any_old = Scripts(redis), False
+    any_old = False
     async for key, field, value, purpose in _sealable_values(redis):
         used = vault.seals_with(value)
         if used == vault.first:
@@ -77,7 +76,7 @@ async def _rotate_values(redis: Client, vault: Vault, done: RotationCounts) -> b
         any_old = True
         sealed = vault.seal(value if used is None else vault.unseal(value, purpose), purpose)
         # If a server changed the value meanwhile, that server has encrypted it.
-        done.values += await scripts.run(_EXCHANGE, [key.decode()], [field, value, sealed])
+        done.values += await redis.run_script(_EXCHANGE, [key.decode()], [field, value, sealed])
     return any_old
 
 

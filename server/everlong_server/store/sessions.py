@@ -7,7 +7,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -18,7 +18,7 @@ from everlong_server.store.records import RecallChoice, Session, is_foreign, is_
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.snapshot import COPY_SNAPSHOT, FACTS, Snapshot
 from everlong_server.store.tenants.quota import Quota, limit_argument
 from everlong_server.store.turns import RunningTurns
@@ -153,34 +153,31 @@ class Lease:
     value: str
 
 
+@dataclass(eq=False)
 class Sessions:
     """One tenant's sessions, shared by all replicas. Sessions of other tenants are not found.
 
     `replica`: this process's id. `lease_seconds`: how long a lease lasts without being renewed.
     """
 
-    def __init__(
-        self,
-        redis: Client,
-        tenant: str,
-        quota: Quota,
-        replica: str,
-        lease_seconds: float,
-        vault: Vault | None = None,
-    ) -> None:
-        self._redis = redis
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
-        self._tenant = tenant
-        self._quota = quota
-        self._replica = replica
-        self._lease_seconds = lease_seconds
-        self._lease_ms = int(lease_seconds * 1000)
-        self.turns = RunningTurns(redis, self._lease_ms, self._vault)
+    redis: Client
+    tenant: str
+    quota: Quota
+    replica: str
+    lease_seconds: float
+    vault: Vault
+    turns: RunningTurns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turns = RunningTurns(self.redis, self._lease_ms, self.vault)
 
     def of(self, tenant: str) -> Sessions:
         """Return the sessions of another tenant."""
-        return Sessions(self._redis, tenant, self._quota.of(tenant), self._replica, self._lease_seconds, self._vault)
+        return replace(self, tenant=tenant, quota=self.quota.of(tenant))
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self.lease_seconds * 1000)
 
     async def create(
         self,
@@ -208,19 +205,19 @@ class Sessions:
             id or new_id("ses"), model, model_name, tuple(documents), snapshot, len(messages), recall=recall,
             title=title, unread=len(messages), parent=parent, client=client,
         )  # fmt: skip
-        sealed, added = seal_messages(messages, self._vault)
+        sealed, added = seal_messages(messages, self.vault)
         reading = [keys.reading(session.reading)] if session.reading and remember else []
-        fields = self._vault.sealed(session.fields()) | added | {"tenant": self._tenant}
-        done = await self._scripts.run(
+        fields = self.vault.sealed(session.fields()) | added | {"tenant": self.tenant}
+        done = await self.redis.run_script(
             _CREATE,
-            [keys.session(session.id), keys.sessions(self._tenant), keys.session_messages(session.id), *reading],
+            [keys.session(session.id), keys.sessions(self.tenant), keys.session_messages(session.id), *reading],
             [
-                session.id, session.created_at, limit_argument(self._quota.limits.sessions), len(sealed), *sealed,
+                session.id, session.created_at, limit_argument(self.quota.limits.sessions), len(sealed), *sealed,
                 *flat(fields),
             ],
         )  # fmt: skip
         if done < 0:
-            raise self._quota.too_many_sessions()
+            raise self.quota.too_many_sessions()
         return await self.get(session.id)
 
     async def get(self, session_id: str, *, with_state: bool = False) -> Session:
@@ -230,21 +227,21 @@ class Sessions:
         """
         session = await self._stored(session_id, with_state)
         if not session.started and session.reading is not None:
-            await self._scripts.run(_START_SESSION, [keys.session(session_id), keys.reading(session.reading)], [])
+            await self.redis.run_script(_START_SESSION, [keys.session(session_id), keys.reading(session.reading)], [])
             session = await self._stored(session_id, with_state)
         return session
 
     async def _stored(self, session_id: str, with_state: bool) -> Session:
         fields = (*_FACTS, b"state") if with_state else _FACTS
-        values = await self._redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
+        values = await self.redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
         stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
-        if is_foreign(self._tenant, stored.get(b"tenant")):
+        if is_foreign(self.tenant, stored.get(b"tenant")):
             raise _no_session(session_id)
-        return Session.of(self._vault.opened(stored))
+        return Session.of(self.vault.opened(stored))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
         """Return a page of sessions, newest first, and whether more follow. `after`: the last id of the page before."""
-        ids, more = await page(self._redis, keys.sessions(self._tenant), limit, after)
+        ids, more = await page(self.redis, keys.sessions(self.tenant), limit, after)
         sessions = []
         for session_id in ids:
             try:
@@ -257,13 +254,13 @@ class Sessions:
         """Return the session's messages in order, or only the `last` ones. Raises `NotFound`."""
         # In this order, because a session that is deleted in between has no messages left; and without a transaction, which Redis
         # refuses while its disk is full.
-        stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
-        messages = [open_message(item, self._vault) for item in stored]
+        stored = await self.redis.lrange(keys.session_messages(session_id), -last, -1)
+        messages = [open_message(item, self.vault) for item in stored]
         names = ["id", *(f"{ADDED}{message['id']}" for message in messages)]
-        exists, *added = await self._redis.hmget(keys.session(session_id), names)
+        exists, *added = await self.redis.hmget(keys.session(session_id), names)
         if not exists:
             raise _no_session(session_id)
-        return [message | open_added(field, self._vault) for message, field in zip(messages, added, strict=True)]
+        return [message | open_added(field, self.vault) for message, field in zip(messages, added, strict=True)]
 
     async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
         """Return one message of the session, or None. Fetches all of them, so call it rarely."""
@@ -277,16 +274,16 @@ class Sessions:
         """
         await self._stored(session_id, False)  # checks the tenant, which never changes: it need not be in the same step
         fork_id = id or new_id("ses")
-        done = await self._scripts.run(
+        done = await self.redis.run_script(
             _FORK_SESSION,
             [
                 keys.session(session_id), keys.session_messages(session_id),
-                keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
+                keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self.tenant),
             ],
-            [fork_id, now(), limit_argument(self._quota.limits.sessions), session_id, client],
+            [fork_id, now(), limit_argument(self.quota.limits.sessions), session_id, client],
         )  # fmt: skip
         if done < 0:
-            raise self._quota.too_many_sessions()
+            raise self.quota.too_many_sessions()
         if not done:
             raise _no_session(session_id)
         return await self.get(fork_id)
@@ -303,8 +300,8 @@ class Sessions:
             for name, value in changes.items()
             if name not in removed
         }
-        args = [len(removed), *removed, *flat(self._vault.sealed(fields))]
-        if not await self._scripts.run(_UPDATE, [keys.session(session_id)], args):
+        args = [len(removed), *removed, *flat(self.vault.sealed(fields))]
+        if not await self.redis.run_script(_UPDATE, [keys.session(session_id)], args):
             raise _no_session(session_id)
         return await self.get(session_id)
 
@@ -312,10 +309,10 @@ class Sessions:
         """Delete the session. Raises `NotFound`. An answer that is being generated finds it gone and writes nothing."""
         await self._stored(session_id, False)
         own = (keys.session, keys.session_messages, keys.session_lease, keys.session_turn)
-        index = keys.sessions(self._tenant)
+        index = keys.sessions(self.tenant)
         others = (index, keys.deleted(index, session_id), keys.session_deletion(session_id))
         names = [*(key(session_id) for key in own), *others]
-        if not await self._scripts.run(_DELETE, names, [session_id, uuid.uuid4().hex]):
+        if not await self.redis.run_script(_DELETE, names, [session_id, uuid.uuid4().hex]):
             raise _no_session(session_id)
 
     # One writer at a time
@@ -324,12 +321,12 @@ class Sessions:
         """Acquire the session's lease. Raises `SessionBusy` if a living replica holds it."""
         lease, nonce = keys.session_lease(session_id), uuid.uuid4().hex
         try:
-            value = await self._scripts.run(
-                _ACQUIRE_LEASE, [lease, keys.FENCE], [self._replica, nonce, self._lease_ms, keys.REPLICA]
+            value = await self.redis.run_script(
+                _ACQUIRE_LEASE, [lease, keys.FENCE], [self.replica, nonce, self._lease_ms, keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have granted the lease all the same
             with contextlib.suppress(RedisError):  # the lease then expires by itself
-                await asyncio.shield(self._scripts.run(_DROP_LEASE, [lease], [nonce]))
+                await asyncio.shield(self.redis.run_script(_DROP_LEASE, [lease], [nonce]))
             raise
         if not value:
             raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
@@ -337,17 +334,17 @@ class Sessions:
 
     async def is_answering(self, session_id: str) -> bool:
         """Whether a living replica holds the session's lease."""
-        holder = await self._redis.get(keys.session_lease(session_id))
-        return bool(holder and await self._redis.exists(keys.replica(holder.decode().partition("|")[0])))
+        holder = await self.redis.get(keys.session_lease(session_id))
+        return bool(holder and await self.redis.exists(keys.replica(holder.decode().partition("|")[0])))
 
     async def renew(self, lease: Lease) -> bool:
         """Extend the lease to `lease_seconds` from now. Returns False if it was lost."""
         args = [lease.value, self._lease_ms]
-        return bool(await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], args))
+        return bool(await self.redis.run_script(_RENEW_LEASE, [keys.session_lease(lease.session)], args))
 
     async def release(self, lease: Lease) -> None:
         """Release the lease. Does nothing if it was lost."""
-        await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
+        await self.redis.run_script(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
         self, session: Session, lease: Lease, snapshot: Snapshot | None, question: str | None, answer: AnswerMessage,
@@ -360,17 +357,17 @@ class Sessions:
         the version has changed; nothing is written then.
         """
         title = title_of(question) if question else None
-        sealed_title = self._vault.sealed({"title": title})["title"] if title else ""
+        sealed_title = self.vault.sealed({"title": title})["title"] if title else ""
         asked = [] if question is None else [question_json(question, answer.created_at)]
         messages = [*asked, answer.session_json()]
-        sealed, added = seal_messages(messages, self._vault)
-        version = await self._scripts.run(
+        sealed, added = seal_messages(messages, self.vault)
+        version = await self.redis.run_script(
             _COMMIT,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
             [
                 lease.value, session.version, len(sealed), *sealed, sealed_title, f"{ADDED}{replaces}" if replaces else "",
                 "unread", session.unread + 2 * len(asked) if snapshot is None else 0, *flat(added),
-                *([] if snapshot is None else flat(self._vault.sealed(snapshot.fields()))),
+                *([] if snapshot is None else flat(self.vault.sealed(snapshot.fields()))),
             ],
         )  # fmt: skip
         if version == 0:

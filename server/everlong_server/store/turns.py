@@ -11,7 +11,6 @@ from typing import Any
 
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.vault import Vault
 
 # KEYS: turn, its session. ARGV: id of the answer, the turn, milliseconds to live
@@ -50,35 +49,34 @@ class RunningTurn:
     continues: bool = False
 
 
+@dataclass(eq=False)
 class RunningTurns:
     """The running turns of sessions. `lease_ms`: how long a turn is stored after it was last written.
 
     Callers have checked that the session belongs to their tenant.
     """
 
-    def __init__(self, redis: Client, lease_ms: int, vault: Vault) -> None:
-        self._redis = redis
-        self._scripts = Scripts(redis)
-        self._lease_ms = lease_ms
-        self._vault = vault
+    redis: Client
+    lease_ms: int
+    vault: Vault
 
     async def write(self, session_id: str, turn: RunningTurn) -> bool:
         """Store the turn, and return whether to continue it: False if a client has cancelled it or deleted its session."""
-        sealed = self._vault.sealed({"message": json.dumps(asdict(turn))})["message"]
+        sealed = self.vault.sealed({"message": json.dumps(asdict(turn))})["message"]
         both = [keys.session_turn(session_id), keys.session(session_id)]
-        return bool(await self._scripts.run(_WRITE, both, [turn.id, sealed, self._lease_ms]))
+        return bool(await self.redis.run_script(_WRITE, both, [turn.id, sealed, self.lease_ms]))
 
     async def remove(self, session_id: str, turn_id: str) -> None:
         """Remove a turn that has ended."""
-        await self._scripts.run(_REMOVE, [keys.session_turn(session_id)], [turn_id])
+        await self.redis.run_script(_REMOVE, [keys.session_turn(session_id)], [turn_id])
 
     async def get(self, session_id: str) -> RunningTurn | None:
         """Return the session's running turn, or None."""
-        stored = await self._redis.hget(keys.session_turn(session_id), "message")
+        stored = await self.redis.hget(keys.session_turn(session_id), "message")
         if stored is None:
             return None
-        return RunningTurn(**json.loads(self._vault.opened({b"message": stored})[b"message"]))
+        return RunningTurn(**json.loads(self.vault.opened({b"message": stored})[b"message"]))
 
     async def cancel(self, session_id: str) -> None:
         """Ask the server that runs the session's turn to end it."""
-        await self._scripts.run(_CANCEL, [keys.session_turn(session_id)], [])
+        await self.redis.run_script(_CANCEL, [keys.session_turn(session_id)], [])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound, TooLarge
 from everlong_server.store.records import is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.redis.scripts import flat
 from everlong_server.store.vault import Vault
 
 # KEYS: any key of everlong, so that a cluster knows which node to ask. Returns Redis's Unix time, seconds and microseconds.
@@ -78,56 +78,55 @@ class Part:
         return f"{self.upload}.{self.id}"
 
 
+@dataclass(eq=False)
 class Uploads:
     """One tenant's uploads, shared by all replicas.
 
     `tenant` None: the uploads of all tenants, for the task that deletes expired ones.
     """
 
-    def __init__(self, redis: Client, tenant: str | None, vault: Vault | None = None) -> None:
-        self._redis = redis
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
-        self._tenant = tenant
+    redis: Client
+    tenant: str | None
+    vault: Vault
 
     def of(self, tenant: str) -> Uploads:
         """Return the uploads of another tenant."""
-        return Uploads(self._redis, tenant, self._vault)
+        return replace(self, tenant=tenant)
 
     async def moment(self) -> float:
         """Return the Unix time by Redis's clock, so that a server with a wrong clock does not end an upload early."""
-        seconds, micros = await self._scripts.run(_MOMENT, [keys.UPLOADS], [])
+        seconds, micros = await self.redis.run_script(_MOMENT, [keys.UPLOADS], [])
         return int(seconds) + int(micros) / 1e6
 
     async def create(self, upload: Upload) -> None:
         """Store a new upload. Does nothing if it exists."""
-        assert self._tenant is not None, "creating an upload takes a tenant"
-        fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
-        await self._scripts.run(
+        assert self.tenant is not None, "creating an upload takes a tenant"
+        fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self.tenant}
+        await self.redis.run_script(
             _CREATE_UPLOAD,
             [keys.upload(upload.id), keys.UPLOADS],
-            [upload.id, upload.expires_at, *flat(self._vault.sealed(fields))],
+            [upload.id, upload.expires_at, *flat(self.vault.sealed(fields))],
         )
 
     async def get(self, upload_id: str) -> Upload:
         """Return the upload. Raises `NotFound`, also if it has expired."""
-        stored = await self._redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
+        stored = await self.redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
         if stored:
             stored.pop(b"received", None)  # only `add` uses it
-        foreign = stored and self._tenant not in (None, stored.pop(b"tenant").decode())
+        foreign = stored and self.tenant not in (None, stored.pop(b"tenant").decode())
         if not stored or foreign or float(stored[b"expires_at"]) <= await self.moment():
             raise NotFound(
                 f"no upload {upload_id[:64]!r}: it was never created, or it has expired",
                 param="upload_id",
                 code="upload_not_found",
             )
-        fields: dict[str, Any] = {name.decode(): value.decode() for name, value in self._vault.opened(stored).items()}
+        fields: dict[str, Any] = {name.decode(): value.decode() for name, value in self.vault.opened(stored).items()}
         numbers = {"bytes": int(fields["bytes"])} | {name: float(fields[name]) for name in ("created_at", "expires_at")}
         return Upload(**(fields | numbers))
 
     async def parts(self, upload_id: str) -> Mapping[str, Part]:
         """Return the parts of a pending upload by their ids."""
-        stored = await self._redis.hgetall(keys.upload_parts(upload_id))
+        stored = await self.redis.hgetall(keys.upload_parts(upload_id))
         return {id.decode(): Part(**json.loads(part)) for id, part in stored.items()}
 
     async def add(self, part: Part, most_bytes: int, most_parts: int) -> bool:
@@ -135,7 +134,7 @@ class Uploads:
 
         Raises `TooLarge` if the upload would have more than `most_bytes` bytes or more than `most_parts` parts.
         """
-        done = await self._scripts.run(
+        done = await self.redis.run_script(
             _ADD_PART,
             [keys.upload(part.upload), keys.upload_parts(part.upload)],
             [part.id, json.dumps(asdict(part)), part.bytes, most_bytes, most_parts],
@@ -151,16 +150,16 @@ class Uploads:
     async def cancel(self, upload_id: str) -> bool:
         """Cancel the upload. Returns False if it is no longer pending."""
         names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
-        return bool(await self._scripts.run(_CANCEL_UPLOAD, names, []))
+        return bool(await self.redis.run_script(_CANCEL_UPLOAD, names, []))
 
     async def expired(self) -> list[str]:
         """Return the ids of the uploads that have expired."""
-        late = await self._redis.zrangebyscore(keys.UPLOADS, "-inf", await self.moment())
+        late = await self.redis.zrangebyscore(keys.UPLOADS, "-inf", await self.moment())
         return [member.decode() for member in late]
 
     async def remove(self, upload_id: str) -> None:
         """Remove the upload from Redis. Delete the blobs of its parts first."""
-        async with self._redis.pipeline(transaction=True) as pipe:
+        async with self.redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.upload(upload_id), keys.upload_parts(upload_id))
             pipe.zrem(keys.UPLOADS, upload_id)
             await pipe.execute()

@@ -21,7 +21,7 @@ from everlong_lab.chaos.processes import until
 from everlong_lab.chaos.sentinels import SentinelCluster, start_sentinel_cluster
 from everlong_lab.harness.retries import send_until_final
 from everlong_server.store.redis.connection import connect
-from everlong_server.store.redis.scripts import STORE, Scripts
+from everlong_server.store.redis.scripts import STORE
 
 pytestmark = [
     pytest.mark.chaos,
@@ -108,14 +108,14 @@ def test_a_failover_by_command_loses_no_acknowledged_write(tiny_model: Path) -> 
     async def act(cluster: SentinelCluster) -> None:
         hosts = ",".join(f"{node.host.address}:26379" for node in cluster.nodes)
         client = connect(f"redis+sentinel://{hosts}/everlong")
-        scripts, written, ending = Scripts(client), set[str](), asyncio.Event()
+        written, ending = set[str](), asyncio.Event()
 
         async def write(number: int) -> None:
             for count in itertools.count():
                 key = f"{{everlong}}:written:{number}:{count}"
                 while not ending.is_set() and key not in written:
                     with contextlib.suppress(RedisError):
-                        await scripts.run(STORE, [key], ["", "", "", "count", count])
+                        await client.run_script(STORE, [key], ["", "", "", "count", count])
                         written.add(key)
                 if ending.is_set():
                     return

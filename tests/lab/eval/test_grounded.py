@@ -20,13 +20,13 @@ from everlong_lab.eval.grounded import grounded, prompts
 from everlong_lab.eval.grounded.hiding import Novels, books, documents
 from everlong_lab.eval.grounded.questions import texts
 from everlong_lab.eval.grounded.report import WAYS, GroundedPlan
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
 from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.evidence.templates import INSTRUCT, TEMPLATE
 from everlong_server.settings import Settings
 from everlong_server.store.search.passages import Found, Passages
-from everlong_server.store.search.search_corpus import SearchCorpus
 
 FACTS = [
     ("Harbours", "The lighthouse of Brimsund was painted green by Oda Kvist in 1911.", "Who painted Brimsund's lighthouse?", "Oda Kvist"),

@@ -15,12 +15,13 @@ from everlong_server.api.translation.answer_once import View, answer_once
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.vault import Vault
 
 
 @pytest.mark.parametrize(("stream", "step"), [(False, "begin"), (True, "begin"), (False, "whole")])
 async def test_a_client_that_leaves_ends_the_work(redis: Client, stream: bool, step: str) -> None:
     await redis.set(keys.replica("r1"), 1, px=60_000)  # this server is alive, so its records are not taken over
-    records, ids, steps = IdempotencyRecords(redis, "ann", "r1", 60, []), list[str](), list[str]()
+    records, ids, steps = IdempotencyRecords(redis, "ann", "r1", 60, [], Vault()), list[str](), list[str]()
     services: Any = SimpleNamespace(idempotency=records)
     working = asyncio.Event()
 

@@ -23,10 +23,11 @@ from everlong_server.api.bodies.request_file import RequestFile
 from everlong_server.api.native.stream import _SessionSocket
 from everlong_server.api.openai.responses_socket import _ResponsesSocket
 from everlong_server.engine.answering.evidence.grounding import Recall
-from everlong_server.engine.documents.ingest import DiscardingWriter, receive
+from everlong_server.engine.documents.ingest import receive
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import Damaged, InvalidRequest, KeyMissing, ServerError
 from everlong_server.settings import Settings
+from everlong_server.store.texts.blobs import DiscardingWriter
 from everlong_server.store.vault import Vault
 from tests.tinymodel import make_tokenizer
 

@@ -17,6 +17,7 @@ from everlong_server.store import idempotency as stored
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.vault import Vault
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ async def redis(redis: Client) -> AsyncIterator[Client]:
 def attempts(
     redis: Client, tenant: str = "ann", replica: str = "r1", left: list[IdempotencyRecord] | None = None
 ) -> IdempotencyRecords:
-    return IdempotencyRecords(redis, tenant, replica, 60.0, [] if left is None else left)
+    return IdempotencyRecords(redis, tenant, replica, 60.0, [] if left is None else left, Vault())
 
 
 async def test_an_answer_is_replayed(redis: Client) -> None:
@@ -141,7 +142,7 @@ async def test_an_idempotency_record_is_released_once_redis_is_back(
         raise RedisAway("away")
 
     with monkeypatch.context() as context:
-        context.setattr(store._scripts, "run", away)
+        context.setattr(redis, "run_script", away)
         await first.give_up(RedisAway("away"))
     with pytest.raises(Conflict):
         await attempts(redis, replica="r2").begin("k")
@@ -157,7 +158,7 @@ async def test_a_lost_reply_from_redis_does_not_block_the_key(
     """Otherwise the request would count as running until the record expires, by default for a day."""
     left: list[IdempotencyRecord] = []
     store = attempts(redis, left=left)
-    run = store._scripts.run
+    run = redis.run_script
 
     async def deaf(script: str, *arguments: Any) -> None:
         if script == stored._BEGIN:
@@ -165,7 +166,7 @@ async def test_a_lost_reply_from_redis_does_not_block_the_key(
         raise error if script == stored._BEGIN else RedisAway("still away")
 
     with monkeypatch.context() as context:
-        context.setattr(store._scripts, "run", deaf)
+        context.setattr(redis, "run_script", deaf)
         with pytest.raises(type(error)):
             await store.begin("k")
     with pytest.raises(Conflict):

@@ -21,9 +21,8 @@ from redis.exceptions import ConnectionError as RedisAway
 from everlong_server.store.backup import create
 from everlong_server.store.backup.archive import ArchiveWriter, Manifest, verify
 from everlong_server.store.backup.create import back_up
-from everlong_server.store.backup.errors import BackupError
 from everlong_server.store.backup.restore import restore
-from everlong_server.store.backup.running import is_running, marked
+from everlong_server.store.backup.running import BackupError, is_running, marked
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.schema import RESTORING, VERSION, SchemaError

@@ -12,14 +12,15 @@ from everlong_server.engine.batches.run import BatchRun, Reply, Request
 from everlong_server.errors import NotFound, RateLimited
 from everlong_server.store.batches.batches import Batches
 from everlong_server.store.batches.files import BatchFile, BatchFiles
-from everlong_server.store.batches.records import Batch, BatchClaim, Result
-from everlong_server.store.readings import StaleClaim
+from everlong_server.store.batches.records import Batch, Result
+from everlong_server.store.jobs import Claim, StaleClaim
 from everlong_server.store.records import new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import merged_page
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.vault import Vault
 
 URL = "/v1/completions"
 
@@ -36,10 +37,10 @@ def quota(redis: Client) -> Quota:
 
 @pytest.fixture
 def batches(redis: Client, quota: Quota) -> Batches:
-    return Batches(redis, "ann", quota, 200_000)
+    return Batches(redis, "ann", quota, 200_000, Vault())
 
 
-async def begun(batches: Batches, blobs: Blobs, lines: int) -> tuple[Batch, BatchClaim]:
+async def begun(batches: Batches, blobs: Blobs, lines: int) -> tuple[Batch, Claim]:
     """Return a batch whose input file is checked, and a claim on it."""
     input_file = new_id("file")
     with blobs.fill(input_file) as path:
@@ -53,7 +54,7 @@ async def begun(batches: Batches, blobs: Blobs, lines: int) -> tuple[Batch, Batc
     return await batches.get(batch.id), claim
 
 
-def run_of(batch: Batch, claim: BatchClaim, store: Batches, blobs: Blobs, answered: list[int]) -> BatchRun:
+def run_of(batch: Batch, claim: Claim, store: Batches, blobs: Blobs, answered: list[int]) -> BatchRun:
     async def ask(request: Request) -> Reply:
         answered.append(json.loads(request.body)["n"])
         return Reply(200, "req_1", request.body, None)
@@ -67,7 +68,7 @@ def run_of(batch: Batch, claim: BatchClaim, store: Batches, blobs: Blobs, answer
 async def test_a_line_has_one_result_however_often_it_is_stored(batches: Batches, blobs: Blobs) -> None:
     batch, claim = await begun(batches, blobs, 2)
     for text in ("first", "second"):
-        assert await batches.add_result(batch.id, claim, Result(1, failed=False, text=text))
+        await batches.add_result(batch.id, claim, Result(1, failed=False, text=text))
     found = await batches.get(batch.id)
     assert (found.completed, found.failed) == (1, 0)
     assert [result.text for result in await batches.results(batch.id)] == ["first"]
@@ -82,9 +83,9 @@ async def test_a_write_that_arrives_again_after_the_next_one_changes_nothing(bat
         await batches.add_result(batch.id, claim, result)
         await batches.checkpoint(checkpoint, claim)
     await batches.add_result(batch.id, claim, results[2])
-    assert await batches.add_result(batch.id, claim, results[0])
+    await batches.add_result(batch.id, claim, results[0])
     for checkpoint in moved:
-        assert await batches.checkpoint(checkpoint, claim)
+        await batches.checkpoint(checkpoint, claim)
     assert await batches.results(batch.id) == results[2:]
     found = await batches.get(batch.id)
     assert (found.completed, found.line, found.offset, found.parts) == (3, 2, 2, ("part1", "part2"))
@@ -112,12 +113,16 @@ async def test_a_worker_whose_claim_was_taken_writes_nothing(batches: Batches, b
     batch, stale = await begun(batches, blobs, 2)
     claim = await batches.claim(batch.id, "two")
     assert claim is not None
-    assert await batches.holder(batch.id) == (claim.token, "two")
+    assert await batches.holder(batch.id, stale) == "two"
+    assert await batches.holder(batch.id, claim) is None
     result = Result(1, failed=False, text="late")
-    assert not await batches.add_result(batch.id, stale, result)
-    assert not await batches.checkpoint(replace(batch, line=2), stale)
+    with pytest.raises(StaleClaim):
+        await batches.add_result(batch.id, stale, result)
+    with pytest.raises(StaleClaim):
+        await batches.checkpoint(replace(batch, line=2), stale)
     assert not await batches.end(batch.id, stale, {"status": "completed"})
-    assert await batches.write(batch.id, stale, {"status": "failed"}) is None
+    with pytest.raises(StaleClaim):
+        await batches.write(batch.id, stale, {"status": "failed"})
     assert (await batches.get(batch.id)).status == "in_progress"
     with pytest.raises(StaleClaim):
         await run_of(batch, stale, batches, blobs, []).answer_lines()
@@ -172,7 +177,7 @@ async def test_a_request_that_must_wait_is_tried_again_in_the_next_turn(batches:
 
 
 async def test_files_count_until_they_are_deleted_and_expire(redis: Client, blobs: Blobs, quota: Quota) -> None:
-    files = BatchFiles(redis, blobs, "ann", quota)
+    files = BatchFiles(redis, blobs, "ann", quota, Vault())
     moment = now()
     file = BatchFile(new_id("file"), "batch", "a.jsonl", 5000, moment, moment + 3600)
     await files.create(file)

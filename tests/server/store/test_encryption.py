@@ -27,7 +27,6 @@ from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.rotation import UNFINISHED, RotationCounts, has_sealable_values
 from everlong_server.store.rotation import rotate as rotate_all
 from everlong_server.store.sessions import Sessions
@@ -279,14 +278,14 @@ async def test_a_rotation_changes_nothing_that_was_changed_meanwhile(redis: Clie
     blobs, both = Blobs(f"file://{tmp_path}/blobs", vault("two", "one")), vault("two", "one")
     name = keys.session("ses_1")
     await redis.hset(name, "state", vault("one").seal(b"old", "state"))
-    run = Scripts.run
+    run = redis.run_script
 
-    async def late(self: Scripts, text: str, names: list[str], args: list[Any]) -> Any:
+    async def late(text: str, names: list[str], args: list[Any]) -> Any:
         await redis.hset(name, "state", both.seal(b"new", "state"))
-        return await run(self, text, names, args)
+        return await run(text, names, args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scripts, "run", late)
+        patch.setattr(redis, "run_script", late)
         assert (await rotate_all(redis, blobs, both)).values == 0
     assert vault("two").unseal(await redis.hget(name, "state"), "state") == b"new"
 

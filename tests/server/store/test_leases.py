@@ -14,6 +14,7 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
+from everlong_server.store.vault import Vault
 
 
 @pytest.mark.parametrize("error", [RedisAway, asyncio.CancelledError])
@@ -21,8 +22,8 @@ async def test_a_lease_whose_reply_was_lost_is_released(redis_url: str, error: t
     redis = connect(redis_url)
     await redis.flushdb()
     await redis.set(keys.replica("r1"), 1, px=60_000)
-    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0)
-    run = sessions._scripts.run
+    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0, Vault())
+    run = redis.run_script
 
     async def lost(text: str, *arguments: Any) -> Any:
         done = await run(text, *arguments)
@@ -30,10 +31,10 @@ async def test_a_lease_whose_reply_was_lost_is_released(redis_url: str, error: t
             raise error
         return done
 
-    sessions._scripts.run = lost  # type: ignore[method-assign]
+    redis.run_script = lost
     with pytest.raises(error):
         await sessions.acquire("ses_1")
-    sessions._scripts.run = run  # type: ignore[method-assign]
+    redis.run_script = run
     lease = await sessions.acquire("ses_1")
     with pytest.raises(SessionBusy):
         await sessions.acquire("ses_1")
@@ -45,7 +46,7 @@ async def test_messages_of_a_session_that_is_deleted_meanwhile(redis_url: str) -
     """They are not found. An empty list would look like a session without messages."""
     redis = connect(redis_url)
     await redis.flushdb()
-    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0)
+    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0, Vault())
     session = await sessions.create("fingerprint", "model", [])
     assert await sessions.messages(session.id) == []
     await sessions.get(session.id)
@@ -59,18 +60,18 @@ async def test_one_of_several_deletions_at_once_deletes(redis_url: str) -> None:
     """The others find no session. A retry whose reply was lost has deleted it."""
     redis = connect(redis_url)
     await redis.flushdb()
-    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0)
+    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0, Vault())
     session = await sessions.create("fingerprint", "model", [])
     ended = await asyncio.gather(*(sessions.delete(session.id) for _ in range(8)), return_exceptions=True)
     assert sorted(map(str, ended)) == ["None", *[f"no session {session.id!r}"] * 7]
     again = await sessions.create("fingerprint", "model", [])
-    run = sessions._scripts.run
+    run = redis.run_script
 
     async def run_twice(*args: Any) -> Any:
         await run(*args)
         return await run(*args)
 
-    sessions._scripts.run = run_twice  # type: ignore[method-assign]
+    redis.run_script = run_twice
     await sessions.delete(again.id)
     with pytest.raises(NotFound):
         await sessions.get(again.id)

@@ -24,6 +24,7 @@ from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.tenants.credentials import Caller, Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
+from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores import stores
 from tests.lossy_redis_proxy import LossyRedisProxy
 from tests.process import Server, everlong, wait_for
@@ -187,8 +188,8 @@ async def test_a_try_counts_once(proxy: LossyRedisProxy) -> None:
     redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
     redis.hset(keys.response("r1"), mapping={"status": "queued"})
     for claiming in (
-        Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r"))).readings,
-        Responses(client, None, 60.0),
+        Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r")), Vault()).readings,
+        Responses(client, None, 60.0, Vault()),
     ):
         for by, tries in (("one", 1), ("one", 1), ("two", 2)):
             claim = await claiming.claim("r1", by)

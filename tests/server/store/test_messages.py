@@ -34,7 +34,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def of(redis: Any, vault: Vault | None = None) -> Sessions:
-    return Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0, vault)
+    return Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0, vault or Vault())
 
 
 async def test_what_0_1_0_does_not_know_is_stored_apart(redis_url: str) -> None:

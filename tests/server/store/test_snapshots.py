@@ -13,6 +13,7 @@ from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
+from everlong_server.store.vault import Vault
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ async def redis(redis_url: str) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def sessions(redis: Client) -> Sessions:
-    return Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0)
+    return Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0, Vault())
 
 
 @pytest.mark.parametrize("start", [None, 0, 300])

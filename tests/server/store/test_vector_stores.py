@@ -10,12 +10,13 @@ import pytest
 from everlong_server.store.records import new_id, now
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
+from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.records import VectorStore
 from everlong_server.store.vector_stores.stores import VectorStores
 
 
 async def test_two_updates_at_once_are_both_kept(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = VectorStores(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")))
+    stores = VectorStores(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), Vault())
     store = VectorStore(new_id("vs"), now(), "old")
     await stores.create(store)
     update, both_have_read, calls = VectorStores._update, asyncio.Barrier(2), list[Any]()

@@ -46,7 +46,6 @@ class SoakPlan:
     every_seconds: float = 5.0
     fault_seconds: float = 60.0
     warm_up: float = 5.0
-    seed: int = 0
     model: str | None = None
     warm_up_answers: int = 2000
 
@@ -118,7 +117,7 @@ async def _soak(
     """Put load on the server and sample it until the plan's time is over."""
     begun, before = time.monotonic(), samples[-1].seconds if samples else 0.0
     number = samples[-1].run + 1 if samples else 0
-    counts, rng = Counts(), random.Random(plan.seed + number)  # noqa: S311 - not for secrets
+    counts, rng = Counts(), random.Random(number)  # noqa: S311 - not for secrets
     url = str(server.http.base_url)
     loads = [client(url, each, counts) for each in range(plan.clients)]
     db = redis.Redis(unix_socket_path=str(EmbeddedRedis(plan.folder / "data").socket), socket_timeout=1)

@@ -22,6 +22,7 @@ from everlong_lab.eval.grounded.questions import SourceText, Span, texts
 from everlong_lab.eval.grounded.report import TEMPLATES, GroundedPlan, GroundedScores, report
 from everlong_lab.eval.grounded.scores import declines, holds
 from everlong_lab.harness.report import Report
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models import Model, SamplingParams
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.events import ResponseCompleted
@@ -37,7 +38,6 @@ from everlong_server.settings import Settings
 from everlong_server.store.records import DEFAULT_TENANT, Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
 from everlong_server.store.search.passages import Passage
-from everlong_server.store.search.search_corpus import SearchCorpus
 
 _MAX_UNPRODUCTIVE = 50
 """Stop after so many documents in a row without a new question; a stretch of a text may not hold all of its questions."""
@@ -141,8 +141,7 @@ async def _measure(
     before: list[DocumentQuestion] = []
     async for haystack, new in _new(sources, novels, cell, answers.count, plan.seed, answerable=True):
         questions = new[: wanted - len(cell.ranks)]
-        document = await texts.put(haystack.text)
-        await texts.passages.ensure_vectors(document)
+        document = await texts.add(haystack.text)
         cell.tokens.append(haystack.tokens)
         for question in questions:
             evidence = await search("asked", document, question)
@@ -163,8 +162,7 @@ async def _measure(
     if not cell.ranks:
         raise DataError(f"{cell.name}: no question's passages fit into documents of {cell.length} tokens")
     async for haystack, new in _new(sources, novels, cell, answers.count, plan.seed, answerable=False):
-        document = await texts.put(haystack.text)
-        await texts.passages.ensure_vectors(document)
+        document = await texts.add(haystack.text)
         for question in new:
             await search("impossible", document, question)
         if "recall" in plan.ways:

@@ -18,13 +18,13 @@ from typing import TextIO
 
 from everlong_lab.eval.grounded.report import TEMPLATES
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, questions, texts_of
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.evidence.grounding import select_passages
 from everlong_server.engine.answering.evidence.templates import whole_template
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.records import Document
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 
@@ -62,8 +62,7 @@ async def write_labelled(
         corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
         for number, (name, text) in enumerate(texts.items()):
             progress(name, number / len(texts))
-            document = await corpus.put(text, name)
-            await corpus.passages.ensure_vectors(document)
+            document = await corpus.add(text, name)
             for question in asked:
                 if question.text == name:
                     prompt = await _prompt(plan, corpus, document, question, rng.choice(plan.room), count)

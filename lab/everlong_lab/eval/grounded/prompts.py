@@ -21,6 +21,7 @@ from everlong_lab.corpora import text
 from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank
 from everlong_lab.eval.grounded.questions import TRAINING_SETS, texts
 from everlong_lab.eval.grounded.report import TEMPLATES
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.evidence.grounding import select_passages
@@ -29,7 +30,6 @@ from everlong_server.engine.answering.search.question import search_query
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts.blobs import Blobs
 
 RECALL_PASSAGES: int = Settings.model_fields["recall_passages"].default
@@ -116,8 +116,7 @@ class _PromptWriter:
 
     async def lines(self, name: str, haystack: HaystackDocument) -> list[dict[str, Any]]:
         """Return the prompts about a document, as lines of the file."""
-        document = await self._texts.put(haystack.text)
-        await self._texts.passages.ensure_vectors(document)
+        document = await self._texts.add(haystack.text)
         lines: list[dict[str, Any]] = []
         waiting = list(haystack.questions)
         while waiting and len(lines) < self._plan.per_document:

@@ -15,6 +15,7 @@ from everlong_lab.eval.answer_scores import squad
 from everlong_lab.eval.progress import backbone_of
 from everlong_lab.eval.remembers.contexts import Context, InContext, InMemory, likelihood
 from everlong_lab.eval.remembers.texts import SETS, Remembered
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models import Model
 from everlong_models.errors import ConfigError
 from everlong_models.memories.window import Window, WindowConfig
@@ -23,7 +24,6 @@ from everlong_server.engine.answering.evidence.templates import template_of
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.settings import Settings
 from everlong_server.store.search.passages import Passage
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.search.vectors import load_embedder
 from everlong_server.store.texts.blobs import Blobs
 
@@ -203,9 +203,7 @@ class Measuring:
         recall = self._plan.recall or Recall(Settings.model_fields["recall_passages"].default, template.tokens)
         with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
             corpus = SearchCorpus(Blobs(f"file://{folder}"), load_embedder(self._plan.embeddings))
-            stored = await corpus.put(document.text)
-            await corpus.passages.ensure(stored)
-            await corpus.passages.ensure_vectors(stored)
+            stored = await corpus.add(document.text)
             found = []
             for question in document.questions:
                 query = search_query(question.question, None)

@@ -50,7 +50,6 @@ class GGUFFile:
     """
 
     def __init__(self, file: Path) -> None:
-        self.file = file
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, StoredTensor] = {}
         try:

@@ -33,7 +33,6 @@ from everlong_server.api.turn_parameters import answer_recall, require_schema
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
-from everlong_server.engine.documents.inline import wait_until_read
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
@@ -100,8 +99,7 @@ async def _count(services: Services, body: CountMessageTokens) -> TokenCount:
     services = await services.with_model(body.model)
     conversation = await parse_conversation(services, body)
     recall = answer_recall(services, body.recall)
-    if conversation.documents:
-        await wait_until_read(services.ingest, conversation.documents)
+    await services.wait_for_memory(conversation.documents, inline=True)
     tools = await parse_tools(services, body, conversation)
     counted = await services.chat_turns.count_tokens(conversation.documents, conversation.messages, recall, tools)
     return TokenCount(input_tokens=counted)
@@ -120,8 +118,7 @@ async def _begin(services: Services, body: CreateAnthropicMessage) -> tuple[Turn
     services = await services.with_model(body.model)
     params, recall = await _sampling(services, body), answer_recall(services, body.recall)
     conversation = await parse_conversation(services, body)
-    if conversation.documents:
-        await wait_until_read(services.ingest, conversation.documents)
+    await services.wait_for_memory(conversation.documents, inline=True)
     tools = await parse_tools(services, body, conversation)
     turn = await services.chat_turns.answer(conversation.documents, conversation.messages, params, recall, tools=tools)
     return turn, conversation

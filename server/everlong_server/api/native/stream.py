@@ -46,11 +46,9 @@ async def stream(socket: WebSocket, session_id: str) -> None:
 
 class _SessionSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services, session_id: str) -> None:
-        super().__init__(socket, services.shared.settings.websocket_idle_seconds)
-        self._services = services
+        super().__init__(socket, services)
         self._session_id = session_id
         self._turn: Turn | None = None
-        self._busy = False
         self._cancel_asked = False
 
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
@@ -78,14 +76,14 @@ class _SessionSocket(JsonSocket):
             self._cancel_asked = True  # the turn has not started yet
 
     def _create(self, message: dict[str, Any]) -> None:
-        if self._busy:
+        if self.busy:
             raise SessionBusy(f"session {self._session_id!r} is generating an answer", param="session_id")
         message.pop("stream", None)  # a WebSocket always streams
         try:
             body = schemas.CreateMessage.model_validate(message)
         except ValidationError as error:
             raise as_server_error(error) from None
-        self._turn, self._busy, self._cancel_asked = None, True, False
+        self._turn, self.busy, self._cancel_asked = None, True, False
         self.answer_task = asyncio.create_task(self._answer(body))
 
     async def _begin(self, body: schemas.CreateMessage, services: Services) -> TurnEvents:
@@ -106,13 +104,11 @@ class _SessionSocket(JsonSocket):
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
-            # The key may have been revoked since the socket was opened.
-            await self._services.shared.credentials.check(self.socket.state.caller)
-            await self._services.quota.request()
+            await self.admit()
             held = contextlib.AsyncExitStack()
-            begin = self._begin(body, self._services.holding(held))
+            begin = self._begin(body, self.services.holding(held))
             if body.on_disconnect == "finish":
-                await self._send_events(self._services.shared.detached_answers.start(begin, held))
+                await self._send_events(self.services.shared.detached_answers.start(begin, held))
             else:
                 async with held:
                     await self._send_events(begin)
@@ -121,12 +117,12 @@ class _SessionSocket(JsonSocket):
         except WebSocketDisconnect:
             return
         except Exception as error:
-            self._busy = False
+            self.busy = False
             await self.fail(error)
 
     async def _send_events(self, begin: Coroutine[Any, Any, EventStream[AnswerEvent]]) -> None:
         async with contextlib.aclosing(await begin) as events:
             async for event in events:
                 # Set before the event is sent, because the client may send its next message at once.
-                self._busy = not isinstance(event, ResponseCompleted)
+                self.busy = not isinstance(event, ResponseCompleted)
                 await self.send(native_event(event))

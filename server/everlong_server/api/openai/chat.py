@@ -38,6 +38,7 @@ from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, now
+from everlong_server.tasks import cancel
 
 router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -180,9 +181,7 @@ async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, AnswerEven
             else:
                 yield index, event
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
         for turn in turns:  # also those whose task had not started
             await turn.events.aclose()
 

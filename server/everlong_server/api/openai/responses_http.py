@@ -77,10 +77,8 @@ async def count_input_tokens(body: CountInputTokens, request: Request, services:
 
 
 async def _count(services: Services, body: CountInputTokens) -> InputTokens:
-    previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
     asked = CreateResponse.model_validate(body.model_dump(exclude_unset=True, by_alias=True))
-    services = await with_model(services, asked, previous)
-    response = await parse_request(services, asked, previous)
+    services, response, previous = await _parsed(services, asked)
     await services.wait_for_memory(response.documents, inline=has_content(asked))
     return InputTokens(input_tokens=await services.response_turns.count_tokens(response, previous))
 
@@ -100,13 +98,16 @@ async def _stored_view(services: Services, record: IdempotencyRecord) -> dict[st
 
 
 async def _parsed(
-    services: Services, body: CreateResponse, record: IdempotencyRecord
+    services: Services, body: CreateResponse, record: IdempotencyRecord | None = None
 ) -> tuple[Services, store.Response, store.Response | None]:
-    """Return the services with the model of the request; the requested response, with the id that every retry gives it; and the
-    one before it."""
+    """Return the services with the model of the request; the requested response, with the id that every retry gives it if there is a
+    `record`; and the one before it."""
     previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
     services = await with_model(services, body, previous)
-    return services, replace(await parse_request(services, body, previous), id=f"resp_{record.id}"), previous
+    response = await parse_request(services, body, previous)
+    if record is not None:
+        response = replace(response, id=f"resp_{record.id}")
+    return services, response, previous
 
 
 async def _queued(services: Services, body: CreateResponse, record: IdempotencyRecord) -> dict[str, Any]:

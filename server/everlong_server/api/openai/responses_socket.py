@@ -44,9 +44,7 @@ async def socket(socket: WebSocket) -> None:
 
 class _ResponsesSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services) -> None:
-        super().__init__(socket, services.shared.settings.websocket_idle_seconds)
-        self._services = services
-        self._busy = False
+        super().__init__(socket, services)
         self._last: Response | None = None
         """The last response, if it is not stored."""
 
@@ -56,7 +54,7 @@ class _ResponsesSocket(JsonSocket):
             raise InvalidRequest(
                 f"unknown type {str(kind)[:60]!r}: send response.create", param="type", code="unknown_type"
             )
-        if self._busy:
+        if self.busy:
             raise Conflict("a response is in progress on this socket: wait for its end", code="response_in_progress")
         for name in _HTTP_ONLY:
             if message.get(name) not in (None, False):
@@ -67,22 +65,20 @@ class _ResponsesSocket(JsonSocket):
             body = CreateResponse.model_validate(message)
         except ValidationError as error:
             raise as_server_error(error) from None
-        self._busy = True
+        self.busy = True
         self.answer_task = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: CreateResponse) -> None:
         try:
-            # The key may have been revoked since the socket was opened.
-            await self._services.shared.credentials.check(self.socket.state.caller)
-            await self._services.quota.request()
+            await self.admit()
             async with contextlib.AsyncExitStack() as held:
-                await self._send_answer(self._services.holding(held), body)
+                await self._send_answer(self.services.holding(held), body)
         except WebSocketDisconnect:
             return
         except (Unavailable, Unauthenticated) as error:
             await refuse(self.socket, error)
         except Exception as error:
-            self._busy = False
+            self.busy = False
             await self.fail(error)
 
     async def _send_answer(self, services: Services, body: CreateResponse) -> None:
@@ -99,7 +95,7 @@ class _ResponsesSocket(JsonSocket):
             async for event in pieces:
                 if event.get("response", {}).get("status", "in_progress") != "in_progress":
                     # Set before the event is sent, because the client may send its next request at once.
-                    self._busy = False
+                    self.busy = False
                     self._last = None if body.store else answering.response
                 await self.send(event)
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from everlong_server.tasks import cancel
+
 T = TypeVar("T")
 
 
@@ -26,6 +28,4 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
             raise ClientDisconnect
         return await result
     finally:
-        disconnected.cancel()
-        result.cancel()
-        await asyncio.gather(result, disconnected, return_exceptions=True)
+        await cancel(result, disconnected)

@@ -16,6 +16,8 @@ from everlong_server.api.bodies.json_body import parse_json
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.streams.sse import error_event
 from everlong_server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
+from everlong_server.services import Services
+from everlong_server.tasks import cancel
 
 # Close codes of RFC 6455 and the IANA registry.
 GOING_AWAY, POLICY, RESTART, TRY_LATER = 1001, 1008, 1012, 1013
@@ -35,16 +37,24 @@ async def refuse(socket: WebSocket, error: Exception) -> None:
 
 
 class JsonSocket(ABC):
-    """Base of the WebSocket endpoints. `answer_task` is the running answer; it is cancelled when the client disconnects."""
+    """Base of the WebSocket endpoints. `busy`: whether an answer is running. `answer_task` is its task, which is cancelled when the
+    client disconnects."""
 
-    def __init__(self, socket: WebSocket, idle_seconds: float) -> None:
+    def __init__(self, socket: WebSocket, services: Services) -> None:
         self.socket = socket
-        self._idle_seconds = idle_seconds
+        self.services = services
+        self._idle_seconds = services.shared.settings.websocket_idle_seconds
+        self.busy = False
         self.answer_task: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
         """Handle a message of the type `kind`. A raised `ServerError` is sent to the client."""
+
+    async def admit(self) -> None:
+        """Count a request of the client. Raises `RateLimited`, and `Unauthenticated` if its key was revoked since the socket was opened."""
+        await self.services.shared.credentials.check(self.socket.state.caller)
+        await self.services.quota.request()
 
     async def run(self) -> None:
         """Handle messages until the client disconnects, is idle for too long, or is refused."""
@@ -65,8 +75,7 @@ class JsonSocket(ABC):
         finally:
             # Cancelling stops the answer within one decode step and leaves the session unchanged.
             if self.answer_task is not None:
-                self.answer_task.cancel()
-                await asyncio.gather(self.answer_task, return_exceptions=True)
+                await cancel(self.answer_task)
 
     async def _next_frame(self) -> MutableMapping[str, Any]:
         """Return the next frame. Raises `TimeoutError` if the client is idle for too long and no answer is running."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from everlong_models import ToolCall
 from everlong_server.api.translation.files import require_file
-from everlong_server.engine.answering.tools import require_tool_format
+from everlong_server.api.translation.tools import require_tool_format
 from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.services import Services
 from everlong_server.store.records import Message

@@ -1,19 +1,29 @@
-"""`tool_use`: checks the tools of a request."""
+"""`tool_use`, `require_tool_format`: check the tools of a request."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from everlong_models import Tool
+from everlong_models import Model, Tool, ToolFormat
 from everlong_server.api.turn_parameters import require_json
-from everlong_server.engine.answering.tools import ToolChoice, ToolUse, require_distinct, require_tool_format
+from everlong_server.engine.answering.tools import ToolChoice, ToolUse
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.records import Message
 
 _MAX_SCHEMAS = 200_000
 """Maximum number of characters in all schemas of a request's tools, which already take seconds to compile."""
+
+
+def require_tool_format(model: Model, name: str) -> ToolFormat:
+    """Return the model's tool format. Raises `InvalidRequest`, naming the field `name`, if it has none."""
+    if model.tools is None:
+        raise InvalidRequest(
+            f"{name}: the model {model.name} has no tool format; leave the field out, or serve a model whose chat template has tools, "
+            "such as qwen2.5-coder-1.5b-reader", param=name, code="tools_not_supported",
+        )  # fmt: skip
+    return model.tools
 
 
 async def tool_use(
@@ -46,7 +56,7 @@ async def tool_use(
                 f"{field}.type must be 'object', got {str(tool.parameters['type'])[:60]!r}", param=f"{field}.type"
             )
     functions = tuple(tool for tool, _ in tools)
-    require_distinct(functions, "tools")
+    _require_distinct(functions)
     use = ToolUse(functions, mode, parallel)
     if named is not None:
         try:
@@ -63,3 +73,11 @@ async def tool_use(
         field = tools[number][1]
         raise InvalidRequest(f"{field}: {error}", param=field) from error
     return use
+
+
+def _require_distinct(tools: Sequence[Tool]) -> None:
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        if tool.name in names:
+            raise InvalidRequest(f"tools.{number}: a second tool named {tool.name!r}", param=f"tools.{number}")
+        names.add(tool.name)

@@ -17,8 +17,9 @@ from everlong_server.engine.jobs import CannotDoHere, JobWorker, Stopping
 from everlong_server.errors import DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.jobs import Jobs
-from everlong_server.store.responses import Response, ResponseClaim, Responses
+from everlong_server.store.jobs import Claim, Jobs
+from everlong_server.store.responses import Response, Responses
+from everlong_server.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _CANCEL_POLL_SECONDS = 0.2
 """Interval at which a running answer checks whether its response was cancelled, deleted or taken over."""
 
 
-class BackgroundResponses(JobWorker[ResponseClaim]):
+class BackgroundResponses(JobWorker):
     """Works on response jobs until it is cancelled.
 
     `response_turns`: returns those of a tenant. `store`: the responses of all tenants. `max_jobs`: number of jobs worked on
@@ -60,21 +61,21 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
         """Whether to take further jobs: not while the server is shutting down."""
         return not self._engine.draining
 
-    async def claim(self, id: str, by: str) -> ResponseClaim | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
         """Claim the response. Returns None if it has ended."""
         return await self._store.claim(id, by)
 
-    async def reset_tries(self, id: str, claim: ResponseClaim) -> None:
+    async def reset_tries(self, id: str, claim: Claim) -> None:
         """Set the response's count of tries back to zero."""
         await self._store.write(id, claim, {"attempts": 0})
 
-    async def fail(self, id: str, claim: ResponseClaim, code: str, message: str) -> None:
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
         """Store that the response cannot be answered."""
         log.warning("response %s failed: %s", id, message)
         failure = json.dumps({"code": code, "message": message})
         await self._store.write(id, claim, {"status": "failed", "error": failure})
 
-    async def perform(self, id: str, claim: ResponseClaim) -> bool:
+    async def perform(self, id: str, claim: Claim) -> bool:
         """Answer the response and return whether it is over; False if it must wait."""
         try:
             response = await self._store.get(id)
@@ -97,7 +98,7 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
             await self.fail(id, claim, error.code, error.message)
         return True
 
-    async def _respond(self, response: Response, claim: ResponseClaim) -> bool:
+    async def _respond(self, response: Response, claim: Claim) -> bool:
         response_turns = self._response_turns(response.tenant)
         previous = await response_turns.previous(response.previous) if response.previous else None
         try:
@@ -109,13 +110,13 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
         await self._run_answer(response_turn, claim)
         return True
 
-    async def _postpone(self, response_id: str, claim: ResponseClaim) -> bool:
+    async def _postpone(self, response_id: str, claim: Claim) -> bool:
         """Pause before the job is queued again behind others; that was no try. Returns False: the job is not over."""
         await self.reset_tries(response_id, claim)
         await asyncio.sleep(_POSTPONE_SECONDS)
         return False
 
-    def _store_answer(self, response_turns: ResponseTurns, claim: ResponseClaim) -> Store:
+    def _store_answer(self, response_turns: ResponseTurns, claim: Claim) -> Store:
         async def store(answered: Response) -> None:
             await response_turns.count_bytes(answered)
             if not await self._store.write(answered.id, claim, answered.result_fields()):
@@ -124,7 +125,7 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
 
         return store
 
-    async def _run_answer(self, response_turn: ResponseTurn, claim: ResponseClaim) -> None:
+    async def _run_answer(self, response_turn: ResponseTurn, claim: Claim) -> None:
         """Run the answer to its end, or until the response is abandoned."""
         abandoned = asyncio.create_task(self._until_abandoned(response_turn.response.id, claim))
         events = response_turn.events
@@ -140,12 +141,10 @@ class BackgroundResponses(JobWorker[ResponseClaim]):
             if answer.done():
                 await answer
         finally:
-            for task in (answer, abandoned):
-                task.cancel()
-            await asyncio.gather(answer, abandoned, return_exceptions=True)
+            await cancel(answer, abandoned)
             await events.aclose()
 
-    async def _until_abandoned(self, response_id: str, claim: ResponseClaim) -> None:
+    async def _until_abandoned(self, response_id: str, claim: Claim) -> None:
         """Return once the response is cancelled, deleted or claimed by another replica."""
         while True:
             await asyncio.sleep(_CANCEL_POLL_SECONDS)

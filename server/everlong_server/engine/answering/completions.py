@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everlong_models import GrammarError, SamplingParams
+from everlong_server.engine.admission import admitted
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
@@ -67,8 +68,7 @@ class Completions:
         pace = self._metrics.answer_timer()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._tracing.span("complete", gen_ai__request__model=self._engine.model.name))
-            stack.enter_context(self._engine.admit())
-            cost = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
+            cost = await stack.enter_async_context(admitted(self._engine, self._quota))
             try:
                 grammar = None if params.json_schema is None else await self._engine.grammar(params.json_schema)
             except GrammarError as error:
@@ -82,10 +82,8 @@ class Completions:
                 yield CompletionFinished("length", 0)
                 return
             seed = params.seed if params.seed is not None else secrets.randbits(53)
-            request = AnswerRequest(
-                self._engine.model.memory.initial_state(1), [], tokens, params, seed, lambda event: None,
-                grammar=grammar, owner=self._quota.tenant,
-            )  # fmt: skip
+            state = self._engine.model.memory.initial_state(1)
+            request = AnswerRequest(state, [], tokens, params, seed, grammar=grammar, owner=self._quota.tenant)
             paid = cost.tokens
             try:
                 async with contextlib.aclosing(self._engine.answer(request)) as events:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from everlong_models import MemoryView
+from everlong_server.engine.admission import admitted
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
@@ -62,9 +63,8 @@ class MemoryViews:
 
     async def view(self, session_id: str) -> SessionMemory:
         """Return a view of the session's memory. Raises `NotFound` and the errors of a message to it, except that it is busy."""
-        with self._engine.admit():
-            async with self._quota.stream(self._engine.typical_seconds):
-                return await self._view(session_id)
+        async with admitted(self._engine, self._quota):
+            return await self._view(session_id)
 
     async def _view(self, session_id: str) -> SessionMemory:
         session = await self._sessions.get(session_id, with_state=True)

@@ -129,7 +129,7 @@ class ResponseTurns:
                 **({"system": "\n\n".join(told)} if told else {}), **more,
             },
             status="queued" if background else "in_progress",
-            tenant=self._store.tenant,
+            tenant=self._quota.tenant,
             trace=current_span().traceparent if background else "",
         )  # fmt: skip
 

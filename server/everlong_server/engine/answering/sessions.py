@@ -26,6 +26,7 @@ from everlong_server.store.records import Message, Reading, Session, now, readin
 from everlong_server.store.sessions import Lease, Sessions, unchanged
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.turns import RunningTurn
+from everlong_server.tasks import cancel
 
 _EXCHANGES = 3
 """Number of the newest exchanges among which the last question is looked for. The newest one may be thanks."""
@@ -210,8 +211,7 @@ class SessionTurns:
         try:
             yield
         finally:
-            publishing.cancel()
-            await asyncio.gather(publishing, return_exceptions=True)
+            await cancel(publishing)
             with contextlib.suppress(RedisError):  # it expires by itself
                 await asyncio.shield(running.remove(session_id, turn.id))
 

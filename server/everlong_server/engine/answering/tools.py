@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from everlong_models import Model, Tool, ToolFormat
-from everlong_server.errors import InvalidRequest
+from everlong_models import Tool
 
 ToolChoice = Literal["auto", "none", "required"]
 
@@ -51,22 +49,3 @@ class ToolUse:
         return (
             None if stored is None else ToolUse(**stored | {"tools": tuple(Tool(**tool) for tool in stored["tools"])})
         )
-
-
-def require_tool_format(model: Model, name: str) -> ToolFormat:
-    """Return the model's tool format. Raises `InvalidRequest`, naming the field `name`, if it has none."""
-    if model.tools is None:
-        raise InvalidRequest(
-            f"{name}: the model {model.name} has no tool format; leave the field out, or serve a model whose chat template has tools, "
-            "such as qwen2.5-coder-1.5b-reader", param=name, code="tools_not_supported",
-        )  # fmt: skip
-    return model.tools
-
-
-def require_distinct(tools: Sequence[Tool], name: str) -> None:
-    """Raise `InvalidRequest` if two tools in the field `name` have the same name."""
-    seen: set[str] = set()
-    for number, tool in enumerate(tools):
-        if tool.name in seen:
-            raise InvalidRequest(f"{name}.{number}: a second tool named {tool.name!r}", param=f"{name}.{number}")
-        seen.add(tool.name)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everlong_models import Grammar, GrammarError, SamplingParams
+from everlong_server.engine.admission import admitted
 from everlong_server.engine.answering.events import (
     AnswerEvent,
     ResponseCompleted,
@@ -181,8 +182,7 @@ class TurnRunner:
         """Return the number of tokens of a turn's prompt, including all that its session has read. Generates nothing."""
         self._check(content, SamplingParams())
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._engine.admit())
-            await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
+            await stack.enter_async_context(admitted(self._engine, self._quota))
             context = await stack.enter_async_context(entering)
             prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
             return _prompt_usage(context.session.snapshot, len(prompt.tokens)).prompt_tokens
@@ -201,8 +201,7 @@ class TurnRunner:
         self._check(content, params)
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
-            stack.enter_context(self._engine.admit())
-            usage = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
+            usage = await stack.enter_async_context(admitted(self._engine, self._quota))
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
             if context.continued is not None:
@@ -281,13 +280,12 @@ class TurnRunner:
             prompt.tokens,
             params,
             params.seed if params.seed is not None else secrets.randbits(53),
-            lambda event: None,
-            prompt.visible_kept,
-            prompt.attended_before,
-            grammar,
-            self._quota.tenant,
-            [] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
+            visible_kept=prompt.visible_kept,
+            attended_before=prompt.attended_before,
+            grammar=grammar,
+            text_before=[] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
             refusal=refusal,
+            owner=self._quota.tenant,
         )
 
     async def _deltas(

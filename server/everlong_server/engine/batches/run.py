@@ -13,9 +13,10 @@ from typing import IO
 from everlong_server.engine.batches.input_file import Line, lines
 from everlong_server.pools import Pool
 from everlong_server.store.batches.batches import Batches
-from everlong_server.store.batches.records import Batch, BatchClaim, Result
-from everlong_server.store.readings import StaleClaim
+from everlong_server.store.batches.records import Batch, Result
+from everlong_server.store.jobs import Claim
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.tasks import cancel
 
 PART_BYTES = 4 << 20
 PART_LINES = 1000
@@ -62,7 +63,7 @@ class BatchRun:
     def __init__(
         self,
         batch: Batch,
-        claim: BatchClaim,
+        claim: Claim,
         store: Batches,
         blobs: Blobs,
         ask: Ask,
@@ -93,7 +94,7 @@ class BatchRun:
         try:
             return await self._answer(file, done, started)
         finally:
-            await self._cancel()
+            await cancel(*self._tasks)
             file.close()
 
     async def _answer(self, file: IO[bytes], done: set[int], started: float) -> bool:
@@ -142,11 +143,6 @@ class BatchRun:
             await self._wait_for(asyncio.ALL_COMPLETED)
         return self._wait is None
 
-    async def _cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _answer_line(self, line: Line) -> None:
         batch = self.batch
         # A response is stored: the key makes sure that a line which is tried again stores no second one.
@@ -166,8 +162,7 @@ class BatchRun:
         await self._add(Result(line.number, reply.status != 200, _line(batch, line, response, None)))
 
     async def _add(self, result: Result) -> None:
-        if not await self._store.add_result(self.batch.id, self._claim, result):
-            raise StaleClaim(f"batch {self.batch.id} was claimed by another worker, or has ended")
+        await self._store.add_result(self.batch.id, self._claim, result)
         self.batch = replace(self.batch, result_bytes=self.batch.result_bytes + len(result.text))
         self._on_result(result)
 
@@ -177,8 +172,7 @@ class BatchRun:
         if not results:
             return
         moved = replace(await self._with_part(results), line=number, offset=offset, result_bytes=0)
-        if not await self._store.checkpoint(moved, self._claim):
-            raise StaleClaim(f"batch {self.batch.id} was claimed by another worker, or has ended")
+        await self._store.checkpoint(moved, self._claim)
         self.batch = moved
 
     async def _with_part(self, results: list[Result]) -> Batch:

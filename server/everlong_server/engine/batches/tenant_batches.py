@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents.ingest import DiscardingWriter, FileSource
+from everlong_server.engine.documents.ingest import FileSource
 from everlong_server.engine.documents.text_checker import clean_filename
 from everlong_server.errors import Conflict, InvalidRequest, ServerError, TooLarge
 from everlong_server.observability.tracing import current_span
@@ -17,7 +17,7 @@ from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import now
 from everlong_server.store.tenants.quota import Quota
-from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.blobs import Blobs, DiscardingWriter
 
 WINDOW_SECONDS = 24 * 3600.0
 """Time after which a batch that is not completed expires."""
@@ -46,7 +46,7 @@ class TenantBatches:
         if not exists:
             await self.quota.require_bytes(source.announced_bytes)
         writer = DiscardingWriter() if exists else await self.blobs.create(file_id)
-        try:
+        async with writer:
             async for chunk in source.chunks():
                 size += len(chunk)
                 if size > self.max_bytes:
@@ -61,9 +61,6 @@ class TenantBatches:
             filename = clean_filename(source.filename or "") or f"{file_id}.jsonl"
             await record.check_same_request("upload", "batch", digest.hexdigest(), filename)
             await writer.commit()
-        except BaseException:
-            await writer.abort()
-            raise
         moment = now()
         file = BatchFile(file_id, "batch", filename, size, moment, moment + self.store.seconds)
         if exists:
@@ -106,7 +103,7 @@ class TenantBatches:
         await self.store.create(
             Batch(
                 batch_id, file.id, endpoint, self.engine.model.fingerprint, moment, moment + WINDOW_SECONDS,
-                output_seconds or kept, metadata, current_span().traceparent, self.store.tenant,
+                output_seconds or kept, metadata, current_span().traceparent, self.quota.tenant,
             )
         )  # fmt: skip
         return await self.store.get(batch_id)

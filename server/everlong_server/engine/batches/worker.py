@@ -20,14 +20,14 @@ from everlong_server.errors import NotFound, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.backup.running import is_running
-from everlong_server.store.batches.batches import Batches
+from everlong_server.store.batches.batches import Batches, stale_claim
 from everlong_server.store.batches.files import BatchFiles
-from everlong_server.store.batches.records import Batch, BatchClaim, BatchError, Result, encoded_errors
-from everlong_server.store.jobs import Jobs
-from everlong_server.store.readings import StaleClaim
+from everlong_server.store.batches.records import Batch, BatchError, Result, encoded_errors
+from everlong_server.store.jobs import Claim, Jobs
 from everlong_server.store.records import now
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class BatchSettings:
     turn_seconds: float
 
 
-class BatchWorker(JobWorker[BatchClaim]):
+class BatchWorker(JobWorker):
     """Works on batches until it is cancelled. `store`, `files`: those of all tenants. `ask`: answers one request."""
 
     noun = "batch"
@@ -89,29 +89,28 @@ class BatchWorker(JobWorker[BatchClaim]):
         """Whether to take further jobs: not while the server is shutting down."""
         return not self._engine.draining
 
-    async def claim(self, id: str, by: str) -> BatchClaim | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
         """Claim the batch; None if it is over."""
         claim = await self._store.claim(id, by)
         if claim is None:  # the last worker may have been killed before it did this
             await self._delete_parts(id)
         return claim
 
-    async def holder(self, id: str, claim: BatchClaim) -> str | None:
+    async def holder(self, id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the batch over; None if it is over, or nobody has."""
-        holder = await self._store.holder(id)
-        return None if holder is None or holder[0] == claim.token else holder[1]
+        return await self._store.holder(id, claim)
 
-    async def reset_tries(self, id: str, claim: BatchClaim) -> None:
-        """Set the batch's count of tries back to zero."""
+    async def reset_tries(self, id: str, claim: Claim) -> None:
+        """Set the batch's count of tries back to zero. Raises `StaleClaim`."""
         await self._store.write(id, claim, {"attempts": 0})
 
-    async def fail(self, id: str, claim: BatchClaim, code: str, message: str) -> None:
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
         """End the batch as failed, with the results that it has."""
         log.warning("batch %s failed: %s", id, message)
         with contextlib.suppress(NotFound):  # it has expired
             await self._end(await self._store.get(id), claim, "failed", (BatchError(code, message),))
 
-    async def perform(self, id: str, claim: BatchClaim) -> bool:
+    async def perform(self, id: str, claim: Claim) -> bool:
         """Work on the batch and return whether it is over; False if its turn is."""
         try:
             batch = await self._store.get(id)
@@ -131,7 +130,7 @@ class BatchWorker(JobWorker[BatchClaim]):
             # The blob store is unavailable or full, or this replica lacks an encryption key that another may have.
             raise CannotDoHere(repr(error)) from error
 
-    async def _work_on(self, batch: Batch, claim: BatchClaim) -> bool:
+    async def _work_on(self, batch: Batch, claim: Claim) -> bool:
         end = self._over(batch)
         if end is None and batch.status == "validating":
             errors = await self._check(batch, claim)
@@ -154,7 +153,7 @@ class BatchWorker(JobWorker[BatchClaim]):
             return "cancelled"
         return "expired" if now() >= batch.expires_at and batch.status != "finalizing" else None
 
-    async def _check(self, batch: Batch, claim: BatchClaim) -> tuple[BatchError, ...]:
+    async def _check(self, batch: Batch, claim: Claim) -> tuple[BatchError, ...]:
         """Check the input file, and begin the batch if nothing is wrong with it. Returns what is wrong."""
 
         def read() -> tuple[int, list[BatchError]]:
@@ -164,11 +163,10 @@ class BatchWorker(JobWorker[BatchClaim]):
         total, errors = await THREADS.run(read)
         if not errors:
             begun = {"status": "in_progress", "in_progress_at": now(), "total": total}
-            if await self._store.write(batch.id, claim, begun, unless_cancelling=True) is None:
-                raise _stale(batch)
+            await self._store.write(batch.id, claim, begun, unless_cancelling=True)
         return tuple(errors)
 
-    async def _answer(self, batch: Batch, claim: BatchClaim) -> _End | None:
+    async def _answer(self, batch: Batch, claim: Claim) -> _End | None:
         """Answer requests, and return how the batch ends; None if only its turn is over."""
         run = self._run(batch, claim)
         answering = asyncio.create_task(run.answer_lines())
@@ -179,20 +177,16 @@ class BatchWorker(JobWorker[BatchClaim]):
                 return await ending
             over = await answering
         finally:
-            for task in (answering, ending):
-                task.cancel()
-            await asyncio.gather(answering, ending, return_exceptions=True)
+            await cancel(answering, ending)
         if over:
             finalizing = {"status": "finalizing", "finalizing_at": now()}
             status = await self._store.write(batch.id, claim, finalizing, unless_cancelling=True)
-            if status is None:
-                raise _stale(batch)
             return "cancelled" if status == "cancelling" else "completed"
         await self.reset_tries(batch.id, claim)
         await asyncio.sleep(run.pause)
         return None
 
-    async def _until_over(self, batch: Batch, claim: BatchClaim) -> _End:
+    async def _until_over(self, batch: Batch, claim: Claim) -> _End:
         """Return once the batch is cancelled or has expired. Raises `StaleClaim`, and `Stopping` when the server shuts down."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -201,13 +195,10 @@ class BatchWorker(JobWorker[BatchClaim]):
             if now() >= batch.expires_at:
                 return "expired"
             with contextlib.suppress(RedisError):  # Redis is unavailable, so nobody can have cancelled it
-                status = await self._store.write(batch.id, claim)
-                if status is None:
-                    raise _stale(batch)
-                if status == "cancelling":
+                if await self._store.write(batch.id, claim) == "cancelling":
                     return "cancelled"
 
-    def _run(self, batch: Batch, claim: BatchClaim) -> BatchRun:
+    def _run(self, batch: Batch, claim: Claim) -> BatchRun:
         async def turn_is_over(seconds: float) -> bool:
             return seconds >= self._settings.turn_seconds and await self._jobs.has_waiting()
 
@@ -218,7 +209,7 @@ class BatchWorker(JobWorker[BatchClaim]):
             batch, claim, self._store, self._blobs, self._ask, count, turn_is_over, self._settings.lines_at_once
         )
 
-    async def _end(self, batch: Batch, claim: BatchClaim, end: _End, errors: tuple[BatchError, ...] = ()) -> None:
+    async def _end(self, batch: Batch, claim: Claim, end: _End, errors: tuple[BatchError, ...] = ()) -> None:
         """Write the output files and end the batch."""
         batch, unanswered = await self._store.get(batch.id), 0
         if end != "completed" and batch.total:  # otherwise its input was not checked, or is not valid
@@ -238,13 +229,9 @@ class BatchWorker(JobWorker[BatchClaim]):
             for file in outputs:
                 await files.release(file.id)
                 await self._blobs.delete(file.id)
-            raise _stale(batch)
+            raise stale_claim(batch.id)
         await self._delete_parts(batch.id)
 
     async def _delete_parts(self, batch_id: str) -> None:
         if not await is_running(self._redis):  # a backup may still copy them; a later sweep deletes them
             await self._blobs.delete_all(f"{batch_id}.*")
-
-
-def _stale(batch: Batch) -> StaleClaim:
-    return StaleClaim(f"batch {batch.id} was claimed by another worker, or has ended")

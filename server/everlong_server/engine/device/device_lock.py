@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from types import TracebackType
 
 
 class DeviceLock:
@@ -29,9 +28,7 @@ class DeviceLock:
             self._waiting.append(handed_over := threading.Event())
         handed_over.wait()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Hand the lock to the thread that has waited longest."""
         with self._guard:
             if self._waiting:
@@ -44,6 +41,6 @@ class DeviceLock:
         if not self._waiting:
             return 0.0
         start = time.perf_counter()
-        self.__exit__(None, None, None)
+        self.__exit__()
         self.__enter__()
         return time.perf_counter() - start

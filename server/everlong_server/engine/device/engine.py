@@ -184,11 +184,11 @@ class Engine:
 
         `owner`: the tenant, for fair scheduling.
         """
-        return await self._result(lambda sink: PrefillRequest(state, tokens, sink, owner))
+        return await self._result(lambda sink: PrefillRequest(state, tokens, sink, owner=owner))
 
     async def memory_view(self, state: MemoryState, open: list[int], tokens_read: int, owner: str = "") -> MemoryView:
         """Return a view of `state`, which has read `tokens_read` tokens, and the `open` segment. `owner`: as in `prefill`."""
-        return await self._result(lambda sink: MemoryViewRequest(state, open, tokens_read, sink, owner))
+        return await self._result(lambda sink: MemoryViewRequest(state, open, tokens_read, sink, owner=owner))
 
     async def score(self, tokens: list[int], top: int, owner: str = "") -> list[dict[str, Any]]:
         """Return the log-probability of each of `tokens` but the first, at the beginning of a text, with the `top` likeliest.
@@ -196,7 +196,7 @@ class Engine:
         `owner`: as in `prefill`. Each entry is what `logprobs` returns.
         """
         state = self.model.memory.initial_state(1)
-        return await self._result(lambda sink: ScoreRequest(state, tokens, top, sink, owner))
+        return await self._result(lambda sink: ScoreRequest(state, tokens, top, sink, owner=owner))
 
     async def _result(
         self,

@@ -56,17 +56,26 @@ class Refusal:
 Sink = Callable[[TokenDelta | AnswerFinished | RequestFailed], None]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Scheduled:
+    """What the scheduler knows of a request. `owner`: the tenant. `background`: the request waits for all others."""
+
+    owner: str = ""
+    background: bool = False
+    id: int = -1
+    cancelled: bool = False
+
+
 @dataclass(slots=True, eq=False)
-class AnswerRequest:
+class AnswerRequest(_Scheduled):
     """A request to prefill `prompt` after `state` and the open segment, and to generate an answer.
 
     `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
     that enter the state while the request runs are always attended to. `attended_before`: if set, the answer attends only to
     its prompt and to this many tokens before it, whether they are in the state or in `open`, and `visible_kept` does not count. Ignored if
     the state keeps no tokens. The tokens in `open` still become part of the state with their segment.
-    `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling. `text_before`: the last tokens
-    of a text that the answer continues. `background`: the request waits for all others. `refusal`: the answer if the evidence in the
-    prompt lacks one; None generates an answer in any case.
+    `sink`: `Engine.answer` sets its own. `grammar`: constrains the answer. `text_before`: the last tokens of a text that the
+    answer continues. `refusal`: the answer if the evidence in the prompt lacks one; None generates an answer in any case.
     """
 
     state: MemoryState
@@ -74,16 +83,12 @@ class AnswerRequest:
     prompt: list[int]
     params: SamplingParams
     seed: int
-    sink: Sink
+    sink: Sink = lambda event: None
     visible_kept: int | None = None
     attended_before: int | None = None
     grammar: Grammar | None = None
-    owner: str = ""
     text_before: Sequence[int] = ()
-    background: bool = False
     refusal: Refusal | None = None
-    id: int = -1
-    cancelled: bool = False
     # The fields below belong to the runner.
     hidden_open: int = 0
     """Number of leading tokens of `open` that the answer does not attend to."""
@@ -220,46 +225,34 @@ def _covering(committed: list[tuple[MemoryState, list[int]]], held: int) -> list
 
 
 @dataclass(slots=True, eq=False)
-class PrefillRequest:
+class PrefillRequest(_Scheduled):
     """A request to prefill full segments `tokens` (n·S,) after `state`."""
 
     state: MemoryState
     tokens: Tensor
     sink: Callable[[MemoryState | RequestFailed], None]
-    owner: str = ""
-    background: bool = False
-    id: int = -1
-    cancelled: bool = False
     tokens_read: int = 0
     """Number of tokens that are prefilled."""
 
 
 @dataclass(slots=True, eq=False)
-class MemoryViewRequest:
+class MemoryViewRequest(_Scheduled):
     """A request for a view of `state`, which has read `tokens_read` tokens, and of the open segment."""
 
     state: MemoryState
     open: list[int]
     tokens_read: int
     sink: Callable[[MemoryView | RequestFailed], None]
-    owner: str = ""
-    background: bool = False
-    id: int = -1
-    cancelled: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class ScoreRequest:
+class ScoreRequest(_Scheduled):
     """A request for the log-probability of each of the `tokens` after those before it, and of the `top` likeliest ones."""
 
     state: MemoryState
     tokens: list[int]
     top: int
     sink: Callable[[list[dict[str, Any]] | RequestFailed], None]
-    owner: str = ""
-    background: bool = False
-    id: int = -1
-    cancelled: bool = False
     # The fields below belong to the runner.
     tokens_read: int = 0
     next: Tensor | None = None

@@ -19,7 +19,6 @@ from redis.exceptions import RedisError
 from everlong_server.engine.documents.formats.catalogue import ARCHIVES, FORMATS
 from everlong_server.engine.documents.formats.conversion import ConvertedFile, convert_each, not_an_archive
 from everlong_server.engine.documents.ingest import (
-    DiscardingWriter,
     FileSource,
     Ingest,
     PageReport,
@@ -30,6 +29,7 @@ from everlong_server.engine.documents.text_checker import MAX_NAME, clean_filena
 from everlong_server.errors import NotFound, ServerError
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import Document
+from everlong_server.store.texts.blobs import DiscardingWriter
 from everlong_server.store.texts.notes import Note
 
 _RESERVED_SECONDS = 3600.0
@@ -59,7 +59,7 @@ async def add_archive(
         await ingest.quota.require_room(source.announced_bytes, ingest.engine.model.fingerprint)
     name = f"doc_{record.id}"  # of the uploaded file, which is no document
     writer = DiscardingWriter() if record.answer is not None else await ingest.blobs.create(name)
-    try:
+    async with writer:
         received = await receive(source, writer, ingest.max_bytes)
         kind = received.format
         if kind not in ARCHIVES:
@@ -68,9 +68,6 @@ async def add_archive(
             )
         await record.check_same_request("archive", received.digest, received.filename or "", ocr_language or "")
         await received.commit(writer)
-    except BaseException:
-        await writer.abort()
-        raise
     if record.answer is not None:
         return None
     with contextlib.ExitStack() as folders:

@@ -12,14 +12,15 @@ from everlong_server.engine.documents.document_prefill import DocumentPrefill
 from everlong_server.engine.snapshots import encode_snapshot
 from everlong_server.observability.metrics import Metrics
 from everlong_server.store.documents import Documents
-from everlong_server.store.readings import ReadingClaim
+from everlong_server.store.jobs import Claim
 from everlong_server.store.records import Cursor, Reading
+from everlong_server.tasks import cancel
 
 
 class Checkpoints:
     """Writes the checkpoints of a reading one after the other, while the device continues."""
 
-    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: ReadingClaim) -> None:
+    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: Claim) -> None:
         self._documents = documents
         self._metrics = metrics
         self._reading = reading
@@ -33,8 +34,7 @@ class Checkpoints:
     async def __aexit__(self, *_: object) -> None:
         """Cancel a write that is still running."""
         if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+            await cancel(self._writing)
 
     async def add(self, prefill: DocumentPrefill, *, ready: bool = False) -> None:
         """Start to write a checkpoint once the previous one is written. Raises that one's error, such as `StaleClaim`.

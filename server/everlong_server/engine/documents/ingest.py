@@ -35,7 +35,7 @@ from everlong_server.store.redis.connection import Client
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts import originals, outline
-from everlong_server.store.texts.blobs import Blobs, BlobWriter
+from everlong_server.store.texts.blobs import Blobs, BlobWriter, DiscardingWriter
 from everlong_server.store.texts.notes import Note
 
 _CONVERTERS = Pool("everlong-convert", 3)
@@ -113,19 +113,6 @@ class ReceivedFile:
         )  # fmt: skip
 
 
-class DiscardingWriter:
-    """A writer that discards the data, for a document that is stored already."""
-
-    async def write(self, data: bytes) -> None:
-        """Discard `data`."""
-
-    async def commit(self, suffix: str = "") -> None:
-        """Do nothing."""
-
-    async def abort(self) -> None:
-        """Do nothing."""
-
-
 async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, limit: int) -> ReceivedFile:
     """Stream a file of at most `limit` bytes to `writer` and check it. Does not commit it.
 
@@ -181,15 +168,12 @@ class Ingest:
         if not exists:
             await self.quota.require_room(source.announced_bytes, self.engine.model.fingerprint)
         writer = DiscardingWriter() if exists else await self.blobs.create(document_id)
-        try:
+        async with writer:
             received = await receive(source, writer, self.max_bytes)
             if endpoint is not None:
                 asked = (endpoint, received.digest, received.filename or "", ocr_language or "")
                 await record.check_same_request("upload", *asked)
             await received.commit(writer)
-        except BaseException:
-            await writer.abort()
-            raise
         if record.answer is not None:
             return received.as_document(document_id)
         if exists:

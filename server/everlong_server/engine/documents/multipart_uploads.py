@@ -13,13 +13,13 @@ from weakref import WeakValueDictionary
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.documents.formats.languages import Language
-from everlong_server.engine.documents.ingest import DiscardingWriter, FileSource, Ingest, ReceivedFile
+from everlong_server.engine.documents.ingest import FileSource, Ingest, ReceivedFile
 from everlong_server.engine.documents.text_checker import Declared, TextChecker, clean_filename, too_large
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, TooLarge
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import new_id
-from everlong_server.store.texts.blobs import BlobWriter
+from everlong_server.store.texts.blobs import BlobWriter, DiscardingWriter
 from everlong_server.store.uploads import Part, Upload, Uploads
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class MultipartUploads:
     ) -> None:
         """Write the content of a part to `writer`, durably."""
         digest = hashlib.sha256()
-        try:
+        async with writer:
             async with contextlib.aclosing(source.chunks()) as chunks:
                 async for chunk in chunks:
                     counter.feed(chunk)
@@ -151,9 +151,6 @@ class MultipartUploads:
                 raise InvalidRequest("the part is empty", param="data")
             await record.check_same_request("part", part.upload, digest.hexdigest())
             await writer.commit()
-        except BaseException:
-            await writer.abort()
-            raise
 
     async def _store_part(self, upload: Upload, part: Part, record: IdempotencyRecord) -> bool:
         """Add a received part to its upload. Deletes its data if it is refused. Returns False if the upload has ended."""
@@ -271,8 +268,7 @@ class MultipartUploads:
         blobs = self.ingest.blobs
         checker = TextChecker(self.ingest.max_bytes, Declared(upload.filename))
         total = hashlib.md5(usedforsecurity=False)
-        writer = await blobs.create(document_id)
-        try:
+        async with await blobs.create(document_id) as writer:
             for part in parts:
                 try:
                     file = await asyncio.to_thread(blobs.open, part.name)
@@ -294,9 +290,6 @@ class MultipartUploads:
             digest = checker.digest.hexdigest()
             received = ReceivedFile(checker.size - start, start, digest, upload.filename, checker.foreign)
             await received.commit(writer)
-        except BaseException:
-            await writer.abort()
-            raise
         return received
 
 

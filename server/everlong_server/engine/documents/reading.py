@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -33,12 +33,12 @@ from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.pools import Pool
 from everlong_server.store.documents import Documents
-from everlong_server.store.jobs import Jobs
-from everlong_server.store.readings import ReadingClaim
+from everlong_server.store.jobs import Claim, Jobs
 from everlong_server.store.records import Cursor, Document, Reading
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class ReadingError(Exception):
         self.code = code
 
 
-class Reader(JobWorker[ReadingClaim]):
+class Reader(JobWorker):
     """Works on reading jobs, up to `max_jobs` at the same time, until it is cancelled.
 
     A document may kill the process, for example by taking all of its memory. Redis counts how often the work on a reading
-    began and did not end (`ReadingClaim.starts`), and the reading fails when that is `max_deaths`. Readings with a count are
+    began and did not end (`Claim.starts`), and the reading fails when that is `max_deaths`. Readings with a count are
     suspects: they are worked on one after the other, so that one does not add to the counts of the others. A suspect writes a
     checkpoint as soon as its index exists and it has read anything, which clears it.
     """
@@ -104,25 +104,24 @@ class Reader(JobWorker[ReadingClaim]):
         try:
             await super().run()
         finally:
-            await _cancel_all(list(self._indexing))
+            await cancel(*self._indexing)
 
-    async def claim(self, id: str, by: str) -> ReadingClaim | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
         """Claim the reading. Returns None if it has ended."""
         return await self._documents.readings.claim(id, by)
 
-    async def reset_tries(self, id: str, claim: ReadingClaim) -> None:
+    async def reset_tries(self, id: str, claim: Claim) -> None:
         """Set the reading's count of tries back to zero."""
         await self._documents.readings.set_counters(id, claim, attempts=0)
 
-    async def holder(self, id: str, claim: ReadingClaim) -> str | None:
+    async def holder(self, id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the reading over.
 
         None if the reading is over, or if a late write of `claim` itself has changed the reading.
         """
-        holder = await self._documents.readings.holder(id)
-        return None if holder is None or holder[0] == claim.token else holder[1]
+        return await self._documents.readings.holder(id, claim)
 
-    async def fail(self, id: str, claim: ReadingClaim, code: str, message: str) -> None:
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
         """Store that the document cannot be read."""
         log.warning("reading %s failed: %s", id, message)
         current = await self._documents.readings.get(id)
@@ -132,7 +131,7 @@ class Reader(JobWorker[ReadingClaim]):
                 current, claim, current.cursor, current.snapshot, status="failed", error=failure
             )
 
-    async def perform(self, id: str, claim: ReadingClaim) -> bool:
+    async def perform(self, id: str, claim: Claim) -> bool:
         """Read and return whether the reading is over; False if its turn is."""
         if claim.starts >= self.max_deaths:
             message = f"the server's process died {claim.starts} times in a row while it read this document"
@@ -150,7 +149,7 @@ class Reader(JobWorker[ReadingClaim]):
             raise CannotDoHere(repr(error)) from error
 
     @asynccontextmanager
-    async def _counted(self, id: str, claim: ReadingClaim) -> AsyncIterator[None]:
+    async def _counted(self, id: str, claim: Claim) -> AsyncIterator[None]:
         """Count that the work on the reading begins. Takes this back if it ends, in whatever way. A stop of the server is no
         attempt, either."""
         counters = self._documents.readings.set_counters
@@ -166,7 +165,7 @@ class Reader(JobWorker[ReadingClaim]):
                 async with asyncio.timeout(_COUNT_SECONDS):
                     await counters(id, claim, **ended)
 
-    async def _read(self, id: str, claim: ReadingClaim, suspect_lock: AsyncExitStack) -> bool:
+    async def _read(self, id: str, claim: Claim, suspect_lock: AsyncExitStack) -> bool:
         """Read, and fail the reading if its document cannot be read. `suspect_lock`: holds `_suspects` if the reading is a suspect, until its first checkpoint."""
         reading = await self._documents.readings.get(id, with_state=True)
         if reading is None:
@@ -186,9 +185,7 @@ class Reader(JobWorker[ReadingClaim]):
             await self.fail(id, claim, code, str(error))
             return True
 
-    async def _advance(
-        self, reading: Reading, claim: ReadingClaim, suspect_lock: AsyncExitStack
-    ) -> tuple[Cursor, bool]:
+    async def _advance(self, reading: Reading, claim: Claim, suspect_lock: AsyncExitStack) -> tuple[Cursor, bool]:
         """Read to the end of the last document, or until the turn is over and others wait.
 
         Returns the cursor, and whether it is the end.
@@ -288,7 +285,7 @@ class Reader(JobWorker[ReadingClaim]):
         try:
             yield index
         except BaseException:
-            await _cancel_all([index])
+            await cancel(index)
             raise
 
 
@@ -303,8 +300,7 @@ class _Prefetch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._next.cancel()
-        await asyncio.gather(self._next, return_exceptions=True)
+        await cancel(self._next)
 
     async def next(self) -> TokenBlock | None:
         """Return the next block, or None at the end of the text."""
@@ -312,10 +308,3 @@ class _Prefetch:
         if block is not None:
             self._next = asyncio.create_task(_TEXT_THREADS.run(next, self._blocks, None))
         return block
-
-
-async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel all tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -68,7 +68,8 @@ class _EncodedText:
     def passage(self, document: str, span: Span) -> Passage:
         """Return the text of the tokens `span`, extended to whole words, without surrounding white space."""
         first, last = span[0] - self.begin.token, span[1] - 1 - self.begin.token
-        start, end = _word_start(self.text, int(self.spans[first, 0])), _word_end(self.text, int(self.spans[last, 1]))
+        start = _word_edge(self.text, int(self.spans[first, 0]), -1)
+        end = _word_edge(self.text, int(self.spans[last, 1]), 1)
         text = self.text[start:end]
         start += len(text) - len(text.lstrip())
         text = text.strip()
@@ -216,17 +217,10 @@ class TokenOffsets:
         return f"{document_id}.tokens.{self._digest}"
 
 
-def _word_start(text: str, at: int) -> int:
+def _word_edge(text: str, at: int, step: int) -> int:
+    """Return the end of the word around `at`, or with a `step` of -1 instead of 1 its start."""
     for _ in range(_LONGEST_WORD):
         if not (0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()):
             break
-        at -= 1
-    return at
-
-
-def _word_end(text: str, at: int) -> int:
-    for _ in range(_LONGEST_WORD):
-        if not (0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()):
-            break
-        at += 1
+        at += step
     return at

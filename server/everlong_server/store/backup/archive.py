@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
-from everlong_server.store.backup.errors import BackupError
+from everlong_server.store.backup.running import BackupError
 
 FORMAT = 1
 REDIS = "redis.rdb"

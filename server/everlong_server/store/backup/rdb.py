@@ -14,7 +14,7 @@ from typing import Any
 import redis as blocking
 from redis.asyncio import RedisCluster
 
-from everlong_server.store.backup.errors import BackupError
+from everlong_server.store.backup.running import BackupError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.embedded import redis_server

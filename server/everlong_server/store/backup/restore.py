@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 import uuid
@@ -14,7 +15,7 @@ from redis.exceptions import ResponseError
 from everlong_server.store.backup import rdb
 from everlong_server.store.backup.archive import FILES, REDIS, Manifest, opened, verify
 from everlong_server.store.backup.create import Meter, Say
-from everlong_server.store.backup.errors import BackupError
+from everlong_server.store.backup.running import BackupError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys, connect
 from everlong_server.store.redis.schema import RESTORING, require_readable
@@ -46,11 +47,8 @@ async def restore(path: Path, redis: Client, blobs: Blobs, folder: Path, say: Sa
                     await asyncio.to_thread(blobs.put_stored, name.removeprefix(FILES), content)
                 meter(manifest.members[name][0] if name in manifest.members else 0)
         with rdb.loaded(Path(scratch), REDIS) as url:
-            source = connect(f"{url}?db={manifest.database}")
-            try:
+            async with contextlib.aclosing(connect(f"{url}?db={manifest.database}")) as source:
                 count = await _copy_keys(source, redis)
-            finally:
-                await source.aclose()
     # An id of its own: if it was connected to the first store by mistake, it would else delete files there.
     store_id = uuid.uuid4().hex
     await asyncio.to_thread(blobs.set_store_id, store_id)

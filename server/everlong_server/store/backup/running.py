@@ -14,10 +14,8 @@ from collections.abc import AsyncIterator
 
 from redis.exceptions import RedisError
 
-from everlong_server.store.backup.errors import BackupError
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 
 _MS = 60_000
 _RENEW_SECONDS = 10
@@ -30,6 +28,10 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 
 
+class BackupError(Exception):
+    """The backup could not be made, read or restored."""
+
+
 async def is_running(redis: Client) -> bool:
     """Whether a backup is running. Raises `RedisError`."""
     return bool(await redis.exists(keys.BACKUP))
@@ -38,7 +40,7 @@ async def is_running(redis: Client) -> bool:
 @contextlib.asynccontextmanager
 async def marked(redis: Client) -> AsyncIterator[None]:
     """Mark a backup as running. Raises `BackupError` if another one is, or if the mark was lost: files may be missing then."""
-    token, scripts = uuid.uuid4().hex, Scripts(redis)
+    token = uuid.uuid4().hex
     if not await redis.set(keys.BACKUP, token, nx=True, px=_MS):
         raise BackupError(
             "another backup of this store is running, or was killed less than a minute ago: try again later"
@@ -48,7 +50,7 @@ async def marked(redis: Client) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
             with contextlib.suppress(RedisError):  # the last check says whether the mark outlived this
-                await scripts.run(_RENEW, [keys.BACKUP], [token, _MS])
+                await redis.run_script(_RENEW, [keys.BACKUP], [token, _MS])
 
     renewing = asyncio.create_task(renew())
     try:
@@ -56,10 +58,10 @@ async def marked(redis: Client) -> AsyncIterator[None]:
     except BaseException:
         renewing.cancel()
         with contextlib.suppress(RedisError):  # the mark expires by itself
-            await scripts.run(_RENEW, [keys.BACKUP], [token, 0])
+            await redis.run_script(_RENEW, [keys.BACKUP], [token, 0])
         raise
     renewing.cancel()
-    if not await scripts.run(_RENEW, [keys.BACKUP], [token, 0]):
+    if not await redis.run_script(_RENEW, [keys.BACKUP], [token, 0]):
         raise BackupError(
             "Redis could not be reached for a minute or has lost data, so files may be missing: try again"
         )

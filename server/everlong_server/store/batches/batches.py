@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.store.batches.files import REMOVE_EXPIRED, BatchFile, BatchFiles
-from everlong_server.store.batches.records import Batch, BatchClaim, Result
+from everlong_server.store.batches.records import Batch, Result
+from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
 from everlong_server.store.records import is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import page
-from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.redis.scripts import CLAIMING, flat
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.vault import MESSAGES, Vault
 
@@ -127,125 +129,115 @@ return status
 """
 
 
+@dataclass(eq=False)
 class Batches:
     """One tenant's batches, shared by all replicas. `seconds`: how long a batch is kept after its creation.
 
     `tenant` None: the batches of all tenants, for the workers.
     """
 
-    def __init__(
-        self, redis: Client, tenant: str | None, quota: Quota, seconds: float, vault: Vault | None = None
-    ) -> None:
-        self._redis = redis
-        self._tenant = tenant
-        self._quota = quota
-        self._seconds = seconds
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
+    redis: Client
+    tenant: str | None
+    quota: Quota
+    seconds: float
+    vault: Vault
 
     def of(self, tenant: str) -> Batches:
         """Return the batches of another tenant."""
-        return Batches(self._redis, tenant, self._quota.of(tenant), self._seconds, self._vault)
-
-    @property
-    def seconds(self) -> float:
-        """How long a batch is kept after its creation."""
-        return self._seconds
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that new batches belong to."""
-        assert self._tenant is not None, "a batch has a tenant"
-        return self._tenant
+        return replace(self, tenant=tenant, quota=self.quota.of(tenant))
 
     async def create(self, batch: Batch) -> None:
         """Store the batch and queue it for a worker, in one step. Does nothing if it exists. Raises `RateLimited`."""
         fields = batch.request_fields()
-        await self._quota.reserve(batch.id, _RECORD_BYTES + len(fields["batch"]), self._seconds)
-        index = keys.batches(self.tenant)
-        await self._scripts.run(REMOVE_EXPIRED, [index], [keys.batch("")])
-        await self._scripts.run(
+        await self.quota.reserve(batch.id, _RECORD_BYTES + len(fields["batch"]), self.seconds)
+        index = keys.batches(batch.tenant)
+        await self.redis.run_script(REMOVE_EXPIRED, [index], [keys.batch("")])
+        await self.redis.run_script(
             _CREATE,
             [keys.batch(batch.id), index, keys.batch_jobs(batch.model)],
-            [batch.id, self.tenant, batch.created_at, int(self._seconds * 1000), *flat(self._vault.sealed(fields))],
+            [batch.id, batch.tenant, batch.created_at, int(self.seconds * 1000), *flat(self.vault.sealed(fields))],
         )
 
     async def get(self, batch_id: str) -> Batch:
         """Return the batch. Raises `NotFound`."""
-        stored = await self._redis.hgetall(keys.batch(batch_id)) if is_id("batch", batch_id) else None
-        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
+        stored = await self.redis.hgetall(keys.batch(batch_id)) if is_id("batch", batch_id) else None
+        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
             raise NotFound(f"no batch {batch_id[:64]!r}", param="batch_id", code="batch_not_found")
-        return Batch.of(self._vault.opened(stored))
+        return Batch.of(self.vault.opened(stored))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Batch], bool]:
         """Return a page of batches, newest first, and whether more follow."""
-        ids, more = await page(self._redis, keys.batches(self.tenant), limit, after)
-        async with self._redis.pipeline(transaction=False) as pipe:
+        assert self.tenant is not None, "a list of batches takes a tenant"
+        ids, more = await page(self.redis, keys.batches(self.tenant), limit, after)
+        async with self.redis.pipeline(transaction=False) as pipe:
             for batch_id in ids:
                 pipe.hgetall(keys.batch(batch_id))
-            return [Batch.of(self._vault.opened(stored)) for stored in await pipe.execute() if stored], more
+            return [Batch.of(self.vault.opened(stored)) for stored in await pipe.execute() if stored], more
 
     async def cancel(self, batch_id: str) -> str | None:
         """Ask the worker to end the batch, if it is still being checked or answered. Returns the status after it."""
-        status = await self._scripts.run(_CANCEL, [keys.batch(batch_id)], [now()])
+        status = await self.redis.run_script(_CANCEL, [keys.batch(batch_id)], [now()])
         return None if status is None else str(status.decode())
 
     # For workers
 
-    async def claim(self, batch_id: str, by: str) -> BatchClaim | None:
+    async def claim(self, batch_id: str, by: str) -> Claim | None:
         """Claim the batch for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone."""
-        result = await self._scripts.run(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
-        return BatchClaim(int(result[0]), int(result[1])) if result else None
+        result = await self.redis.run_script(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
+        return Claim(*map(int, result)) if result else None
 
-    async def holder(self, batch_id: str) -> tuple[int, str] | None:
-        """Return the newest claim's token and claimant; None if the batch has ended or is gone."""
-        fence, claim = await self._redis.hmget(keys.batch(batch_id), "fence", "claim")
-        return None if fence is None or claim is None else (int(fence), claim.decode().rpartition(":")[0])
+    async def holder(self, batch_id: str, claim: Claim) -> str | None:
+        """Return the claimant that has taken the batch over since `claim`; None if it is over, or nobody has."""
+        return await newer_claimant(self.redis, keys.batch(batch_id), claim)
 
     async def write(
         self,
         batch_id: str,
-        claim: BatchClaim,
+        claim: Claim,
         fields: Mapping[str, Any] | None = None,
         *,
         unless_cancelling: bool = False,
-    ) -> str | None:
-        """Write fields of its hash and return its status; None, having written nothing, if it was claimed by another or is gone."""
-        args = [claim.token, int(unless_cancelling), *flat(self._vault.sealed(fields or {}))]
-        status = await self._scripts.run(_WRITE, [keys.batch(batch_id)], args)
-        return None if status is None else str(status.decode())
+    ) -> str:
+        """Write fields of its hash and return its status. Raises `StaleClaim`, having written nothing."""
+        args = [claim.token, int(unless_cancelling), *flat(self.vault.sealed(fields or {}))]
+        status = await self.redis.run_script(_WRITE, [keys.batch(batch_id)], args)
+        if status is None:
+            raise stale_claim(batch_id)
+        return str(status.decode())
 
-    async def add_result(self, batch_id: str, claim: BatchClaim, result: Result) -> bool:
-        """Store the result of a line, unless it has one. Returns False if the batch was claimed by another, or is gone."""
+    async def add_result(self, batch_id: str, claim: Claim, result: Result) -> None:
+        """Store the result of a line, unless it has one. Raises `StaleClaim`."""
         text = json.dumps([result.line, result.failed, result.text])
         args = [
-            claim.token, result.line, self._vault.seal(text, MESSAGES), "failed" if result.failed else "completed", len(text),
+            claim.token, result.line, self.vault.seal(text, MESSAGES), "failed" if result.failed else "completed", len(text),
         ]  # fmt: skip
-        return bool(await self._scripts.run(_ADD_RESULT, _own(batch_id), args))
+        if not await self.redis.run_script(_ADD_RESULT, _own(batch_id), args):
+            raise stale_claim(batch_id)
 
     async def done(self, batch_id: str) -> set[int]:
         """Return the numbers of the lines whose results are in Redis."""
-        return {int(line) for line in await self._redis.smembers(keys.batch_done(batch_id))}
+        return {int(line) for line in await self.redis.smembers(keys.batch_done(batch_id))}
 
     async def results(self, batch_id: str) -> list[Result]:
         """Return the results that are in Redis, by line."""
-        stored = await self._redis.lrange(keys.batch_results(batch_id), 0, -1)
-        found = [Result(*json.loads(self._vault.unseal(each, MESSAGES))) for each in stored]
+        stored = await self.redis.lrange(keys.batch_results(batch_id), 0, -1)
+        found = [Result(*json.loads(self.vault.unseal(each, MESSAGES))) for each in stored]
         return sorted(found, key=lambda result: result.line)
 
-    async def checkpoint(self, batch: Batch, claim: BatchClaim) -> bool:
-        """Store how far the results are in the blob store, and remove those from Redis. Returns False if the claim is stale.
+    async def checkpoint(self, batch: Batch, claim: Claim) -> None:
+        """Store how far the results are in the blob store, and remove those from Redis. Raises `StaleClaim`.
 
         The last of the batch's parts is new: it has the results that are in Redis.
         """
         fields = {"line": batch.line, "offset": batch.offset, "parts": json.dumps(batch.parts)}
         args = [claim.token, json.dumps(batch.parts[:-1]), *flat(fields)]
-        return bool(await self._scripts.run(_CHECKPOINT, _own(batch.id), args))
+        if not await self.redis.run_script(_CHECKPOINT, _own(batch.id), args):
+            raise stale_claim(batch.id)
 
     async def end(
         self,
         batch_id: str,
-        claim: BatchClaim | None,
+        claim: Claim | None,
         fields: Mapping[str, Any],
         files: BatchFiles | None = None,
         outputs: Sequence[BatchFile] = (),
@@ -254,14 +246,19 @@ class Batches:
 
         `claim`: None to end a batch that no server works on. `files`: the files of its tenant.
         """
-        own = flat(self._vault.sealed(fields))
+        own = flat(self.vault.sealed(fields))
         args: list[Any] = ["" if claim is None else claim.token, len(own), *own]
-        names = [*_own(batch_id), keys.batch_files(self._tenant or ""), *(keys.batch_file(file.id) for file in outputs)]
+        names = [*_own(batch_id), keys.batch_files(self.tenant or ""), *(keys.batch_file(file.id) for file in outputs)]
         for file in outputs:
             assert files is not None, "output files need the tenant's files"
             creation = files.creation(file)
             args += [len(creation), *creation]
-        return bool(await self._scripts.run(_END, names, args))
+        return bool(await self.redis.run_script(_END, names, args))
+
+
+def stale_claim(batch_id: str) -> StaleClaim:
+    """Return the error for a claim on a batch that no longer holds."""
+    return StaleClaim(f"batch {batch_id} was claimed by another worker, or has ended")
 
 
 def _own(batch_id: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from everlong_server.errors import NotFound
@@ -12,7 +12,7 @@ from everlong_server.store.records import Hash, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, merged_page
-from everlong_server.store.redis.scripts import STORE, Scripts, flat
+from everlong_server.store.redis.scripts import STORE, flat
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import Vault
@@ -83,73 +83,72 @@ class BatchFile:
         )
 
 
+@dataclass(eq=False)
 class BatchFiles:
     """One tenant's files, shared by all replicas. Those of other tenants are not found.
 
     Redis removes the record of an expired file, and a sweep of the blob store its content.
     """
 
-    def __init__(self, redis: Client, blobs: Blobs, tenant: str, quota: Quota, vault: Vault | None = None) -> None:
-        self._redis = redis
-        self._blobs = blobs
-        self._tenant = tenant
-        self._quota = quota
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
+    redis: Client
+    blobs: Blobs
+    tenant: str
+    quota: Quota
+    vault: Vault
 
     def of(self, tenant: str) -> BatchFiles:
         """Return the files of another tenant."""
-        return BatchFiles(self._redis, self._blobs, tenant, self._quota.of(tenant), self._vault)
+        return replace(self, tenant=tenant, quota=self.quota.of(tenant))
 
-    async def create(self, file: BatchFile, *, limited: bool = True) -> None:
-        """Store the record of a file whose blob is stored. Raises `RateLimited` if `limited` and the tenant has no room."""
-        await self.reserve(file, limited=limited)
-        index = keys.batch_files(self._tenant)
-        await self._scripts.run(REMOVE_EXPIRED, [index], [keys.batch_file("")])
-        await self._scripts.run(STORE, [keys.batch_file(file.id), index], self.creation(file))
+    async def create(self, file: BatchFile) -> None:
+        """Store the record of a file whose blob is stored. Raises `RateLimited` if the tenant has no room."""
+        await self.reserve(file, limited=True)
+        index = keys.batch_files(self.tenant)
+        await self.redis.run_script(REMOVE_EXPIRED, [index], [keys.batch_file("")])
+        await self.redis.run_script(STORE, [keys.batch_file(file.id), index], self.creation(file))
 
     async def reserve(self, file: BatchFile, *, limited: bool) -> None:
         """Count the bytes of a file until it expires. Raises `RateLimited` if `limited` and the tenant has no room."""
-        await self._quota.reserve(file.id, file.counted, file.expires_at - file.created_at, limited=limited)
+        await self.quota.reserve(file.id, file.counted, file.expires_at - file.created_at, limited=limited)
 
     async def release(self, file_id: str) -> None:
         """Stop counting the bytes of a file that was not stored."""
-        await self._quota.release(file_id)
+        await self.quota.release(file_id)
 
     def creation(self, file: BatchFile) -> list[Any]:
         """Return the arguments of the script `STORE` that stores the record."""
         lifetime = int((file.expires_at - file.created_at) * 1000)
-        return [lifetime, file.id, file.created_at, *flat(self._vault.sealed(file.fields(self._tenant)))]
+        return [lifetime, file.id, file.created_at, *flat(self.vault.sealed(file.fields(self.tenant)))]
 
     async def get(self, file_id: str, param: str = "file_id") -> BatchFile:
         """Return the file. Raises `NotFound`, naming `param`."""
-        stored = await self._redis.hgetall(keys.batch_file(file_id)) if is_id("file", file_id) else None
-        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
+        stored = await self.redis.hgetall(keys.batch_file(file_id)) if is_id("file", file_id) else None
+        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
             raise NotFound(f"no file {file_id[:64]!r}", param=param, code="file_not_found")
-        return BatchFile.of(self._vault.opened(stored))
+        return BatchFile.of(self.vault.opened(stored))
 
     async def extend(self, file: BatchFile, until: float) -> None:
         """Keep the file at least until that Unix time."""
         if until > file.expires_at:
-            await self._quota.extend_reservation(file.id, until - now())
-            await self._scripts.run(_EXTEND, [keys.batch_file(file.id)], [until])
+            await self.quota.extend_reservation(file.id, until - now())
+            await self.redis.run_script(_EXTEND, [keys.batch_file(file.id)], [until])
 
     async def newest(
         self, limit: int, after: str | None, kinds: Sequence[Literal["document", "batch"]]
     ) -> tuple[list[str], bool]:
         """Return a page of ids of files and documents, newest first, and whether more follow."""
-        indexes = {"document": keys.documents(self._tenant), "batch": keys.batch_files(self._tenant)}
-        return await merged_page(self._redis, [indexes[kind] for kind in kinds], limit, after)
+        indexes = {"document": keys.documents(self.tenant), "batch": keys.batch_files(self.tenant)}
+        return await merged_page(self.redis, [indexes[kind] for kind in kinds], limit, after)
 
     async def delete(self, file_id: str) -> None:
         """Delete the file and its content. Raises `NotFound`."""
         await self.get(file_id)
-        await self._quota.release(file_id)
-        index = keys.batch_files(self._tenant)
-        await self._scripts.run(_DELETE, [keys.batch_file(file_id), index, keys.deleted(index, file_id)], [file_id])
-        if not await is_running(self._redis):  # a backup may still copy the content; a later sweep deletes it
-            await self._blobs.delete(file_id)
+        await self.quota.release(file_id)
+        index = keys.batch_files(self.tenant)
+        await self.redis.run_script(_DELETE, [keys.batch_file(file_id), index, keys.deleted(index, file_id)], [file_id])
+        if not await is_running(self.redis):  # a backup may still copy the content; a later sweep deletes it
+            await self.blobs.delete(file_id)
 
     async def exists(self, file_id: str) -> bool:
         """Whether any tenant has the file."""
-        return bool(await self._redis.exists(keys.batch_file(file_id)))
+        return bool(await self.redis.exists(keys.batch_file(file_id)))

@@ -99,14 +99,6 @@ def encoded_errors(errors: tuple[BatchError, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchClaim:
-    """The right to write a batch. `token`: the fencing token. `attempts`: how often it was claimed without progress."""
-
-    token: int
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """The result of one line. `text`: the line of the output file, or, if `failed`, of the error file."""
 

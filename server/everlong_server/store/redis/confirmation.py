@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.keys import FENCE
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.redis.shared_call import SharedCall
 
 _NOTHING = "return 1"
 
 
 class Confirmation:
-    """Confirms that the Redis that answers is the master, by a write that its replicas must have (see `Scripts.run`)."""
+    """Confirms that the Redis that answers is the master, by a write that its replicas must have (see `run_script`)."""
 
     def __init__(self, redis: Client) -> None:
-        self._scripts = Scripts(redis)
         self._needed = bool(redis.copies)
-        self._write = SharedCall(lambda: self._scripts.run(_NOTHING, [FENCE], []))
+        self._write = SharedCall(lambda: redis.run_script(_NOTHING, [FENCE], []))
 
     async def confirm(self) -> None:
         """Return once everything that was read before this call is confirmed. Raises `RedisError` if it cannot be.

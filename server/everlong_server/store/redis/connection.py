@@ -19,6 +19,7 @@ from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from everlong_server.store.redis.keys import PREFIX
+from everlong_server.store.redis.scripts import run_script
 from everlong_server.store.redis.sentinels import Sentinels, SentinelsOfService
 
 # redis.asyncio.Redis or RedisCluster. Any, since their annotations are unions over sync, async, bytes and str.
@@ -83,7 +84,7 @@ def _host(text: str, port: int) -> tuple[str, int]:
 def connect(url: str, copies: int | None = None) -> Client:
     """Return a client of the Redis at `url` (see `Address.of`). It connects when it is first used. Raises `ValueError`.
 
-    `copies`: how many Redis replicas must have a script's writes before the script counts as done (see `Scripts`). None: one
+    `copies`: how many Redis replicas must have a script's writes before the script counts as done (see `run_script`). None: one
     with Sentinel or a cluster, since a failover loses what only the failed master had; else zero.
 
     A command is retried for about a second when the connection breaks. So a command may run twice, if only its reply was lost.
@@ -158,6 +159,7 @@ class _Single(Redis):
 
     copies: int
     sentinels: Sentinels | None = None
+    run_script = run_script
 
 
 class _Cluster(RedisCluster):
@@ -165,6 +167,7 @@ class _Cluster(RedisCluster):
 
     copies: int
     sentinels = None
+    run_script = run_script
 
     async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
         """Fetch the layout of the cluster."""

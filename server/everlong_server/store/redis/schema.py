@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 
 VERSION = 2
 
@@ -48,7 +47,7 @@ async def upgrade_schema(redis: Client) -> None:
 
     Raises `SchemaError` and `RedisError`.
     """
-    require_readable(await Scripts(redis).run(_RAISE, [keys.SCHEMA], [VERSION]))
+    require_readable(await redis.run_script(_RAISE, [keys.SCHEMA], [VERSION]))
 
 
 def require_readable(found: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""`Scripts`: runs Lua scripts, for changes in Redis that must be atomic. Each script is defined next to the noun that it changes.
+"""`run_script`: runs a Lua script, for changes in Redis that must be atomic. Each script is defined next to the noun that it changes.
 
 The client retries a script whose reply was lost (see `connection.connect`), so a script may run twice. Each script checks before
 it writes: its second run changes nothing and returns the result of the first.
@@ -13,7 +13,6 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
-from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.keys import FENCE
 from everlong_server.store.redis.sentinels import Sentinels
 
@@ -43,88 +42,83 @@ _MORE_COPIES_MS = 200
 """Milliseconds that a script waits for the copies that must exist, and for those of all other replicas."""
 
 
-class Scripts:
-    """Runs scripts with one client: `await scripts.run(TEXT, keys, args)`.
+async def run_script(redis: Any, text: str, keys: list[str], args: list[Any]) -> Any:
+    """Run a script with a client of `connect`, whose method this is, and return its result. Raises `RedisError`.
 
-    A script returns only when as many Redis replicas have its writes as the client demands (see `connect`) and, with Sentinel, when no
-    failover is known that could lose them (see `Sentinels`). Otherwise `run` raises a ConnectionError, although the script may have taken effect.
+    Returns only when as many Redis replicas have the script's writes as the client demands (see `connect`) and, with Sentinel, when no
+    failover is known that could lose them (see `Sentinels`). Otherwise raises a ConnectionError, although the script may have taken effect.
     """
+    script: AsyncScript = redis.register_script(text)
+    if not redis.copies:
+        return await script(keys=keys, args=args)
+    try:
+        return await _run_and_wait(redis, script, keys, args)
+    except NoScriptError:
+        await redis.script_load(text)
+        return await _run_and_wait(redis, script, keys, args)
 
-    def __init__(self, redis: Client) -> None:
-        self._redis = redis
-        self._scripts: dict[str, AsyncScript] = {}
 
-    async def run(self, text: str, keys: list[str], args: list[Any]) -> Any:
-        """Run a script and return its result. Raises `RedisError`."""
-        if text not in self._scripts:
-            self._scripts[text] = self._redis.register_script(text)
-        script = self._scripts[text]
-        if not self._redis.copies:
-            return await script(keys=keys, args=args)
-        try:
-            return await self._run_and_wait(script, keys, args)
-        except NoScriptError:
-            await self._redis.script_load(text)
-            return await self._run_and_wait(script, keys, args)
-
-    async def _run_and_wait(self, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
-        """Run the script, and wait until enough replicas have its writes and no failover is known that could lose them."""
-        sentinels: Sentinels | None = self._redis.sentinels
-        if sentinels is None:
-            run = await self._run_once(script, keys, args)
-            self._require(run.copies)
-            return run.result
-        try:
-            return await self._run_beside(sentinels, script, keys, args)
-        except RedisConnectionError:
-            # Connections to a master that was replaced stay open. New ones go to the master that the Sentinels name.
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
-            raise
-
-    async def _run_beside(self, sentinels: Sentinels, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
-        replicas, expected = await sentinels.replicas(), sentinels.expected
-        wished = replicas if expected is None else expected
-        run = await self._run_once(script, keys, args, wished, ask=expected is not None)
-        if run.copies >= replicas > 0:
-            return run.result
-        sentinels.missed(run.copies)
-        if run.run_id is None:
-            # Again, which changes nothing, to learn which Redis it runs on. Not always: that takes longer than most scripts.
-            run = await self._run_once(script, keys, args, ask=True)
-        self._require(run.copies)
-        await sentinels.require_master(run.run_id or "")
+async def _run_and_wait(redis: Any, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
+    """Run the script, and wait until enough replicas have its writes and no failover is known that could lose them."""
+    sentinels: Sentinels | None = redis.sentinels
+    if sentinels is None:
+        run = await _run_once(redis, script, keys, args)
+        _require(redis, run.copies)
         return run.result
+    try:
+        return await _run_beside(redis, sentinels, script, keys, args)
+    except RedisConnectionError:
+        # Connections to a master that was replaced stay open. New ones go to the master that the Sentinels name.
+        await redis.connection_pool.disconnect(inuse_connections=False)
+        raise
 
-    def _require(self, copied: int) -> None:
-        if copied < self._redis.copies:
-            raise RedisConnectionError(f"{copied} Redis replicas have the write, {self._redis.copies} are required")
 
-    async def _run_once(
-        self, script: AsyncScript, keys: list[str], args: list[Any], wished: int = 0, *, ask: bool = False
-    ) -> _Run:
-        """Run the script, wait for the copies that the client demands, and a little for as many as are `wished`.
+async def _run_beside(redis: Any, sentinels: Sentinels, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
+    replicas, expected = await sentinels.replicas(), sentinels.expected
+    wished = replicas if expected is None else expected
+    run = await _run_once(redis, script, keys, args, wished, ask=expected is not None)
+    if run.copies >= replicas > 0:
+        return run.result
+    sentinels.missed(run.copies)
+    if run.run_id is None:
+        # Again, which changes nothing, to learn which Redis it runs on. Not always: that takes longer than most scripts.
+        run = await _run_once(redis, script, keys, args, ask=True)
+    _require(redis, run.copies)
+    await sentinels.require_master(run.run_id or "")
+    return run.result
 
-        `ask`: whether to ask for the run id. All on one connection: WAIT counts the copies of that connection's writes.
-        """
-        where = {}
-        if isinstance(self._redis, RedisCluster):
-            await self._redis.initialize()
-            where = {"target_nodes": self._redis.get_node_from_key(FENCE)}
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.execute_command("EVALSHA", script.sha, len(keys), *keys, *args, **where)
-            # A write of its own, so that WAIT also covers the writes of an earlier run whose reply was lost.
-            pipe.execute_command("INCRBY", FENCE, 0, **where)
-            pipe.execute_command("WAIT", self._redis.copies, _COPY_MS, **where)
-            if wished > self._redis.copies:
-                pipe.execute_command("WAIT", wished, _MORE_COPIES_MS, **where)
-            if ask:
-                pipe.execute_command("INFO", "server", **where)
-            results = await pipe.execute(raise_on_error=False)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        run_id = results.pop()["run_id"] if ask else None
-        return _Run(results[0], results[-1], run_id)
+
+def _require(redis: Any, copied: int) -> None:
+    if copied < redis.copies:
+        raise RedisConnectionError(f"{copied} Redis replicas have the write, {redis.copies} are required")
+
+
+async def _run_once(
+    redis: Any, script: AsyncScript, keys: list[str], args: list[Any], wished: int = 0, *, ask: bool = False
+) -> _Run:
+    """Run the script, wait for the copies that the client demands, and a little for as many as are `wished`.
+
+    `ask`: whether to ask for the run id. All on one connection: WAIT counts the copies of that connection's writes.
+    """
+    where = {}
+    if isinstance(redis, RedisCluster):
+        await redis.initialize()
+        where = {"target_nodes": redis.get_node_from_key(FENCE)}
+    async with redis.pipeline(transaction=False) as pipe:
+        pipe.execute_command("EVALSHA", script.sha, len(keys), *keys, *args, **where)
+        # A write of its own, so that WAIT also covers the writes of an earlier run whose reply was lost.
+        pipe.execute_command("INCRBY", FENCE, 0, **where)
+        pipe.execute_command("WAIT", redis.copies, _COPY_MS, **where)
+        if wished > redis.copies:
+            pipe.execute_command("WAIT", wished, _MORE_COPIES_MS, **where)
+        if ask:
+            pipe.execute_command("INFO", "server", **where)
+        results = await pipe.execute(raise_on_error=False)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    run_id = results.pop()["run_id"] if ask else None
+    return _Run(results[0], results[-1], run_id)
 
 
 class _Run(NamedTuple):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from everlong_server.errors import NotFound
@@ -29,18 +30,18 @@ Page: TypeAlias = tuple[list[Session], bool]
 """Sessions, newest first, and whether more follow."""
 
 
+@dataclass(eq=False)
 class Conversations:
     """One tenant's sessions as a person looks for them. Reads the messages of all of them: there is no index of their words."""
 
-    def __init__(self, redis: Client, tenant: str, sessions: Sessions, vault: Vault | None = None) -> None:
-        self._redis = redis
-        self._tenant = tenant
-        self._sessions = sessions
-        self._vault = vault or Vault()
+    redis: Client
+    tenant: str
+    sessions: Sessions
+    vault: Vault
 
     def of(self, tenant: str) -> Conversations:
         """Return the sessions of another tenant."""
-        return Conversations(self._redis, tenant, self._sessions.of(tenant), self._vault)
+        return replace(self, tenant=tenant, sessions=self.sessions.of(tenant))
 
     async def with_words(self, query: str, limit: int, after: str | None) -> Page:
         """Return the sessions that have all words of `query`: in the title, the messages or the names of the documents.
@@ -52,7 +53,7 @@ class Conversations:
             return [], False
 
         async def choose(ids: Sequence[str]) -> list[str]:
-            async with self._redis.pipeline(transaction=False) as pipe:
+            async with self.redis.pipeline(transaction=False) as pipe:
                 for id in ids:
                     pipe.hmget(keys.session(id), ["title", "documents", "messages"])
                 heads = await pipe.execute()
@@ -61,7 +62,7 @@ class Conversations:
             named = [" ".join(names[each] for each in several) for several in documents]
             found = list[str]()
             for part in _parts([int(head[2] or 0) for head in heads]):
-                async with self._redis.pipeline(transaction=False) as pipe:
+                async with self.redis.pipeline(transaction=False) as pipe:
                     for id in ids[part]:
                         pipe.lrange(keys.session_messages(id), 0, -1)
                     messages = await pipe.execute()
@@ -74,11 +75,11 @@ class Conversations:
 
     async def branches_of(self, session_id: str, limit: int, after: str | None) -> Page:
         """Return the session and all that branched off from the same one, also by way of others. Raises `NotFound`."""
-        await self._sessions.get(session_id)
-        ids = [id.decode() for id in await self._redis.zrange(keys.sessions(self._tenant), 0, -1)]
+        await self.sessions.get(session_id)
+        ids = [id.decode() for id in await self.redis.zrange(keys.sessions(self.tenant), 0, -1)]
         parents = dict[str, str]()
         for first in range(0, len(ids), _IDS):
-            async with self._redis.pipeline(transaction=False) as pipe:
+            async with self.redis.pipeline(transaction=False) as pipe:
                 for id in ids[first : first + _IDS]:
                     pipe.hget(keys.session(id), "parent")
                 found = zip(ids[first : first + _IDS], await pipe.execute(), strict=True)
@@ -97,23 +98,23 @@ class Conversations:
         """Return a page of those sessions that `choose` returns, out of ids in the order of the list."""
         found, more = list[str](), True
         while more and len(found) <= limit:
-            ids, more = await page(self._redis, keys.sessions(self._tenant), _BATCH, after)
+            ids, more = await page(self.redis, keys.sessions(self.tenant), _BATCH, after)
             after = ids[-1] if ids else after
             found += await choose(ids)
         sessions = []
         for id in found[:limit]:
             with contextlib.suppress(NotFound):  # deleted meanwhile
-                sessions.append(await self._sessions.get(id))
+                sessions.append(await self.sessions.get(id))
         return sessions, len(found) > limit
 
     async def _add_names(self, documents: set[str], names: dict[str, str]) -> None:
         """Add the file names of documents that `names` lacks."""
         new = sorted(documents - names.keys())
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with self.redis.pipeline(transaction=False) as pipe:
             for id in new:
                 pipe.hget(keys.document(id), "filename")
             for id, name in zip(new, await pipe.execute(), strict=True):
-                names[id] = self._vault.unseal(name, "filename").decode() if name else ""
+                names[id] = self.vault.unseal(name, "filename").decode() if name else ""
 
     def _having(
         self, words: Sequence[str], sessions: Sequence[tuple[str, bytes | None, str, list[bytes]]]
@@ -121,10 +122,10 @@ class Conversations:
         """Return the ids of those sessions (id, title, names, messages) that have all words. Blocks."""
         found = []
         for id, title, names, messages in sessions:
-            texts = [names, self._vault.unseal(title, "title").decode() if title else ""]
+            texts = [names, self.vault.unseal(title, "title").decode() if title else ""]
             missing = _missing(words, texts)
             if missing and messages:
-                opened: list[dict[str, Any]] = [open_message(item, self._vault) for item in messages]
+                opened: list[dict[str, Any]] = [open_message(item, self.vault) for item in messages]
                 missing = _missing(missing, [str(message["content"]) for message in opened])
             if not missing:
                 found.append(id)

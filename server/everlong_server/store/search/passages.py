@@ -110,11 +110,6 @@ class Passages:
         if self._vectors is not None:
             self._vectors.begin(document)
 
-    async def ensure_vectors(self, document: Document) -> None:
-        """Wait until the document has vectors, if there are any to have."""
-        if self._vectors is not None:
-            await self._vectors.ensure(document)
-
     async def vectors_progress(self, document_id: str) -> float | None:
         """Return the share of the document that can be searched by meaning, 0 to 1; None: it is searched by words alone."""
         return None if self._vectors is None else await self._vectors.progress(document_id)
@@ -125,10 +120,6 @@ class Passages:
             self._vectors.stop(document_id)
         await self._blobs.delete(_name(document_id))
         await self._blobs.delete_all(f"{document_id}.vectors.*")
-
-    async def search(self, documents: Sequence[str], query: Query, limit: int) -> list[Passage]:
-        """Return the passages that `find` finds."""
-        return (await self.find(documents, query, limit)).passages
 
     async def find(self, documents: Sequence[str], query: Query, limit: int, *, by_sentences: bool = False) -> Found:
         """Return at most `limit` passages of `documents` for the query. No passage: the documents have nothing about it.
@@ -157,7 +148,7 @@ class Passages:
 
         `score` is the passage's relevance: 1 if it is first in the order of the search and in the reranker's. `only`: which passages to
         consider. `rerank`: whether the reranker orders the best ones. Treats deleted documents, and missing and damaged indexes and
-        vectors, as `search` does.
+        vectors, as `find` does.
         """
         search = partial(self._rank, query, limit, only, rerank)
         return await self._searched(documents, query.text, search, SEARCHERS.run)

@@ -52,7 +52,6 @@ class Vectors:
 
     def __init__(self, blobs: Blobs, documents: DocumentLookup, embedder: Embedder, builds: VectorBuilds) -> None:
         self._blobs = blobs
-        self._documents = documents
         self._embedder = embedder
         self._builds = builds
         self._sidecar = Sidecar(blobs, documents, _BUILDS)

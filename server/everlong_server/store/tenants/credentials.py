@@ -21,7 +21,7 @@ from everlong_server.observability.audit import audit, command_line_user
 from everlong_server.store.records import DEFAULT_TENANT, Hash, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import STORE, Scripts, flat
+from everlong_server.store.redis.scripts import STORE, flat
 
 SCOPES = ("read", "write", "admin")
 """read: view objects. write: create and delete objects, and ask questions. admin: manage the tenant's API keys. No scope implies another."""
@@ -90,7 +90,6 @@ class Credentials:
 
     def __init__(self, redis: Client) -> None:
         self._redis = redis
-        self._scripts = Scripts(redis)
 
     async def create(
         self, tenant: str, *, name: str = "", scopes: Collection[str] = ("read", "write"), seconds: float | None = None,
@@ -138,7 +137,7 @@ class Credentials:
             "id": key.id, "tenant": key.tenant, "name": key.name, "scopes": " ".join(key.scopes), "digest": _digest(secret),
             "created_at": key.created_at, "expires_at": "" if key.expires_at is None else key.expires_at,
         }  # fmt: skip
-        await self._scripts.run(
+        await self._redis.run_script(
             STORE, [keys.api_key(key.id), keys.API_KEYS], ["", key.id, key.created_at, *flat(fields)]
         )
 
@@ -162,7 +161,7 @@ class Credentials:
         if not stored or (tenant is not None and _key(stored).tenant != tenant):
             raise NotFound(f"no key {key_id[:64]!r}", param="key_id", code="key_not_found")
         moment = now()
-        if float(await self._scripts.run(_REVOKE, [keys.api_key(key_id)], [moment])) == moment:
+        if float(await self._redis.run_script(_REVOKE, [keys.api_key(key_id)], [moment])) == moment:
             _log("key.revoked", _key(stored), by or command_line_user())
         return _key(await self._redis.hgetall(keys.api_key(key_id)))
 
@@ -207,7 +206,7 @@ class Credentials:
         """Use the ticket up and return its caller. Raises `Unauthenticated`."""
         value = None
         if _TICKET.fullmatch(ticket):
-            value = await self._scripts.run(_REDEEM, [keys.ticket(_digest(ticket))], [uuid.uuid4().hex])
+            value = await self._redis.run_script(_REDEEM, [keys.ticket(_digest(ticket))], [uuid.uuid4().hex])
         if value is None:
             raise Unauthenticated("this ticket is unknown, used or expired: request a new one", code="invalid_ticket")
         stored = json.loads(value)

@@ -23,7 +23,6 @@ from everlong_server.errors import RateLimited
 from everlong_server.store.records import now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 
 _DAY = 86400
 OVER_BYTES, OVER_QUEUED = -1001, -1002
@@ -197,7 +196,6 @@ class Quota:
 
     def __init__(self, redis: Client, tenant: str, limits: Limits, slots: StreamSlots) -> None:
         self._redis = redis
-        self._scripts = Scripts(redis)
         self.tenant = tenant
         self._slots = slots
         self.limits = limits
@@ -212,7 +210,7 @@ class Quota:
         if limit is None:
             return {}
         names = [keys.requests(self.tenant), keys.counted(self.tenant, uuid.uuid4().hex)]
-        allowed, left, wait, reset = await self._scripts.run(_COUNT_REQUEST, names, [limit])
+        allowed, left, wait, reset = await self._redis.run_script(_COUNT_REQUEST, names, [limit])
         if not allowed:
             raise exceeded("requests", limit, "requests a minute", "PER_MINUTE", seconds=wait / 1000)
         return _headers("requests", limit, int(left), reset / 1000)
@@ -227,7 +225,7 @@ class Quota:
         limit, cost = self.limits.streams, TokenCost()
         member = None if limit is None else self._slots.begin(self.tenant)
         try:  # includes the script: it may take the slot although its reply is lost
-            if member is not None and not await self._scripts.run(
+            if member is not None and not await self._redis.run_script(
                 _OPEN_STREAM,
                 [keys.streams(self.tenant)],
                 [member, limit, keys.REPLICA, *self._slots.running(self.tenant)],
@@ -247,7 +245,7 @@ class Quota:
     async def _spend(self, tokens: int) -> None:
         if self.limits.tokens is not None and tokens:
             names = [keys.tokens(self.tenant, today()), keys.counted(self.tenant, uuid.uuid4().hex)]
-            await self._scripts.run(_SPEND, names, [tokens, 2 * _DAY])
+            await self._redis.run_script(_SPEND, names, [tokens, 2 * _DAY])
 
     async def require_tokens(self) -> None:
         """Raise `RateLimited` if today's tokens are used up. An answer that has begun is finished, so the limit may be exceeded."""
@@ -287,7 +285,7 @@ class Quota:
 
     async def extend_reservation(self, id: str, seconds: float) -> None:
         """Make the reservation of `id`, if there is one, end `seconds` from now."""
-        await self._scripts.run(_EXTEND_RESERVATION, [keys.reservations(self.tenant)], [id, int(seconds * 1000)])
+        await self._redis.run_script(_EXTEND_RESERVATION, [keys.reservations(self.tenant)], [id, int(seconds * 1000)])
 
     async def release(self, id: str) -> None:
         """Remove the reservation of `id`."""
@@ -296,7 +294,7 @@ class Quota:
     async def _reserve(self, id: str, bytes: int, seconds: float, limit: int | None) -> int:
         names = [keys.stored(self.tenant), keys.reservations(self.tenant), keys.reservation_sizes(self.tenant)]
         args = [id, bytes, int(seconds * 1000), limit_argument(limit)]
-        return int(await self._scripts.run(_RESERVE, names, args))
+        return int(await self._redis.run_script(_RESERVE, names, args))
 
     def no_room(self) -> RateLimited:
         """Return the error for the limit of bytes. It has no retry time, since only deleting something helps."""

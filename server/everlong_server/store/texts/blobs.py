@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import io
 import os
 import re
 import tempfile
@@ -54,12 +55,17 @@ class Blobs:
 
     async def create(self, name: str) -> BlobWriter:
         """Return a writer for a new blob, which becomes visible when it is committed."""
-        # A unique name: two servers may work on the same request at once, and each must write its own file.
-        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
-        file = await asyncio.to_thread(self._fs.open, partial, "wb")
-        return BlobWriter(
-            self._fs, file, partial, self._path(name), self._vault.sealer(_owner_id(name)), local=self._local
-        )
+        return await asyncio.to_thread(self._writer, name, self._vault)
+
+    def _writer(self, name: str, vault: Vault) -> BlobWriter:
+        partial = self._partial(name)
+        file = self._fs.open(partial, "wb")
+        return BlobWriter(self._fs, file, partial, self._path(name), vault.sealer(_owner_id(name)), local=self._local)
+
+    def _partial(self, name: str) -> str:
+        """Return a path for an incomplete blob. Its name is unique: two servers may work on the same request at once, and each must
+        write its own file."""
+        return self._path(f".{name}.{uuid.uuid4().hex}.part")
 
     def open(self, name: str, offset: int = 0) -> IO[bytes]:
         """Open the blob for reading, at byte `offset`. Raises `FileNotFoundError`, `Damaged` and `KeyMissing`."""
@@ -83,8 +89,7 @@ class Blobs:
         """Store a blob as `open_stored` returned it, durably. Raises `ValueError` if `name` is no blob's name."""
         if not _BLOB.fullmatch(name):
             raise ValueError(f"{name[:100]!r} is not the name of a stored file")
-        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
-        self._write(partial, self._path(name), content, Vault().sealer(_owner_id(name)))
+        self._write(name, content, Vault())
 
     def exists(self, name: str) -> bool:
         """Whether the blob exists."""
@@ -108,7 +113,7 @@ class Blobs:
     @contextlib.contextmanager
     def fill(self, name: str) -> Iterator[Path]:
         """Yield the path of a new local file, which becomes the blob `name` at the end. After an exception nothing is left."""
-        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
+        partial = self._partial(name)
         path = Path(partial) if self._copies is None else self._copies.new(name)
         try:
             yield path
@@ -118,7 +123,7 @@ class Blobs:
                 _publish(self._fs, partial, self._path(name), local=True)
             else:
                 with path.open("rb") as file:
-                    self._write(partial, self._path(name), file, self._vault.sealer(_owner_id(name)))
+                    self._write(name, file, self._vault)
         finally:
             path.unlink(missing_ok=True)
 
@@ -128,20 +133,15 @@ class Blobs:
         with tempfile.TemporaryDirectory(dir=None if self._copies is None else self._copies.folder) as folder:
             yield Path(folder)
 
-    def _write(self, partial: str, final: str, content: IO[bytes], sealer: Sealer) -> None:
-        """Write `content` to the file `partial`, make it durable, and move it to `final`."""
+    def _write(self, name: str, content: IO[bytes], vault: Vault) -> None:
+        """Store `content` as the blob `name`, durably, encrypted by `vault`."""
+        writer = self._writer(name, vault)
         try:
-            with self._fs.open(partial, "wb") as file:
-                while data := content.read(_PIECE):
-                    file.write(sealer.update(data))
-                file.write(sealer.final())
-                file.flush()
-                if self._local:
-                    os.fsync(file.fileno())
-            _publish(self._fs, partial, final, local=self._local)
+            while data := content.read(_PIECE):
+                writer.write_now(data)
+            writer.commit_now()
         except BaseException:
-            if self._fs.exists(partial):
-                self._fs.rm_file(partial)
+            writer.abort_now()
             raise
 
     @contextlib.contextmanager
@@ -172,18 +172,7 @@ class Blobs:
 
     def set_store_id(self, store_id: str) -> None:
         """Write the store ID, durably."""
-        partial = self._path(f".{self.STORE_ID_FILE}.{uuid.uuid4().hex}")
-        try:
-            with self._fs.open(partial, "wb") as file:
-                file.write(store_id.encode())
-                file.flush()
-                if self._local:
-                    os.fsync(file.fileno())
-            _publish(self._fs, partial, self._path(self.STORE_ID_FILE), local=self._local)
-        except BaseException:
-            if self._fs.exists(partial):
-                self._fs.rm_file(partial)
-            raise
+        self._write(self.STORE_ID_FILE, io.BytesIO(store_id.encode()), Vault())
 
     def names(self) -> list[str]:
         """Return the names of all complete blobs."""
@@ -198,8 +187,7 @@ class Blobs:
         if used == self._vault.first:
             return False
         with self._fs.open(self._path(name), "rb") if used is None else self.open(name) as file:
-            partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
-            self._write(partial, self._path(name), file, self._vault.sealer(_owner_id(name)))
+            self._write(name, file, self._vault)
         return True
 
     async def delete(self, name: str) -> None:
@@ -296,7 +284,7 @@ def _in_utc(time: datetime) -> datetime:
 
 
 class BlobWriter:
-    """Writes one blob. `commit` makes it durable and visible; `abort` discards it."""
+    """Writes one blob. `commit` makes it durable and visible; `abort` discards it, as does an error in `async with`."""
 
     def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str, sealer: Sealer, *, local: bool) -> None:
         self._fs = fs
@@ -309,17 +297,19 @@ class BlobWriter:
 
     async def write(self, data: bytes) -> None:
         """Append `data`."""
-        await asyncio.to_thread(self._write, data)
-        self.bytes += len(data)
+        await asyncio.to_thread(self.write_now, data)
 
-    def _write(self, data: bytes) -> None:
+    def write_now(self, data: bytes) -> None:
+        """Append `data`. Blocks."""
         self._file.write(self._sealer.update(data))
+        self.bytes += len(data)
 
     async def commit(self, suffix: str = "") -> None:
         """Flush the blob to the disk and make it visible. `suffix`: is appended to its name."""
-        await asyncio.to_thread(self._commit, suffix)
+        await asyncio.to_thread(self.commit_now, suffix)
 
-    def _commit(self, suffix: str) -> None:
+    def commit_now(self, suffix: str = "") -> None:
+        """Do what `commit` does. Blocks."""
         self._file.write(self._sealer.final())
         self._file.flush()
         if self._local:
@@ -327,12 +317,39 @@ class BlobWriter:
         self._file.close()
         _publish(self._fs, self._partial, self._final + suffix, local=self._local)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            await self.abort()
+
     async def abort(self) -> None:
         """Discard what was written."""
+        await asyncio.to_thread(self.abort_now)
+
+    def abort_now(self) -> None:
+        """Discard what was written. Blocks."""
         with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses
             self._file.close()
-        if await asyncio.to_thread(self._fs.exists, self._partial):
-            await asyncio.to_thread(self._fs.rm_file, self._partial)
+        if self._fs.exists(self._partial):
+            self._fs.rm_file(self._partial)
+
+
+class DiscardingWriter:
+    """Takes the place of a `BlobWriter` for a blob that is stored already: discards the data."""
+
+    async def write(self, data: bytes) -> None:
+        """Discard `data`."""
+
+    async def commit(self, suffix: str = "") -> None:
+        """Do nothing."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing."""
 
 
 def _owner_id(name: str) -> str:

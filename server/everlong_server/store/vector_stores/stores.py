@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from everlong_server.errors import InvalidRequest, NotFound
@@ -12,7 +12,7 @@ from everlong_server.store.records import Hash, is_foreign, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
-from everlong_server.store.redis.scripts import STORE, Scripts, flat
+from everlong_server.store.redis.scripts import STORE, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, Quota, limit_argument
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.records import FileBatch, StoredFile, VectorStore
@@ -112,57 +112,56 @@ take_out(KEYS[2], ARGV[1], KEYS[5])
 )
 
 
+@dataclass(eq=False)
 class VectorStores:
     """One tenant's vector stores. Those of other tenants are not found."""
 
-    def __init__(self, redis: Client, tenant: str, quota: Quota, vault: Vault | None = None) -> None:
-        self._redis = redis
-        self._vault = vault or Vault()
-        self._scripts = Scripts(redis)
-        self._tenant = tenant
-        self._quota = quota
+    redis: Client
+    tenant: str
+    quota: Quota
+    vault: Vault
 
     def of(self, tenant: str) -> VectorStores:
         """Return the vector stores of another tenant."""
-        return VectorStores(self._redis, tenant, self._quota.of(tenant), self._vault)
+        return replace(self, tenant=tenant, quota=self.quota.of(tenant))
 
     async def create(self, store: VectorStore) -> None:
         """Store a new vector store, without its files. Does nothing if it exists. Raises `RateLimited`."""
         counted = store.counted
         fields = store.changeable() | {
-            "id": store.id, "tenant": self._tenant, "created_at": str(store.created_at), "active_at": str(store.created_at),
+            "id": store.id, "tenant": self.tenant, "created_at": str(store.created_at), "active_at": str(store.created_at),
             "bytes": "0", "counted": str(counted),
         }  # fmt: skip
-        done = await self._scripts.run(
+        done = await self.redis.run_script(
             _CREATE,
-            [keys.vector_store(store.id), keys.vector_stores(self._tenant), keys.stored(self._tenant)],
-            [store.id, store.created_at, counted, self._limit, *flat(self._vault.sealed(fields))],
+            [keys.vector_store(store.id), keys.vector_stores(self.tenant), keys.stored(self.tenant)],
+            [store.id, store.created_at, counted, self._limit, *flat(self.vault.sealed(fields))],
         )
         self._require_room(done)
 
     async def get(self, store_id: str) -> VectorStore:
         """Return the vector store. Raises `NotFound`."""
         stored = await self._stored(store_id)
-        files = await self._redis.zcard(keys.vector_store_files(store_id))
-        return VectorStore.of(self._vault.opened(stored), int(files))
+        files = await self.redis.zcard(keys.vector_store_files(store_id))
+        return VectorStore.of(self.vault.opened(stored), int(files))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[VectorStore], bool]:
         """Return a page of vector stores, newest first, and whether more follow. Reads none of their files."""
-        ids, more = await page(self._redis, keys.vector_stores(self._tenant), limit, after)
-        async with self._redis.pipeline(transaction=False) as pipe:
+        ids, more = await page(self.redis, keys.vector_stores(self.tenant), limit, after)
+        async with self.redis.pipeline(transaction=False) as pipe:
             for store_id in ids:
                 pipe.hgetall(keys.vector_store(store_id))
                 pipe.zcard(keys.vector_store_files(store_id))
             found = await pipe.execute()
         pairs = zip(found[::2], found[1::2], strict=True)
-        return [VectorStore.of(self._vault.opened(stored), int(files)) for stored, files in pairs if stored], more
+        return [VectorStore.of(self.vault.opened(stored), int(files)) for stored, files in pairs if stored], more
 
     async def update(self, store_id: str, changes: Mapping[str, Any]) -> VectorStore:
         """Change name, description or metadata. Keeps what others change at the same time. Raises `NotFound` and `RateLimited`."""
         updated = False
         while not updated:
             stored = await self._stored(store_id)  # checks the tenant, which never changes
-            store = replace(VectorStore.of(self._vault.opened(stored), 0), **changes)
+            store = replace(VectorStore.of(self.vault.opened(stored), 0), **changes)
             name, missing = keys.vector_store(store_id), _no_store(store_id)
             updated = await self._update(name, store.counted, store.changeable(), missing, stored[b"label"])
         return await self.get(store_id)
@@ -170,11 +169,11 @@ class VectorStores:
     async def delete(self, store_id: str) -> None:
         """Delete the vector store. Its documents stay. Raises `NotFound`."""
         await self.get(store_id)
-        index = keys.vector_stores(self._tenant)
-        await self._scripts.run(
+        index = keys.vector_stores(self.tenant)
+        await self.redis.run_script(
             _DELETE,
             [
-                keys.vector_store(store_id), index, keys.vector_store_files(store_id), keys.stored(self._tenant),
+                keys.vector_store(store_id), index, keys.vector_store_files(store_id), keys.stored(self.tenant),
                 keys.deleted(index, store_id),
             ],
             [store_id, keys.vector_store(""), keys.document("")],
@@ -192,16 +191,16 @@ class VectorStores:
         fields = file.changeable() | {
             "created_at": str(file.created_at), "bytes": str(file.bytes), "counted": str(counted),
         }  # fmt: skip
-        done = await self._scripts.run(
+        done = await self.redis.run_script(
             _ATTACH,
             [
                 keys.vector_store(file.store), keys.vector_store_files(file.store),
-                keys.vector_store_file(file.store, file.document), keys.stored(self._tenant),
+                keys.vector_store_file(file.store, file.document), keys.stored(self.tenant),
                 keys.document(file.document), keys.document_sets(file.document),
             ],
             [
                 file.store, file.document, file.created_at, counted, self._limit, MAX_FILES, file.bytes,
-                *flat(self._vault.sealed(fields)),
+                *flat(self.vault.sealed(fields)),
             ],
         )  # fmt: skip
         self._require_room(done)
@@ -226,30 +225,30 @@ class VectorStores:
         """Return a file of a vector store. Raises `NotFound`."""
         await self.get(store_id)
         name = keys.vector_store_file(store_id, document)
-        stored = await self._redis.hgetall(name) if is_id("doc", document) else None
+        stored = await self.redis.hgetall(name) if is_id("doc", document) else None
         if not stored:
             raise _no_file(document)
-        return StoredFile.of(document, store_id, self._vault.opened(stored))
+        return StoredFile.of(document, store_id, self.vault.opened(stored))
 
     async def files(self, store_id: str, limit: int, after: str | None = None) -> tuple[list[StoredFile], bool]:
         """Return a page of a vector store's files, newest first, and whether more follow. Raises `NotFound`."""
         await self.get(store_id)
-        ids, more = await page(self._redis, keys.vector_store_files(store_id), limit, after)
-        async with self._redis.pipeline(transaction=False) as pipe:
+        ids, more = await page(self.redis, keys.vector_store_files(store_id), limit, after)
+        async with self.redis.pipeline(transaction=False) as pipe:
             for document in ids:
                 pipe.hgetall(keys.vector_store_file(store_id, document))
             found = zip(ids, await pipe.execute(), strict=True)
         return [
-            StoredFile.of(document, store_id, self._vault.opened(stored)) for document, stored in found if stored
+            StoredFile.of(document, store_id, self.vault.opened(stored)) for document, stored in found if stored
         ], more
 
     async def detach(self, store_id: str, document: str) -> None:
         """Remove a document from a vector store. The document stays. Raises `NotFound`."""
         await self.file(store_id, document)
         files = keys.vector_store_files(store_id)
-        await self._scripts.run(
+        await self.redis.run_script(
             _DETACH,
-            [keys.document_sets(document), keys.stored(self._tenant), files, keys.deleted(files, document)],
+            [keys.document_sets(document), keys.stored(self.tenant), files, keys.deleted(files, document)],
             [store_id, document, keys.vector_store("")],
         )
 
@@ -259,13 +258,13 @@ class VectorStores:
         """Store a batch for a day. A retry only starts the day again."""
         name = keys.vector_store_batch(batch.store, batch.id)
         fields = {"created_at": batch.created_at, "documents": json.dumps(batch.documents)}
-        await self._scripts.run(STORE, [name], [_BATCH_MS, "", "", *flat(fields)])
+        await self.redis.run_script(STORE, [name], [_BATCH_MS, "", "", *flat(fields)])
 
     async def batch(self, store_id: str, batch_id: str) -> FileBatch:
         """Return a batch. Raises `NotFound`, also a day after its creation."""
         await self.get(store_id)
         stored = (
-            await self._redis.hgetall(keys.vector_store_batch(store_id, batch_id)) if is_id("vsfb", batch_id) else None
+            await self.redis.hgetall(keys.vector_store_batch(store_id, batch_id)) if is_id("vsfb", batch_id) else None
         )
         if not stored:
             raise NotFound(
@@ -277,16 +276,16 @@ class VectorStores:
 
     @property
     def _limit(self) -> int | str:
-        return limit_argument(self._quota.limits.bytes)
+        return limit_argument(self.quota.limits.bytes)
 
     def _require_room(self, done: int) -> None:
         if done == OVER_BYTES:
-            raise self._quota.no_room()
+            raise self.quota.no_room()
 
     async def _stored(self, store_id: str) -> Hash:
         """Return the hash of a vector store, as it is stored. Raises `NotFound`."""
-        stored = await self._redis.hgetall(keys.vector_store(store_id)) if is_id("vs", store_id) else None
-        if not stored or is_foreign(self._tenant, stored.get(b"tenant")):
+        stored = await self.redis.hgetall(keys.vector_store(store_id)) if is_id("vs", store_id) else None
+        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
             raise _no_store(store_id)
         return cast(Hash, stored)
 
@@ -294,8 +293,8 @@ class VectorStores:
         self, key: str, counted: int, field: dict[str, str], missing: NotFound, expected: bytes = b""
     ) -> bool:
         """Set a field. Returns False if it does not have the `expected` value, as it is stored."""
-        args: list[Any] = [counted, self._limit, expected, *flat(self._vault.sealed(field))]
-        done = await self._scripts.run(_UPDATE, [key, keys.stored(self._tenant)], args)
+        args: list[Any] = [counted, self._limit, expected, *flat(self.vault.sealed(field))]
+        done = await self.redis.run_script(_UPDATE, [key, keys.stored(self.tenant)], args)
         self._require_room(done)
         if done == _GONE:
             raise missing

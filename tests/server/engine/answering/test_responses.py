@@ -16,7 +16,7 @@ ASKED, TOLD = Message("user", "Who?"), Message("system", "Be kind.")
 
 def created(previous: Response | None, instructions: str | None, *messages: Message) -> Response:
     model = SimpleNamespace(tools=None, fingerprint="model")
-    turns = ResponseTurns(None, SimpleNamespace(model=model), SimpleNamespace(tenant="ann"), None, None, None, None)  # type: ignore[arg-type]
+    turns = ResponseTurns(None, SimpleNamespace(model=model), None, None, None, SimpleNamespace(tenant="ann"), None)  # type: ignore[arg-type]
     return turns.create(previous, [], messages, instructions, SamplingParams(), Recall(4, 96), background=False)
 
 

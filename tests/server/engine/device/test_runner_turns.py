@@ -122,7 +122,7 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
     for number in range(4):
         owner = "one" if number == 3 else "many"
         runner.submit(
-            PrefillRequest(memory.initial_state(1), text, lambda state, number=number: ended.put(number), owner)
+            PrefillRequest(memory.initial_state(1), text, lambda state, number=number: ended.put(number), owner=owner)
         )
     runner.start()
     try:

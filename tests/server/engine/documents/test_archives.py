@@ -21,6 +21,7 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.search.passages import Passages
+from everlong_server.store.vault import Vault
 from tests import files
 from tests.server.store.search.test_dropped import Side
 
@@ -44,7 +45,7 @@ class Uploads:
         self.side = Side(redis, folder, replica, **limits)
         offsets: Any = SimpleNamespace(delete=self.side.blobs.delete)
         self.ingest = replace(
-            self.side.ingest, chats=Chats(redis, "ann", 60), passages=Passages(self.side.blobs, self.side.ingest.documents),
+            self.side.ingest, chats=Chats(redis, "ann", 60, Vault()), passages=Passages(self.side.blobs, self.side.ingest.documents),
             token_offsets=offsets,
         )  # fmt: skip
 

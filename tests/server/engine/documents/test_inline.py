@@ -21,6 +21,7 @@ from everlong_server.store.records import Document
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.search.passages import Passages
+from everlong_server.store.vault import Vault
 from tests.server.store.search.test_dropped import WORDS, Side
 
 
@@ -35,7 +36,7 @@ async def test_a_file_that_is_sent_while_it_is_being_deleted_keeps_its_text(
     side, file = Side(redis, tmp_path, "r1"), InlineFile(WORDS, None, "text/plain")
     offsets: Any = SimpleNamespace(delete=side.blobs.delete)
     ingest = replace(
-        side.ingest, chats=Chats(redis, "ann", 60), passages=Passages(side.blobs, side.ingest.documents),
+        side.ingest, chats=Chats(redis, "ann", 60, Vault()), passages=Passages(side.blobs, side.ingest.documents),
         token_offsets=offsets,
     )  # fmt: skip
     forget, again = Chats.forget, list[Document]()

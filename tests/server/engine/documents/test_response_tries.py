@@ -9,12 +9,12 @@ from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.jobs import Jobs
-from everlong_server.store.readings import ReadingClaim
+from everlong_server.store.jobs import Claim, Jobs
 from everlong_server.store.records import Message, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Response, Responses
+from everlong_server.store.vault import Vault
 from tests.server.engine.documents.tries import MODEL, OUTAGE, engine, failing, redis, replica, taken
 
 __all__ = ["redis"]
@@ -26,10 +26,10 @@ class FakeBackgroundResponses(BackgroundResponses):
     def __init__(self, redis: Client, jobs: Jobs) -> None:
         none: Any = None
         self.device = engine()
-        super().__init__(self.device, none, Responses(redis, None, 60.0), jobs, Tracing(), Metrics(), 1)
+        super().__init__(self.device, none, Responses(redis, None, 60.0, Vault()), jobs, Tracing(), Metrics(), 1)
         self.tries: list[int] = []
 
-    async def doing(self, response: Response, claim: ReadingClaim) -> None:
+    async def doing(self, response: Response, claim: Claim) -> None:
         """Answers it."""
         await self._store.write(response.id, claim, {"status": "completed"})
 
@@ -44,7 +44,7 @@ async def asked(redis: Client) -> Response:
     request: dict[str, Any] = {}
     said = (Message("user", "Who?"),)
     response = Response(new_id("resp"), MODEL, now(), True, None, (), said, None, request, "queued", tenant="ann")
-    await Responses(redis, "ann", 60.0).queue(response)
+    await Responses(redis, "ann", 60.0, Vault()).queue(response)
     return response
 
 
@@ -143,7 +143,7 @@ async def test_a_response_that_another_replica_took_over_stays_with_it(redis: Cl
         await jobs.deregister()
         same = await taken(other)
         assert same == job
-        assert await Responses(redis, None, 60.0).claim(response.id, same.claimant()) is not None
+        assert await Responses(redis, None, 60.0, Vault()).claim(response.id, same.claimant()) is not None
         assert not await work._store.write(response.id, claim, {"status": "completed"})
 
     work.doing = stalled  # type: ignore[method-assign]

@@ -26,8 +26,7 @@ from everlong_server.errors import KeyMissing
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.documents import Documents
-from everlong_server.store.jobs import Jobs
-from everlong_server.store.readings import ReadingClaim
+from everlong_server.store.jobs import Claim, Jobs
 from everlong_server.store.records import Cursor, Document, Reading, new_id, now, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
@@ -35,6 +34,7 @@ from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.vault import Vault
 from tests.server.engine.documents.tries import MODEL, OUTAGE, engine, failing, redis, replica, taken
 
 __all__ = ["redis"]
@@ -43,7 +43,7 @@ TEXT = b"Alice was beginning to get very tired."
 
 
 def documents(redis: Client, tenant: str | None = None) -> Documents:
-    return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")))
+    return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")), Vault())
 
 
 class FakeReader(Reader):
@@ -57,10 +57,10 @@ class FakeReader(Reader):
         )
         self.tries: list[int] = []
 
-    async def doing(self, what: Reading, claim: ReadingClaim) -> None:
+    async def doing(self, what: Reading, claim: Claim) -> None:
         """Nothing."""
 
-    async def _advance(self, what: Reading, claim: ReadingClaim, alone: AsyncExitStack) -> tuple[Cursor, bool]:
+    async def _advance(self, what: Reading, claim: Claim, alone: AsyncExitStack) -> tuple[Cursor, bool]:
         self.tries.append(claim.attempts)
         document = await self._documents.get(what.documents[-1])
         assert self._blobs.check(document.id, document.bytes, document.digest) is None
@@ -87,7 +87,7 @@ async def test_claims_without_a_redis_replica_do_not_count_as_tries(redis: Clien
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     store, refused = reader._documents.readings.claim, []
 
-    async def claim(id: str, by: str) -> ReadingClaim | None:
+    async def claim(id: str, by: str) -> Claim | None:
         refused.append(by)
         redis.copies = int(len(refused) <= OUTAGE)
         return await store(id, by)
@@ -128,7 +128,7 @@ async def read_and_killed(redis_url: str, blobs: Blobs, name: str, killer: str) 
         reader = FakeReader(redis, blobs, await replica(redis, name), max_jobs=2)
         other = asyncio.Event()
 
-        async def doing(what: Reading, claim: ReadingClaim) -> None:
+        async def doing(what: Reading, claim: Claim) -> None:
             if what.documents[-1] == killer:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.2):  # so that others begin, too, if they may
@@ -173,7 +173,7 @@ async def test_a_stop_of_the_server_is_no_death(redis: Client, tmp_path: Path) -
         begun, jobs = asyncio.Event(), await replica(redis, f"r{stop}")
         reader = FakeReader(redis, blobs, jobs)
 
-        async def waits(what: Reading, claim: ReadingClaim, begun: asyncio.Event = begun) -> None:
+        async def waits(what: Reading, claim: Claim, begun: asyncio.Event = begun) -> None:
             begun.set()
             await asyncio.Event().wait()
 
@@ -213,7 +213,7 @@ async def test_a_reading_waits_for_its_blob_store(redis: Client, tmp_path: Path)
     reader = FakeReader(redis, blobs, jobs)
     claim, claims = reader._documents.readings.claim, []
 
-    async def back(id: str, by: str) -> ReadingClaim | None:
+    async def back(id: str, by: str) -> Claim | None:
         claims.append(by)
         if len(claims) == OUTAGE:
             (tmp_path / "away").rename(tmp_path / "texts")
@@ -288,9 +288,9 @@ async def test_a_failure_is_stored_after_a_late_checkpoint(redis: Client, tmp_pa
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     store = reader._documents
     current = store.readings.get
-    late: list[ReadingClaim] = []
+    late: list[Claim] = []
 
-    async def fails(what: Reading, claim: ReadingClaim) -> None:
+    async def fails(what: Reading, claim: Claim) -> None:
         late[:] = [claim] if what.version == 0 else []
         raise ReadingError("broken", "it cannot be read")
 
@@ -320,7 +320,7 @@ async def test_a_fenced_reader_leaves_one_entry_to_the_other(redis: Client, tmp_
     other, reader = await taken(b), FakeReader(redis, blobs, a)
     assert other.id == job.id
 
-    async def claimed(what: Reading, claim: ReadingClaim) -> None:
+    async def claimed(what: Reading, claim: Claim) -> None:
         await documents(redis).readings.claim(job.id, other.claimant())
 
     reader.doing = claimed  # type: ignore[method-assign]

@@ -15,7 +15,6 @@ from everlong_server.settings import SettingsError, load_settings
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Address, Client, connect
 from everlong_server.store.redis.embedded import EmbeddedRedis
-from everlong_server.store.redis.scripts import Scripts
 
 
 def test_where_redis_is() -> None:
@@ -60,7 +59,7 @@ async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
     redis = connect(redis_url, copies=1)
     await redis.flushall()
     with pytest.raises(RedisConnectionError, match="0 Redis replicas have the write, 1 are required"):
-        await Scripts(redis).run(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
+        await redis.run_script(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
     await redis.flushall()
     await redis.aclose()
 

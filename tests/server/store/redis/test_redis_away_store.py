@@ -22,6 +22,7 @@ from everlong_server.store.responses import Response, Responses
 from everlong_server.store.store_id import existing_owners, has_matching_store_id
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.vault import Vault
 from tests.server.store.redis.conftest import OwnRedis
 
 pytestmark = pytest.mark.long
@@ -59,7 +60,7 @@ async def test_a_redis_that_starts_again_during_a_sweep_costs_no_text(
 ) -> None:
     client, blobs = connect(own_redis.url), Blobs(f"file://{tmp_path}/blobs")
     assert await has_matching_store_id(client, blobs)
-    everybodys = Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r")))
+    everybodys = Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r")), Vault())
     for number in range(8):
         document = Document(new_id("doc"), None, 5, 0, now())
         writer = await blobs.create(document.id)
@@ -145,7 +146,7 @@ async def test_a_response_whose_bytes_cannot_be_released_can_be_deleted_again(
 ) -> None:
     client, none = connect(redis_url), Any
     await client.flushall()
-    store, quota = Responses(client, "ann", 60.0), Quota(client, "ann", Limits(), StreamSlots(client, "r1"))
+    store, quota = Responses(client, "ann", 60.0, Vault()), Quota(client, "ann", Limits(), StreamSlots(client, "r1"))
     said = (Message("user", "Who?"),)
     response = Response(new_id("resp"), "model", 0.0, False, None, (), said, None, {}, "completed", tenant="ann")
     response_turns = ResponseTurns(none, none, store, none, none, quota, none)

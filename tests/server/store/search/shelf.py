@@ -43,5 +43,7 @@ class Shelf:
     def ask(self, question: str, *documents: str, before: str | None = None, limit: int = 8) -> list[Passage]:
         """Return the passages that a question is answered with, without a limit of tokens."""
         query = search_query(question, before)
-        found = asyncio.run(self.passages.search(documents or tuple(self.documents), query, limit)) if query else []
-        return select_passages(found, "", 10_000, len)[0]
+        if query is None:
+            return []
+        found = asyncio.run(self.passages.find(documents or tuple(self.documents), query, limit))
+        return select_passages(found.passages, "", 10_000, len)[0]

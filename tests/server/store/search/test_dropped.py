@@ -21,11 +21,11 @@ from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyReco
 from everlong_server.store.records import new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.notes import Note
+from everlong_server.store.vault import Vault
 
 WORDS = b"the text of the book"
 
@@ -36,8 +36,8 @@ class Side:
     def __init__(self, redis: Client, folder: Path, replica: str, tenant: str = "ann", **limits: int) -> None:
         self.blobs = Blobs(f"file://{folder}/blobs")
         quota = Quota(redis, tenant, Limits(**limits), StreamSlots(redis, replica))
-        documents = Documents(redis, tenant, quota)
-        self.attempts = IdempotencyRecords(redis, tenant, replica, 60.0, [])
+        documents = Documents(redis, tenant, quota, Vault())
+        self.attempts = IdempotencyRecords(redis, tenant, replica, 60.0, [], Vault())
         engine: Any = SimpleNamespace(require_running=lambda: None, model=SimpleNamespace(fingerprint="model"))
         unused: Any = None
         self.ingest = Ingest(engine, redis, self.blobs, documents, quota, unused, unused, unused, 1 << 20)
@@ -117,16 +117,16 @@ async def test_a_document_that_redis_makes_late_has_its_text(
     """Redis runs the script that was sent on a broken connection when nobody waits for it any more."""
     side, told = Side(redis, tmp_path, "r1"), asyncio.Event()
     late: list[Any] = []
-    run = Scripts.run
+    run = redis.run_script
 
-    async def unheard(self: Scripts, text: str, names: list[str], args: list[Any]) -> Any:
-        late.append(lambda: run(self, text, names, args))
+    async def unheard(text: str, names: list[str], args: list[Any]) -> Any:
+        late.append(lambda: run(text, names, args))
         told.set()
         if how == "away":
             raise RedisConnectionError("it broke")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Scripts, "run", unheard)
+    monkeypatch.setattr(redis, "run_script", unheard)
     making = asyncio.create_task(side.make(None, document_id := new_id("doc")))
     await told.wait()
     if how == "gone":

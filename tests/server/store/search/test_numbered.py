@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.search.numbered import _names
 from everlong_server.store.search.passages import Found
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
 from tests.tinymodel import STORY
@@ -25,10 +25,7 @@ def asked(
 ) -> list[Found]:
     async def run() -> list[Found]:
         corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
-        document = await corpus.put(text, "book.md")
-        await corpus.passages.ensure(document)
-        if embedder is not None:
-            await corpus.passages.ensure_vectors(document)
+        document = await corpus.add(text, "book.md")
         found = []
         for question in questions:
             query = search_query(question, None)
@@ -339,8 +336,7 @@ def test_pages_of_a_document_are_parts(tmp_path: Path, question: str, animal: st
         corpus = SearchCorpus(blobs, Embedder.packaged())
         document = await corpus.put("".join(pages), "book.pdf", "pdf")
         outline.save(blobs, document.id, [outline.OutlineEntry(start, n) for n, start in enumerate(starts, 1)])
-        await corpus.passages.ensure(document)
-        await corpus.passages.ensure_vectors(document)
+        await corpus.index(document)
         query = search_query(question, None)
         assert query is not None
         return await corpus.passages.find([document.id], query, 8)

@@ -17,7 +17,7 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.search import word_index
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import Found, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.word_index import opened
 from everlong_server.store.texts.blobs import Blobs
@@ -63,11 +63,11 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, caplog: pytest.LogCapture
 def test_whoever_searches_a_damaged_index_with_others_misses_no_document(tmp_path: Path) -> None:
     shelf = Shelf(f"file://{tmp_path}")
     documents = [shelf.add(f"Dinah, kitten number {n}. " + ALICE[: 40_000 + n]) for n in range(4)]
-    search = partial(shelf.passages.search, documents, Query("", {"number": 1.0, "dinah": 1.0}), 4)
+    search = partial(shelf.passages.find, documents, Query("", {"number": 1.0, "dinah": 1.0}), 4)
     expected = asyncio.run(search())
-    assert {passage.document for passage in expected} == set(documents)
+    assert {passage.document for passage in expected.passages} == set(documents)
 
-    async def several() -> list[list[Passage]]:
+    async def several() -> list[Found]:
         return await asyncio.gather(*(search() for _ in range(3)))
 
     for _ in range(5):
@@ -121,12 +121,12 @@ def test_an_index_is_made_once_for_all_who_find_none(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(word_index, "build", counted)
 
-    async def several() -> list[list[Passage]]:
+    async def several() -> list[Found]:
         each = (Passages(shelf.blobs, shelf) for _ in range(4))  # as each request has its own
-        return await asyncio.gather(*(passages.search([document], Query("", {"dinah": 1.0}), 3) for passages in each))
+        return await asyncio.gather(*(passages.find([document], Query("", {"dinah": 1.0}), 3) for passages in each))
 
     found = asyncio.run(several())
-    assert found[0]
+    assert found[0].passages
     assert found == [found[0]] * 4
     assert len(made) == 1
 
@@ -164,7 +164,7 @@ def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Pat
             asyncio.run(shelf.passages.ensure(document))
 
         def search(query: Query, id: str = document.id) -> None:
-            asyncio.run(shelf.passages.search([id], query, 3))
+            asyncio.run(shelf.passages.find([id], query, 3))
 
         indexed.append(cpu_seconds(index, 3))
         searched.append([cpu_seconds(partial(search, query)) for query in (usual, endless)])

@@ -98,7 +98,7 @@ def test_a_passage_beside_one_that_matches_comes_before_one_that_matches_as_litt
     told[35] = "A lantern was mentioned here once, and that was all. " * 7
     shelf.add("".join(told))
     query = Query("", {"fisherman": 1.0, "golden": 1.0, "lantern": 1.0, "pennies": 1.0})
-    found = asyncio.run(shelf.passages.search(tuple(shelf.documents), query, 16))
+    found = asyncio.run(shelf.passages.find(tuple(shelf.documents), query, 16)).passages
     assert "fisherman lived" in found[0].text + found[1].text
     assert "nine pennies" in found[0].text + found[1].text
     starts = [passage.start for passage in found]
@@ -108,9 +108,9 @@ def test_a_passage_beside_one_that_matches_comes_before_one_that_matches_as_litt
 def test_equal_passages_keep_the_order_of_the_documents(tmp_path: Path) -> None:
     shelf = Shelf(f"file://{tmp_path}")
     ids = [shelf.add(f"Dinah is cat number {number}. " * 30) for number in range(6)]
-    found = asyncio.run(shelf.passages.search(ids, Query("", {"dinah": 1.0}), 16))
+    found = asyncio.run(shelf.passages.find(ids, Query("", {"dinah": 1.0}), 16)).passages
     assert list(dict.fromkeys(passage.document for passage in found)) == ids
-    assert asyncio.run(shelf.passages.search(ids, Query("", {"walrus": 1.0}), 16)) == []
+    assert asyncio.run(shelf.passages.find(ids, Query("", {"walrus": 1.0}), 16)).passages == []
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_server.store.search.ranking import Indexed, Ranking, rank
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.search.word_index import opened
 from everlong_server.store.texts.blobs import Blobs
 

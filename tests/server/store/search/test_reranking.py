@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.search.question import passage_query
 from everlong_server.store.search.ranking import Floats
 from everlong_server.store.search.reranking import CANDIDATES, reranked
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.search.sentences import Spans
 from everlong_server.store.texts.blobs import Blobs
 
@@ -78,13 +78,11 @@ def test_the_passage_that_answers_comes_before_others_with_the_words_of_the_ques
 
     async def run() -> None:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
-        document = await corpus.put(chapter, "Lewis Carroll - Through the Looking-Glass.md")
-        await corpus.passages.ensure(document)
-        await corpus.passages.ensure_vectors(document)
+        document = await corpus.add(chapter, "Lewis Carroll - Through the Looking-Glass.md")
         query = passage_query("How often can one get un-birthday presents in a year?")
         plain = await corpus.passages.rank([document.id], query, 10, rerank=False)
         ranked = await corpus.passages.rank([document.id], query, 10)
-        found = await corpus.passages.search([document.id], query, 10)
+        found = await corpus.search([document.id], query, 10)
         places = [
             next(n for n, passage in enumerate(order) if "three hundred and sixty-four days" in passage.text)
             for order in (plain, ranked, found)

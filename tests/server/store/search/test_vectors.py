@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.errors import BackboneError
 from everlong_models.text.embedder import Embedder, find_packaged_embedder
 from everlong_server.engine.answering.search.question import search_query
-from everlong_server.store.search.search_corpus import SearchCorpus
 from everlong_server.store.search.vectors import load_embedder
 from everlong_server.store.texts.blobs import Blobs
 from tests.process import Server, wait_for
@@ -43,10 +43,8 @@ def test_a_passage_is_found_by_meaning_that_words_do_not_find(tmp_path: Path) ->
 
     async def found(embedder: Embedder | None) -> list[str]:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path / str(embedder is None)}"), embedder)
-        document = await corpus.put(TEXT, "story.md")
-        await corpus.passages.ensure(document)
-        await corpus.passages.ensure_vectors(document)
-        return [passage.text for passage in await corpus.passages.search([document.id], query, 4)]
+        document = await corpus.add(TEXT, "story.md")
+        return [passage.text for passage in await corpus.search([document.id], query, 4)]
 
     assert not any("forty guineas" in text for text in asyncio.run(found(None)))
     assert any("forty guineas" in text for text in asyncio.run(found(Embedder.packaged())))
@@ -59,7 +57,7 @@ def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_n
         await corpus.passages.ensure(document)
         for vectors in (False, True):
             if vectors:
-                await corpus.passages.ensure_vectors(document)
+                await corpus.index(document)
             for text in (
                 "What's this about?", "Summarise the book in three sentences.", "List the main characters", "give me the gist",
                 "how does it end", "Is this a true story?", "whats the moral", "What is the theme of the book?",
@@ -98,16 +96,14 @@ def test_damaged_vectors_are_built_again_and_words_are_searched_meanwhile(
 
     async def run() -> None:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
-        document = await corpus.put(TEXT, "story.md")
-        await corpus.passages.ensure(document)
-        await corpus.passages.ensure_vectors(document)
+        document = await corpus.add(TEXT, "story.md")
         (file,) = tmp_path.glob("*.vectors.*")
         intact = file.read_bytes()
         file.write_bytes(damage)
-        assert await corpus.passages.search([document.id], by_words, 4)
-        await corpus.passages.ensure_vectors(document)
+        assert await corpus.search([document.id], by_words, 4)
+        await corpus.index(document)
         assert len(file.read_bytes()) == len(intact)
-        assert any("forty guineas" in passage.text for passage in await corpus.passages.search([document.id], query, 4))
+        assert any("forty guineas" in passage.text for passage in await corpus.search([document.id], query, 4))
 
     asyncio.run(run())
     assert [record.message for record in caplog.records if "are built again" in record.message]
@@ -161,10 +157,9 @@ def test_small_talk_draws_no_passages(tmp_path: Path) -> None:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
         documents = [await corpus.put(text.read_text(), text.name) for text in (NOVEL, STORY)]
         for document in documents:
-            await corpus.passages.ensure(document)
-            await corpus.passages.ensure_vectors(document)
+            await corpus.index(document)
         ids, queries = [document.id for document in documents], {text: search_query(text, None) for text in _REMARKS}
-        return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
+        return [text for text, query in queries.items() if query and await corpus.search(ids, query, 16)]
 
     assert asyncio.run(drawn()) == []
 
@@ -184,13 +179,11 @@ def test_a_question_in_other_words_is_shown_a_short_text_whole(tmp_path: Path) -
 
     async def shown(texts: Sequence[str]) -> list[str]:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
-        note = await corpus.put(_NOTE, "note.txt")
-        await corpus.passages.ensure(note)
-        await corpus.passages.ensure_vectors(note)
+        note = await corpus.add(_NOTE, "note.txt")
         found = {}
         for text in texts:
             query = search_query(text, None)
-            found[text] = await corpus.passages.search([note.id], query, 16) if query else []
+            found[text] = await corpus.search([note.id], query, 16) if query else []
             assert "".join(passage.text for passage in found[text]) in ("", _NOTE)
         return [text for text, passages in found.items() if passages]
 
@@ -211,7 +204,7 @@ def test_by_words_alone_small_talk_draws_passages_only_with_rare_words(tmp_path:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"))
         ids = [(await corpus.put(text.read_text(), text.name)).id for text in (NOVEL, STORY)]
         queries = {text: search_query(text, None) for text in (*_REMARKS, *requests)}
-        return [text for text, query in queries.items() if query and await corpus.passages.search(ids, query, 16)]
+        return [text for text, query in queries.items() if query and await corpus.search(ids, query, 16)]
 
     found = asyncio.run(drawn())
     assert set(requests) <= set(found)

@@ -17,10 +17,10 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.records import Cursor, Document, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
-from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
+from everlong_server.store.vault import Vault
 
 MODEL = "fingerprint"
 
@@ -39,7 +39,7 @@ def quota(redis: Client, tenant: str = "ann", replica: str = "r1", **limits: int
 
 
 def documents(redis: Client, tenant: str = "ann", **limits: int) -> Documents:
-    return Documents(redis, tenant, quota(redis, tenant, **limits))
+    return Documents(redis, tenant, quota(redis, tenant, **limits), Vault())
 
 
 def document(size: int = 10) -> Document:
@@ -104,16 +104,16 @@ async def test_without_limits_nothing_is_counted(redis: Client) -> None:
 
 async def test_a_slot_that_redis_takes_late_is_released(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that was sent on a broken connection takes the slot only after the answer has ended."""
-    tenant, run, late = quota(redis, streams=2), Scripts.run, list[Any]()
+    tenant, run, late = quota(redis, streams=2), redis.run_script, list[Any]()
     await redis.set(keys.replica("r1"), 1, px=60_000)
 
-    async def unheard(self: Scripts, *asked: Any) -> Any:
-        late.append(lambda: run(self, *asked))
+    async def unheard(*asked: Any) -> Any:
+        late.append(lambda: run(*asked))
         raise ConnectionError_("it broke")
 
     async with tenant.stream(1.0):
         with monkeypatch.context() as patch:
-            patch.setattr(Scripts, "run", unheard)
+            patch.setattr(redis, "run_script", unheard)
             with pytest.raises(ConnectionError_):
                 await contextlib.AsyncExitStack().enter_async_context(tenant.stream(1.0))
         await late[0]()
@@ -170,18 +170,18 @@ async def test_a_slot_whose_reply_was_lost_is_released(redis: Client, monkeypatc
     """The script took the slot, but its reply was lost, or the request was cancelled meanwhile."""
     from redis.exceptions import ConnectionError as Lost
 
-    tenant, run = quota(redis, streams=1), Scripts.run
+    tenant, run = quota(redis, streams=1), redis.run_script
     await redis.set(keys.replica("r1"), 1, px=60_000)
     for error in (Lost, asyncio.CancelledError):
 
-        async def carried_out(self: Scripts, *arguments: Any, error: Any = error) -> None:
-            assert await run(self, *arguments) == 1
+        async def carried_out(*arguments: Any, error: Any = error) -> None:
+            assert await run(*arguments) == 1
             raise error
 
-        monkeypatch.setattr(Scripts, "run", carried_out)
+        monkeypatch.setattr(redis, "run_script", carried_out)
         with pytest.raises(error):
             await contextlib.AsyncExitStack().enter_async_context(tenant.stream(1.0))
-        monkeypatch.setattr(Scripts, "run", run)
+        monkeypatch.setattr(redis, "run_script", run)
         assert await redis.scard(keys.streams("ann")) == 0
     async with tenant.stream(1.0):
         pass
@@ -295,7 +295,7 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
 
 
 async def test_sessions_are_counted(redis: Client) -> None:
-    store = Sessions(redis, "ann", quota(redis, sessions=2), "r1", 15.0)
+    store = Sessions(redis, "ann", quota(redis, sessions=2), "r1", 15.0, Vault())
     first = await store.create(MODEL, "m", [])
     await store.fork(first.id)
     for more in (store.create(MODEL, "m", []), store.fork(first.id)):
@@ -314,14 +314,14 @@ async def test_tokens_of_documents_are_counted_once(redis: Client, monkeypatch: 
     store, read = documents(redis, tokens=100), document()
     await store.create(read, MODEL)
     id = await store.readings.ensure(MODEL, [read.id])
-    everybodys = Documents(redis, None, quota(redis, tokens=100))
-    run = everybodys.readings._scripts.run
+    everybodys = Documents(redis, None, quota(redis, tokens=100), Vault())
+    run = redis.run_script
 
     async def sent_again(*script: Any) -> Any:
         await run(*script)
         return await run(*script)
 
-    monkeypatch.setattr(everybodys.readings._scripts, "run", sent_again)
+    monkeypatch.setattr(redis, "run_script", sent_again)
     claim = await everybodys.readings.claim(id, "reader")
     assert claim is not None
     for tokens in (40, 60):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,19 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from everlong_server.api.access import INTERNAL_CALLER
 from everlong_server.engine.batches.run import Ask, Reply, Request
 from everlong_server.services import Shared
-from everlong_server.services.background import batch_worker, run_forever
+from everlong_server.services.background import batch_worker, running
 from everlong_server.store.tenants.credentials import SCOPES, Caller
 
 
-@asynccontextmanager
-async def running_batches(app: ASGIApp, shared: Shared) -> AsyncIterator[None]:
+def running_batches(app: ASGIApp, shared: Shared) -> AbstractAsyncContextManager[None]:
     """Answer batches for the duration of the context."""
-    worker = asyncio.create_task(run_forever(batch_worker(shared, asks(app)).run))
-    try:
-        yield
-    finally:
-        worker.cancel()
-        await asyncio.gather(worker, return_exceptions=True)
+    return running([batch_worker(shared, asks(app)).run])
 
 
 def asks(app: ASGIApp) -> Ask:

@@ -26,6 +26,7 @@ from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import now
+from everlong_server.tasks import cancel
 
 router = APIRouter(prefix="/v1/completions", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -147,9 +148,7 @@ class _Work:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
         return await self._finish()
 
     async def begin(self) -> None:

@@ -53,16 +53,12 @@ async def _store(
 
 async def _keep(blobs: Blobs, name: str, source: FileSource, limit: int) -> int:
     """Store the file as a blob and return its size."""
-    writer = await blobs.create(name)
-    try:
+    async with await blobs.create(name) as writer:
         async for chunk in source.chunks():
             if writer.bytes + len(chunk) > limit:
                 raise too_large(limit)
             await writer.write(chunk)
         await writer.commit()
-    except BaseException:
-        await writer.abort()
-        raise
     return writer.bytes
 
 

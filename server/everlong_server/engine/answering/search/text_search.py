@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from everlong_server.engine.admission import admitted
 from everlong_server.engine.answering.search.question import passage_query
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
@@ -37,8 +38,7 @@ class TextSearch:
 
         Skips deleted documents. Counts as one of the tenant's answers. Raises `Overloaded`, `Unavailable` and `RateLimited`.
         """
-        with self._engine.admit():
-            async with self._quota.stream(self._engine.typical_seconds):
-                query = await SEARCHERS.run(passage_query, text)
-                found = await self._passages.rank(documents, query, limit, only, rerank=rerank)
-                return await self._passages.located(await self._token_offsets.with_tokens(found))
+        async with admitted(self._engine, self._quota):
+            query = await SEARCHERS.run(passage_query, text)
+            found = await self._passages.rank(documents, query, limit, only, rerank=rerank)
+            return await self._passages.located(await self._token_offsets.with_tokens(found))

@@ -24,6 +24,7 @@ from everlong_server.store.redis.connection import connect
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.uploads import Part, Upload, Uploads
+from everlong_server.store.vault import Vault
 from tests.process import Server, wait_for
 from tests.server.api.openai.talk import begin_upload, of, sdk
 from tests.tinymodel import STORY
@@ -197,7 +198,7 @@ async def test_the_text_of_a_document_that_redis_may_have_created_is_kept(redis_
     redis = connect(redis_url)
     await redis.flushdb()
     tenant = Quota(redis, "ann", Limits(), StreamSlots(redis, "r1"))
-    files, made = Documents(redis, "ann", tenant), []
+    files, made = Documents(redis, "ann", tenant, Vault()), []
 
     class Lost:
         """Documents whose reply to `create` is lost."""
@@ -213,7 +214,7 @@ async def test_the_text_of_a_document_that_redis_may_have_created_is_kept(redis_
     lost, unused = cast(Any, Lost()), cast(Any, None)
     blobs = Blobs(f"file://{tmp_path}")
     ingest = Ingest(engine, redis, blobs, lost, tenant, unused, unused, unused, 1000)
-    multipart = MultipartUploads(ingest, Uploads(redis, "ann"), 60)
+    multipart = MultipartUploads(ingest, Uploads(redis, "ann", Vault()), 60)
     upload = Upload(new_id("upload"), 5, "a.txt", "user_data", await multipart.uploads.moment(), time.time() + 60)
     await multipart.uploads.create(upload)
     part = Part(new_id("part"), upload.id, 5, 0.0)

@@ -81,6 +81,6 @@ def _level(level: Any) -> _Level:
     )
 
 
-def number(text: str | None, default: int = 1) -> int:
-    """Return the number in an attribute's text; `default` if it is not a number."""
-    return int(text) if text and text.isdecimal() and len(text) < 8 else default
+def number(text: str | None) -> int:
+    """Return the number in an attribute's text; 1 if it is not a number."""
+    return int(text) if text and text.isdecimal() and len(text) < 8 else 1
