@@ -346,10 +346,8 @@ class Passages:
     ) -> Passage | None:
         """Return a ranked passage by its number, without its score; None if the document was deleted meanwhile."""
         which = int(np.searchsorted(ranking.first, n, side="right")) - 1
-        place = "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?"
-        passage = self._read(
-            documents[which], *parts[which].index.execute(place, (int(n - ranking.first[which]),)).fetchone()
-        )
+        place = word_index.place_of(parts[which].index, int(n - ranking.first[which]))
+        passage = self._read(documents[which], *place)
         similarity = round(float(ranking.similarities[n]), 4) if parts[which].vectors is not None else None
         share = round(float(ranking.shares[n]), 3)
         return None if passage is None else replace(passage, share=share, similarity=similarity)

@@ -101,6 +101,14 @@ def _index(blobs: Blobs, document: Document, path: Path, stop: threading.Event) 
         index.execute("COMMIT")
 
 
+def place_of(index: Any, number: int) -> tuple[int, int, int, int]:
+    """Return start and end of a passage, in characters and in bytes."""
+    place: tuple[int, int, int, int] = index.execute(
+        "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?", (number,)
+    ).fetchone()
+    return place
+
+
 def table_at(index: Any, start: int) -> Table | None:
     """Return the table that has the character `start` below its first row; None if there is none."""
     found = index.execute("SELECT * FROM tables WHERE header_end <= ? ORDER BY start DESC LIMIT 1", (start,)).fetchone()
