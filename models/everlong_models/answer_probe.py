@@ -8,7 +8,7 @@ model's words: the model answers in any case (docs/research/lab-notes.md). A mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -28,6 +28,10 @@ class AnswerProbe:
     layer: int
     weight: Tensor
     bias: float
+
+    def stricter(self, margin: float) -> AnswerProbe:
+        """Return a probe that declines only where the score is more than `margin` below 0."""
+        return replace(self, bias=self.bias + margin)
 
     def holds_answer(self, values: Tensor) -> bool:
         """Return whether the passages hold the answer, for the `values` (kv heads, head dim) of the prompt's last token in `layer`."""

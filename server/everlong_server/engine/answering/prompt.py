@@ -41,6 +41,8 @@ from everlong_server.store.search.terms import words
 
 _MOST_REPEATED = 0.25
 """If the previous question and its answer would take a larger share of the evidence's tokens, they are not repeated."""
+_LONG_MARGIN = 1.0
+"""In texts of more than a few pages, the probe must be surer: it learnt from shorter ones (docs/research/lab-notes.md, "Refusing")."""
 LINE_BREAK = "\n"
 """Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
 
@@ -50,8 +52,8 @@ class Prompt:
     """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `attended_before`: see `AnswerRequest`. `context_start`: see
     `Snapshot`.
 
-    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `judged`: the model's probe
-    may replace the answer by `REFUSAL`.
+    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `margin`: the model's probe
+    replaces the answer by `REFUSAL` if its score is so far below its limit; None: the probe is not asked.
     """
 
     tokens: list[int]
@@ -60,7 +62,7 @@ class Prompt:
     attended_before: int | None
     context_start: int | None
     question: str
-    judged: bool = False
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +116,19 @@ class PromptBuilder:
             alone = result.overview is not None or await asyncio.to_thread(stands_alone, question, query)
             if repeating is None and not alone:
                 build = partial(build, previous=shortened(previous))
-        # The search is not sure whether short texts hold the answer. The model's probe can judge it.
-        may_lack_answer = (
-            self._may_judge(context, result) and not tools and question == content
-            and await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
-        )  # fmt: skip
-        if result.doubtful and not may_lack_answer:
+        # The search is not sure whether texts hold the answer. The model's probe can judge it.
+        margin: float | None = None
+        if self._may_judge(context, result) and not tools and question == content:
+            asks = await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
+            margin = (0.0 if result.few_pages else _LONG_MARGIN) if asks else None
+        if result.doubtful and margin is None:
             found = []
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
-        if (lacks_answer or may_lack_answer or not found) and not await self._passages.all_indexed(documents):
+        if (lacks_answer or margin is not None or not found) and not await self._passages.all_indexed(documents):
             # A document was deleted. The memory still has it.
-            found, lacks_answer, may_lack_answer = found or None, False, False
+            found, lacks_answer, margin = found or None, False, None
         elif query and not found and not lacks_answer and not has_history and context.all_open:
             found = await self._passages_in_open_segment(context, recall.passages)
         # On a thread: this takes time in proportion to the message.
@@ -137,7 +139,7 @@ class PromptBuilder:
             found,
             recall,
             lacks_answer=lacks_answer,
-            may_lack_answer=may_lack_answer,
+            margin=margin,
             template=template,
         )
 
@@ -145,7 +147,7 @@ class PromptBuilder:
         """Return whether the model's probe can tell whether passages hold an answer: if it knows such prompts, and no instructions say what to answer."""
         knows = self._engine.model.probe is not None and self._template is INSTRUCT and result.overview is None
         instructed = context.system is not None or context.instructions is not None
-        return knows and result.unjudged and bool(result.passages) and not instructed
+        return knows and result.english and bool(result.passages) and not instructed
 
     async def _passages_in_open_segment(self, context: TurnContext, limit: int) -> list[Passage]:
         """Return the passages of the session's documents, if these fit into the open segment: then the model sees them, whatever the search finds."""
@@ -190,13 +192,13 @@ class PromptBuilder:
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
-        may_lack_answer: bool = False, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (),
+        margin: float | None = None, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (),
         template: Template | None = None, previous: Exchange | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
-        documents do not hold the answer. `may_lack_answer`: the evidence may not hold it. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
+        documents do not hold the answer. `margin`: see `Prompt`; the evidence may not hold it. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
         the message. `template`: None takes that of the model. With tools, it is `WITH_TOOLS`. `previous`: what the message may refer to, if `template` does not repeat it.
         """
         question = content if question is None else question
@@ -208,7 +210,7 @@ class PromptBuilder:
         window = memory.visible_tokens - memory.segment_length
         # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
         # probe may judge the first answer: it learnt from first prompts that the model reads alone.
-        hides_open = window > 0 and (small_talk or (may_lack_answer and not context.unread))
+        hides_open = window > 0 and (small_talk or (margin is not None and not context.unread))
         kept, later = memory.kept_tokens(context.state), context.session.messages > 0
         anew = bool(kept or hides_open) and not later and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
@@ -235,8 +237,9 @@ class PromptBuilder:
         tokens = [*part.lead, *tokenizer.encode(text), *message]
         start = self._start(context, part.visible, part.own)
         # The answer to a question about the conversation may be there, if the prompt lacks it.
-        judged = may_lack_answer and bool(part.evidence) and not (later and part.own == 0 and is_personal(question))
-        return Prompt(tokens, part.evidence, part.visible, part.own, start, question, judged)
+        if not part.evidence or (later and part.own == 0 and is_personal(question)):
+            margin = None
+        return Prompt(tokens, part.evidence, part.visible, part.own, start, question, margin)
 
     def _later_part(
         self, context: TurnContext, lead: list[int], previous: Exchange | None, room: int, budget: int,

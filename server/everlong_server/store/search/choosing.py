@@ -63,8 +63,8 @@ _SHORT_TEXT = 24
 """Passages of a text in which the BM25 scores do not tell whether a query is about all of it."""
 _SHOWN_WHOLE = 3200
 """Bytes of texts so short that an answer is shown all of them, as far as the evidence has room: their few words tell little about a query."""
-_JUDGED = 32_000
-"""Bytes of texts up to which a model with a probe judges whether passages hold the answer to a question. The search is less sure of short texts."""
+_FEW_PAGES = 32_000
+"""Bytes of texts of a few pages. The search is less sure of them: in doubt, it leaves to a model's probe whether their passages hold an answer."""
 _NEAR = 0.18
 """Cosine of a question of everyday words with a short text from which the text can hold its answer. "How are you?" is
 below. Chosen on 18 questions about a note, an e-mail and a recipe, and six greetings; not measured on others."""
@@ -98,9 +98,9 @@ def shown_whole(parts: Sequence[Indexed]) -> bool:
     return sum(part.bytes for part in parts) <= _SHOWN_WHOLE
 
 
-def judged(parts: Sequence[Indexed]) -> bool:
-    """Return whether a model's probe can judge passages of the texts: they are short enough, and English."""
-    return all(part.language == "en" for part in parts)
+def has_few_pages(parts: Sequence[Indexed]) -> bool:
+    """Return whether the texts have a few pages together."""
+    return sum(part.bytes for part in parts) <= _FEW_PAGES
 
 
 def choose(
@@ -119,19 +119,18 @@ def choose(
         found = _in_order(ranking)[: max(limit, best)] if _is_about_short_text(query, ranking) else ()
     elif _is_found(query, ranking, _MIN_SHARE_FOREIGN if foreign else _MIN_SHARE):
         found = _best(ranking, max(limit, best))
-    elif (
-        doubtful := query.asks
-        and not query.everyday
-        and bool(ranking.compared.any())
-        and judged(parts)
-        and sum(part.bytes for part in parts) <= _JUDGED
-    ):
+    elif doubtful := has_few_pages(parts) and query.asks and not query.everyday and _can_be_judged(parts, ranking):
         found = _in_order(ranking)[: max(limit, best)]
     everything = np.arange(len(ranking.scores))
     about_whole = _is_about_whole(found, ranking, whole)
     return Chosen(
         found, _covering(parts, ranking, limit, everything) if about_whole else (), doubtful and not about_whole
     )
+
+
+def _can_be_judged(parts: Sequence[Indexed], ranking: Ranking) -> bool:
+    """Return whether a probe knows such texts: they are English, and passages are compared by meaning."""
+    return bool(ranking.compared.any()) and all(part.language == "en" for part in parts)
 
 
 def choose_in_part(

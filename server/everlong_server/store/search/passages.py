@@ -25,7 +25,7 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.search import sentences, word_index
-from everlong_server.store.search.choosing import WHOLE, Chosen, choose, choose_in_part, judged
+from everlong_server.store.search.choosing import WHOLE, Chosen, choose, choose_in_part, has_few_pages
 from everlong_server.store.search.numbered import NamedPart, named_part
 from everlong_server.store.search.overview import Overview, overview, samples
 from everlong_server.store.search.query import PassageFilter, Query
@@ -78,13 +78,14 @@ class Passage:
 @dataclass(frozen=True, slots=True)
 class Found:
     """`passages`: what a search found, in the order in which to take them. `overview`: of the documents, if the query is about the whole
-    text; None otherwise. `unjudged`: found in English texts so short that a model's probe can judge whether they hold the answer. `doubtful`: the search
-    would say that they do not."""
+    text; None otherwise. `doubtful`: the search would say that the texts have nothing about the query. `english`, `few_pages`: all of the
+    texts are English; they have a few pages together."""
 
     passages: list[Passage]
     overview: Overview | None = None
-    unjudged: bool = False
     doubtful: bool = False
+    english: bool = False
+    few_pages: bool = False
 
 
 _T = TypeVar("_T")
@@ -253,14 +254,13 @@ class Passages:
                 start, end = ranking.first[where : where + 2]
                 own = () if named is None else named.within(start, end)
                 beginning = self._passage(int([*own, start][0]), searched, parts, ranking)
-                header = partial(self._header, searched, parts)
-                found = sentences.ordered(
-                    found, query.words, similarity, by_document, beginning, score_sentences, header
-                )
+                how = (similarity, by_document, beginning, score_sentences, partial(self._header, searched, parts))
+                found = sentences.ordered(found, query.words, *how)
             elif score_sentences is not None:
                 order = reranked_passages(found, by_document, score_sentences)
                 found = _numbered([found[n] for n, _ in order[:limit]])
-        return Found(found, unjudged=judged(parts), doubtful=chosen.doubtful)
+        english = all(part.language == "en" for part in parts)
+        return Found(found, None, chosen.doubtful, english, has_few_pages(parts))
 
     def _reranker(self, parts: Sequence[Indexed]) -> Reranker | None:
         """Return the reranker, if it can read any of the documents: it knows the languages that have vectors."""
@@ -349,14 +349,13 @@ class Passages:
         place = word_index.place_of(parts[which].index, int(n - ranking.first[which]))
         passage = self._read(documents[which], *place)
         similarity = round(float(ranking.similarities[n]), 4) if parts[which].vectors is not None else None
-        share = round(float(ranking.shares[n]), 3)
-        return None if passage is None else replace(passage, share=share, similarity=similarity)
+        return passage and replace(passage, share=round(float(ranking.shares[n]), 3), similarity=similarity)
 
     def _header(self, documents: Sequence[Document], parts: Sequence[Indexed], sentence: Passage) -> Passage | None:
         """Return the row that names the columns of the table that a sentence is in; None if it is in none."""
         where = next(n for n, document in enumerate(documents) if document.id == sentence.document)
-        table = word_index.table_at(parts[where].index, sentence.start)
-        return None if table is None else self._read(documents[where], *table.header)
+        found = word_index.header_at(parts[where].index, sentence.start)
+        return None if found is None else self._read(documents[where], *found)
 
     def _read(self, document: Document, start: int, end: int, start_byte: int, end_byte: int) -> Passage | None:
         """Return a part of a document, in characters and bytes, as a passage; None if the document was deleted meanwhile."""

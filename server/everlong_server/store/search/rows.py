@@ -39,11 +39,6 @@ class Table(NamedTuple):
     header_end_byte: int
     end: int
 
-    @property
-    def header(self) -> tuple[int, int, int, int]:
-        """Start and end of the first row, in characters and in bytes."""
-        return self.start, self.header_end, self.start_byte, self.header_end_byte
-
 
 class Tables:
     """Follows the tables of a text from piece to piece."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged
 from everlong_server.store.records import Document
-from everlong_server.store.search.rows import Table, Tables
+from everlong_server.store.search.rows import Tables
 from everlong_server.store.search.splitting import VERSION, Headings, split
 from everlong_server.store.search.terms import Terms, language_of, terms_of
 from everlong_server.store.texts.blobs import Blobs
@@ -109,10 +109,10 @@ def place_of(index: Any, number: int) -> tuple[int, int, int, int]:
     return place
 
 
-def table_at(index: Any, start: int) -> Table | None:
-    """Return the table that has the character `start` below its first row; None if there is none."""
+def header_at(index: Any, start: int) -> tuple[int, int, int, int] | None:
+    """Return start and end of the first row of the table that has the character `start` below this row; None if there is none."""
     found = index.execute("SELECT * FROM tables WHERE header_end <= ? ORDER BY start DESC LIMIT 1", (start,)).fetchone()
-    return Table(*found) if found is not None and start < found[-1] else None
+    return tuple(found[:4]) if found is not None and start < found[4] else None
 
 
 def _heading_terms(headings: Sequence[str], terms: Terms) -> Iterator[str]:

@@ -94,11 +94,15 @@ def test_texts_of_a_few_pages_are_judged_by_search_and_probe(
         assert (message["content"] == REFUSAL) is has_probe
 
 
-def test_the_search_decides_about_longer_texts(server: Server) -> None:
-    document = server.read(LONG)["id"]
-    message = server.say(server.session(document)["id"], QUESTION, **GREEDY)
+@pytest.mark.parametrize("bias", [-0.9, -1.1])
+def test_the_probe_must_be_surer_about_longer_texts(new_server, folder: Path, tmp_path: Path, bias: float) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    save_file({"layer": torch.tensor(1), "weight": torch.zeros(2, 16), "bias": torch.tensor(bias)}, model / PROBE)
+    server = new_server(model, recall_tokens=96).start()
+    message = server.say(server.session(server.read(LONG)["id"])["id"], QUESTION, **GREEDY)
     assert message["evidence"]
-    assert message["content"] != REFUSAL
+    assert (message["content"] == REFUSAL) is (bias < -1)
 
 
 @pytest.mark.parametrize("question", [QUESTION, "Why?"])

@@ -108,10 +108,8 @@ def test_a_judged_answer_attends_to_the_beginning_of_its_prompt(tiny_model: Path
     for read, own in ((short, 0), ([], None)):
         session = Session("", "", "", ("doc",), Snapshot(open=tuple(read), position=len(read)))
         context = TurnContext(session, served.memory.initial_state(1), (), None, AsyncMock())
-        built = prompts.build(
-            context, QUESTION, passages_of(ALICE)[:1], Recall(4, 96), lacks_answer=False, may_lack_answer=True
-        )
-        assert built.judged
+        built = prompts.build(context, QUESTION, passages_of(ALICE)[:1], Recall(4, 96), lacks_answer=False, margin=0.0)
+        assert built.margin == 0
         assert len(built.tokens) > 16
         assert built.attended_before == own
 
@@ -177,7 +175,7 @@ def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny
     context = TurnContext(
         Session("", "", "", ("doc",), Snapshot(open=tuple(open), position=read)), state, (), None, AsyncMock()
     )
-    hides = {"lacks_answer": False, "may_lack_answer": True}
+    hides = {"lacks_answer": False, "margin": 0.0}
     first = prompts.build(context, "Who?", [passages_of(ALICE)[6].part(0, 20)], Recall(4, 96), **hides)
     assert (first.attended_before, first.context_start) == (0, read)
     said = [*open, *first.tokens[: 16 - len(open) - 1]]  # still in the open segment
