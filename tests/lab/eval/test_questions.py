@@ -135,6 +135,19 @@ def test_the_packaged_conversations_are_about_their_texts(tmp_path: Path) -> Non
         assert one.matches(REFUSAL) is (one.kind == "not in the text"), one
 
 
+@pytest.mark.parametrize(("folder", "texts", "count"), [("development", 12, 108), ("held-out", 9, 72)])
+def test_the_packaged_questions_about_a_few_pages_are_about_their_texts(
+    tmp_path: Path, folder: str, texts: int, count: int
+) -> None:
+    with tarfile.open(Path(corpora.__file__).parent / "few-pages.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    asked = questions.questions(tmp_path / "few-pages" / folder / "questions.jsonl")
+    assert len(asked) == count
+    assert len(questions.find_texts((one.text for one in asked), [tmp_path / "few-pages" / folder])) == texts
+    for one in asked:
+        assert one.matches(REFUSAL) is (one.kind == "not in the text"), one
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
