@@ -85,11 +85,12 @@ class PromptBuilder:
         self._passages = passages
         self._template = template or template_of(engine.model)
 
-    async def prompt(self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = ()) -> Prompt:
-        """Return the prompt for the message `content`, with passages of the session's documents and of `recall.also_in`, and
-        `tools`.
+    async def prompt(
+        self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = (), *, may_decline: bool = True
+    ) -> Prompt:  # fmt: skip
+        """Return the prompt for the message `content`, with passages of the session's documents and of `recall.also_in`, and `tools`.
 
-        Raises `TooLarge` for tools that do not fit into the model's context.
+        `may_decline`: the model's probe may replace the answer. Raises `TooLarge` for tools that do not fit into the model's context.
         """
         documents = tuple(dict.fromkeys((*context.session.documents, *(recall.also_in or ()))))
         format = self._engine.model.tools
@@ -118,17 +119,17 @@ class PromptBuilder:
                 build = partial(build, previous=shortened(previous))
         # The search is not sure whether texts hold the answer. The model's probe can judge it.
         margin: float | None = None
-        if self._may_judge(context, result) and not tools and question == content:
+        if may_decline and self._may_judge(context, result) and not tools and question == content:
             asks = await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
             margin = (0.0 if result.few_pages else _LONG_MARGIN) if asks else None
-        if result.doubtful and margin is None:
-            found = []
+        if result.doubtful and (margin is None or (has_history and is_personal(question))):
+            found, margin = [], None
         lacks_answer = query is not None and await asyncio.to_thread(
             texts_lack_answer, question, found or [], has_history=has_history
         )
         if (lacks_answer or margin is not None or not found) and not await self._passages.all_indexed(documents):
             # A document was deleted. The memory still has it.
-            found, lacks_answer, margin = found or None, False, None
+            found, lacks_answer, margin = None if result.doubtful else found or None, False, None
         elif query and not found and not lacks_answer and not has_history and context.all_open:
             found = await self._passages_in_open_segment(context, recall.passages)
         # On a thread: this takes time in proportion to the message.

@@ -209,7 +209,8 @@ class TurnRunner:
                 turn.text, turn.evidence = context.continued.content, prompt.evidence
                 evidence = prompt.evidence
             else:
-                prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
+                shown = tools.shown if tools else ()
+                prompt = await self._prompts.prompt(context, content, recall, shown, may_decline=grammar is None)
                 turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)

@@ -13,8 +13,13 @@ _FEWEST = 3
 """Rows of a table. Fewer need no row that names the columns."""
 MAX_HEADER = 600
 """Characters of a row that names the columns."""
-_CELLS = r"[^\n]*\S *\t[^\n]*\S|(?:[^\n]*?[,;](?=[^\s,;]|[,;]{2})){3}|[ ]*\|[^\n]*\|"
-"""A row: a tab between words, three commas or semicolons that no space follows, or bars around cells."""
+_CELLS = (
+    r"[^\n]*\S *\t[^\n]*\S|[ ]*\|[^\n]*\|"
+    r"|(?:[^\n]*?(?:[,;](?!\d)|(?<!\d)[,;])(?=[^\s,;]|[,;]{2})){3}"
+    r"|(?=[\d.+\-:/]*(?:[,;][\d.+\-:/]*){3})[\d.,;+\-:/]+(?=\s|$)"
+)
+"""A row: a tab between words, bars around cells, or three commas or semicolons that no space follows, and that are not between digits. In a row of
+figures alone, they may be."""
 _ROW = re.compile(rf"(?m)^(?:{_CELLS})[^\n]*\n?")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _ROW_BYTES = re.compile(rf"(?:{_CELLS})".encode())
@@ -56,7 +61,12 @@ class Tables:
             if not self._in_line and _ROW.match(line[0]) is None:
                 yield from self.finish()
             elif self._open is not None:
-                self._open, self._count = self._open._replace(end=end), self._count + (not self._in_line)
+                table, self._count = self._open._replace(end=end), self._count + (not self._in_line)
+                if self._count == 1:  # the first row goes on
+                    table = table._replace(
+                        header_end=end, header_end_byte=table.header_end_byte + len(line[0].encode())
+                    )
+                self._open = table
             elif not self._in_line:
                 at = piece.start_byte + len(piece.text[: line.start()].encode())
                 self._open = Table(piece.start + line.start(), end, at, at + len(line[0].encode()), end)

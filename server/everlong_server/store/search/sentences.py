@@ -123,7 +123,9 @@ def ordered(
     for place, sentence in enumerate([*found[:_EARLY], *first, *found[_EARLY:]]):
         if place < _WITH_HEADER and (columns := header(sentence)) is not None:
             taken.setdefault((columns.document, columns.start), replace(columns, score=sentence.score))
-        taken.setdefault((sentence.document, sentence.start), sentence)
+        key = sentence.document, sentence.start
+        if key not in taken or taken[key].end < sentence.end:  # a short header can be the beginning of a sentence
+            taken[key] = sentence
     return [*taken.values()]
 
 

@@ -111,7 +111,8 @@ def place_of(index: Any, number: int) -> tuple[int, int, int, int]:
 
 def header_at(index: Any, start: int) -> tuple[int, int, int, int] | None:
     """Return start and end of the first row of the table that has the character `start` below this row; None if there is none."""
-    found = index.execute("SELECT * FROM tables WHERE header_end <= ? ORDER BY start DESC LIMIT 1", (start,)).fetchone()
+    nearest = "SELECT * FROM tables WHERE start < ? AND header_end <= ? ORDER BY start DESC LIMIT 1"
+    found = index.execute(nearest, (start, start)).fetchone()
     return tuple(found[:4]) if found is not None and start < found[4] else None
 
 

@@ -65,7 +65,7 @@ _CONNECTIVES = frozenset(["and", "but", "or", "so"])
 """Words that begin a question that refers to the one before: "And on Sundays?"."""
 _NOT_ASKED = frozenset(["a", "an", "i", "he", "she", "it", "they", "we"])
 """After an interrogative, they begin a statement or an exclamation."""
-_OF_SUBJECTS = frozenset(["who", "whose", "which"])
+_OF_SUBJECTS = frozenset(["who", "whose"])
 """Interrogatives that need no auxiliary verb after them: "who owns the inn"."""
 _CONJUNCTIVE = frozenset(["when", "where", "why"])
 """Interrogatives that also begin clauses: "When the lease was signed, …"."""
@@ -73,8 +73,11 @@ _REQUESTS = frozenset([
     "compare", "describe", "explain", "find", "give", "list", "name", "show", "summarise", "summarize", "tell",
 ])  # fmt: skip
 """Words that begin a request for what a text says: "List the open orders"."""
-_LEAD = 2
-"""Words before the interrogative of a question, at most: "roughly how much", "since when"."""
+_LEADS = frozenset([
+    "about", "after", "and", "approximately", "around", "at", "before", "between", "but", "by", "for", "from", "in", "of", "on", "or", "over", "roughly",
+    "since", "so", "to", "under", "until", "with", "within",
+])  # fmt: skip
+"""Words before the interrogative of a question: "roughly how much", "since when"."""
 _INTERROGATIVES = _ENGLISH_INTERROGATIVES | frozenset([
     "wer", "wen", "wem", "wessen", "wann", "wo", "wohin", "woher", "warum", "wieso", "weshalb", "wie", "welche",
     "welcher", "welches", "qui", "quoi", "quand", "où", "pourquoi", "combien", "quel", "quelle", "quels",
@@ -226,7 +229,7 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
         return False
     # "What time does it start", but not "What a nice story" and "When I was a child".
     found = found[_interrogative(found) :]
-    asks = (found[0] in _OF_SUBJECTS and len(found) > 1) or (
+    asks = (found[0] in _OF_SUBJECTS and len(found) > 2) or (
         found[0] in _ENGLISH_INTERROGATIVES
         and not _AUXILIARIES.isdisjoint(found[1:4])
         and found[1] not in _NOT_ASKED
@@ -246,14 +249,12 @@ def _interrogative(message: Sequence[str]) -> int:
 
     0 if there is none, or if it may begin a clause: "I know what you did".
     """
-    for place, word in enumerate(message[: _LEAD + 1]):
-        if word in _ENGLISH_INTERROGATIVES:
-            after = message[place + 1 : place + 5]
-            inverted = not _AUXILIARIES.isdisjoint(after) and after[0] not in _NOT_ASKED | _ARTICLES
-            return place if inverted else 0
-        if word in _SUBJECTS or word in _AUXILIARIES:
-            break
-    return 0
+    place = next((place for place, word in enumerate(message) if word not in _LEADS), 0)
+    after = message[place + 1 : place + 5]
+    asks = (
+        message[place : place + 1] and message[place] in _ENGLISH_INTERROGATIVES and not _AUXILIARIES.isdisjoint(after)
+    )
+    return place if asks and after[0] not in _NOT_ASKED | _ARTICLES else 0
 
 
 def _inverts(message: Sequence[str]) -> bool:

@@ -64,6 +64,11 @@ def test_errors_tables_and_progress_bars_are_as_they_are_shown() -> None:
     ]  # fmt: skip
 
 
+def test_a_page_is_read_if_its_text_is_only_the_name_of_an_object() -> None:
+    page = {"text/plain": "<IPython.core.display.HTML object>", "text/html": "<p>Rent is due.</p>"}
+    assert text_of(notebook(code("show()", {"data": page})), "a.ipynb") == "show()\n\n[Output]\nRent is due."
+
+
 def test_notebooks_of_the_third_format_are_read() -> None:
     cells = [
         {"cell_type": "heading", "level": 2, "source": ["Rent"]},
@@ -82,7 +87,7 @@ def test_what_is_no_notebook_is_shown_as_it_is(data: bytes) -> None:
 
 
 def test_values_of_other_types_do_no_harm() -> None:
-    odd = {"cell_type": 3, "source": 7, "outputs": [None, {"data": [1], "text": {"a": 1}}], "attachments": [1]}
+    odd = {"cell_type": 3, "source": 7, "outputs": [None, {"data": [1], "text": {"a": 1}}], "attachments": 5}
     assert text_of(notebook(odd, {}), "a.ipynb").split("\n\n") == ["7", "[Output]\n{'a': 1}"]
 
 

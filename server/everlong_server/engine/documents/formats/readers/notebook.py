@@ -12,7 +12,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import pieces
 from everlong_server.engine.documents.formats.readers.html import render
 
-_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+([^\n]+)", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Commands to a terminal, which tracebacks and progress bars have."""
 _PICTURES = ("image/png", "image/jpeg", "image/svg+xml", "image/gif", "png", "jpeg", "svg")
@@ -34,9 +34,10 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     for cell in cells:
         text, kind = _joined(cell.get("source", cell.get("input"))).strip("\n"), cell.get("cell_type")
         heading = _HEADING.search(text) if kind == "markdown" else None
-        section = heading[1] if heading else text if kind == "heading" else None
+        section = heading[1].rstrip(" \t#") if heading else text if kind == "heading" else None
         yield Block(text, section=section or None)
-        notes.left_out("pictures", len(cell.get("attachments") or ()))
+        attached = cell.get("attachments")
+        notes.left_out("pictures", len(attached) if isinstance(attached, dict) else 0)
         for output in _dicts(cell.get("outputs")):
             yield from _output(output, notes)
 
@@ -58,13 +59,13 @@ def _output(output: dict[str, Any], notes: Notes) -> Iterator[Block]:
     data = {**output, **(data if isinstance(data, dict) else {})}
     text = f"{data['ename']}: {data.get('evalue', '')}" if "ename" in data else ""
     text = text or next((_joined(data[kind]) for kind in _TEXTS if data.get(kind)), "")
-    if any(kind in data for kind in _PICTURES):
-        notes.left_out("pictures")
-        # Libraries describe a picture by its Python object, such as "<Figure size 640x480 with 1 Axes>".
-        text = "" if text.startswith("<") else text
-    if not text:
-        page = next((_joined(data[kind]) for kind in _PAGES if data.get(kind)), "")
-        text = "\n".join(block.text for block in render(page, notes)) if page else ""
+    has_picture = any(kind in data for kind in _PICTURES)
+    notes.left_out("pictures", has_picture)
+    page = next((_joined(data[kind]) for kind in _PAGES if data.get(kind)), "")
+    # Libraries describe a picture or a page by its Python object, such as "<Figure size 640x480 with 1 Axes>".
+    text = "" if text.startswith("<") and (page or has_picture) else text
+    if not text and page:
+        text = "\n".join(block.text for block in render(page, notes))
     if text := _as_shown(text).strip("\n"):
         yield Block(f"[Output]\n{text}")
 
