@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import tarfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,14 @@ def test_the_packaged_conversations_are_about_their_texts(tmp_path: Path) -> Non
     assert len(questions.find_texts((one.text for one in asked), [tmp_path])) == 24
     for one in asked:
         assert one.matches(REFUSAL) is (one.kind == "not in the text"), one
+
+
+def test_the_packaged_unanswerable_questions_are_ten_about_each_text() -> None:
+    packed = (Path(corpora.__file__).parent / "unanswerable-questions.jsonl.xz").read_bytes()
+    rows = [json.loads(line) for line in lzma.decompress(packed).decode().splitlines()]
+    assert set(Counter(row["text"] for row in rows).values()) == {10}
+    assert len({(row["text"], row["q"]) for row in rows}) == 450
+    assert all(row["near"] for row in rows)
 
 
 @pytest.mark.parametrize(("folder", "texts", "count"), [("development", 12, 108), ("held-out", 9, 72)])
