@@ -273,7 +273,7 @@ class TurnRunner:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
         open, model = list(context.session.snapshot.open), self._engine.model
         refusal = None
-        if prompt.margin is not None and model.probe is not None and grammar is None:
+        if prompt.margin is not None and model.probe is not None:
             tokens = [*model.tokenizer.encode(REFUSAL), *model.tokenizer.eos_ids[:1]]
             refusal = Refusal(tokens, model.probe.stricter(prompt.margin))
         return AnswerRequest(

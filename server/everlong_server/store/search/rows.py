@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _FEWEST = 3
 """Rows of a table. Fewer need no row that names the columns."""
-MAX_HEADER = 600
+_MAX_HEADER = 600
 """Characters of a row that names the columns."""
 _CELLS = (
     r"[^\n]*\S *\t[^\n]*\S|[ ]*\|[^\n]*\|"
@@ -76,5 +76,5 @@ class Tables:
     def finish(self) -> Iterator[Table]:
         """Yield the table that ends here, if it has several rows."""
         table, self._open = self._open, None
-        if table is not None and self._count >= _FEWEST and table.header_end - table.start <= MAX_HEADER:
+        if table is not None and self._count >= _FEWEST and table.header_end - table.start <= _MAX_HEADER:
             yield table

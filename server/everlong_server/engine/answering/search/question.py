@@ -241,7 +241,7 @@ def asks_for_fact(message: str, *, has_history: bool) -> bool:
 def _asks(message: Sequence[str]) -> bool:
     """Return whether words, in lower case, without a question mark, ask for something that a text can say: a question or a request."""
     begins = not (_INTERROGATIVES | _REQUESTS).isdisjoint(message[:1]) or _inverts(message)
-    return begins or _interrogative(message) > 0 or (message[1:2] == ["you"] and _inverts([message[0], "they"]))
+    return begins or _interrogative(message) > 0 or (message[1:2] == ["you"] and message[0] in _AUXILIARIES)
 
 
 def _interrogative(message: Sequence[str]) -> int:
