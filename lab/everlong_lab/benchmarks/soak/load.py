@@ -42,12 +42,13 @@ class Counts:
         return [round(seconds, 4) for seconds in taken]
 
 
-async def client(url: str, number: int, counts: Counts) -> None:
-    """Do the same over and over, until it is cancelled. Raises `RuntimeError`."""
+async def client(url: str, number: int, counts: Counts, rest: float) -> None:
+    """Do the same over and over, with a pause of `rest` seconds, until it is cancelled. Raises `RuntimeError`."""
     rng = random.Random(number)  # noqa: S311 - not for secrets
     async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_SECONDS) as http:
         while True:
             await _round(_Client(http, counts), rng)
+            await asyncio.sleep(rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _SLOPE_LIMIT = 1.0
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
     """`minutes`: of load in all, over all `runs`. `fault_seconds`: mean time between faults. `warm_up`, `warm_up_answers`: the
-    slopes leave out so many minutes and answers at the beginning of each run. Memory levels off after some 1,700 answers."""
+    slopes leave out so many minutes and answers at the beginning of each run. Memory levels off after some 1,700 answers. `rest_seconds`: a client's pause between its rounds."""
 
     folder: Path
     minutes: float
@@ -48,6 +48,7 @@ class SoakPlan:
     warm_up: float = 5.0
     model: str | None = None
     warm_up_answers: int = 2000
+    rest_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ async def _soak(
     number = samples[-1].run + 1 if samples else 0
     counts, rng = Counts(), random.Random(number)  # noqa: S311 - not for secrets
     url = str(server.http.base_url)
-    loads = [client(url, each, counts) for each in range(plan.clients)]
+    loads = [client(url, each, counts, plan.rest_seconds) for each in range(plan.clients)]
     db = redis.Redis(unix_socket_path=str(EmbeddedRedis(plan.folder / "data").socket), socket_timeout=1)
     async with db, running(*loads, _inject(plan, server, rng, counts)):
         with file.open("a") as output:
