@@ -19,7 +19,7 @@ def _train_probe(
     file: Annotated[
         Path | None,
         Argument(
-            help="Also JSON lines of questions: text, q, a and quote, as in docs/research/data.md. Default: only the packaged short texts.",
+            help="Also JSON lines of questions: text, q, a and quote, as in docs/research/data.md. Default: only the packaged texts.",
             metavar="[FILE]",
         ),
     ] = None,
@@ -31,7 +31,12 @@ def _train_probe(
         str, Option(help="Train a probe of this model. It needs the memory window.")
     ] = "qwen2.5-coder-1.5b-reader",
     data: MoreData = None,
-    short: Annotated[bool, Option("--short/--no-short", help="Whether to use the packaged short texts.")] = True,
+    packaged: Annotated[
+        bool,
+        Option(
+            "--packaged/--no-packaged", help="Whether to use the packaged texts: 75 short ones, and 24 of a few pages."
+        ),
+    ] = True,
     extend: Annotated[bool, Option("--extend", help="Begin with the model's own probe, and stay near to it.")] = False,
     questions: Annotated[
         int,
@@ -86,7 +91,7 @@ def _train_probe(
             bar.update(shown, description=what[:60], completed=done)
 
         passages = Settings.model_fields["recall_passages"].default
-        plan = ProbePromptsPlan(file, texts or [], data, questions, passages, seed, short)
+        plan = ProbePromptsPlan(file, texts or [], data, questions, passages, seed, packaged)
         prompts = make_prompts(plan, lambda text: len(loaded.tokenizer.encode(text)), embedder, progress)
         values = values_of(loaded, prompts, layer, progress)
         start = loaded.probe if extend else None

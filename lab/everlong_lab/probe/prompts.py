@@ -2,8 +2,9 @@
 
 Documents are stretches of texts, of different lengths, around the words that tell an answer. Passages lack an answer because those that tell it
 were taken out, because the question is about another text, or because people wrote it so (SQuAD 2.0). Requests that no passage answers, such as "Can
-you write a poem about this?", count as if the passages held the answer: a model should not decline them. The packaged short texts
-(`short-texts.jsonl.xz`) are documents as they are, with questions that they answer and that they do not, and a conversation about each.
+you write a poem about this?", count as if the passages held the answer: a model should not decline them. The packaged texts are documents as they
+are, with questions that they answer and that they do not: short ones (`short-texts.jsonl.xz`), each with a conversation, and those of a few pages
+(`few-pages.tar.xz`, folder `training`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import lzma
 import math
 import random
 import re
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from typing import NamedTuple
 
 from everlong_lab.corpora.sources import read
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
-from everlong_lab.eval.questions import Progress
+from everlong_lab.eval.questions import Progress, text_of
 from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
@@ -65,7 +67,7 @@ class LabelledPrompt(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ProbePromptsPlan:
     """`file`: questions, or None; `folders`: where their texts are. `data`: the folder of data sets; None uses none. `most`: number of questions
-    from each of the file and the data sets, at most. `passages`: how many the search finds. `short`: use the packaged short texts, too."""
+    from each of the file and the data sets, at most. `passages`: how many the search finds. `packaged`: use the packaged texts, too."""
 
     file: Path | None
     folders: Sequence[Path]
@@ -73,7 +75,7 @@ class ProbePromptsPlan:
     most: int
     passages: int
     seed: int = 0
-    short: bool = False
+    packaged: bool = False
 
 
 class ConversationTurn(NamedTuple):
@@ -84,23 +86,44 @@ class ConversationTurn(NamedTuple):
     holds: bool
 
 
-class ShortText(NamedTuple):
-    """A text, questions that it answers, questions that it does not answer, and a conversation about it."""
+class LabelledText(NamedTuple):
+    """A text named `source`, questions that it answers, questions that it does not answer, and a conversation about it."""
 
+    source: str
     text: str
     holds: Sequence[str]
     lacks: Sequence[str]
     conversation: Sequence[ConversationTurn] = ()
 
 
-def short_texts() -> list[ShortText]:
-    """Return the packaged short texts."""
+def packaged_texts() -> list[LabelledText]:
+    """Return the packaged texts: short ones, and those of a few pages."""
+    return [*_short_texts(), *_texts_of_a_few_pages()]
+
+
+def _short_texts() -> Iterator[LabelledText]:
     packed = files("everlong_lab.corpora").joinpath("short-texts.jsonl.xz").read_bytes()
-    read = (json.loads(line) for line in lzma.decompress(packed).decode().splitlines())
-    return [
-        ShortText(one["text"], one["holds"], one["lacks"], [ConversationTurn(*turn) for turn in one["conversation"]])
-        for one in read
-    ]
+    for n, line in enumerate(lzma.decompress(packed).decode().splitlines(), 1):
+        one = json.loads(line)
+        turns = [ConversationTurn(*turn) for turn in one["conversation"]]
+        yield LabelledText(f"short text {n}", one["text"], one["holds"], one["lacks"], turns)
+
+
+def _texts_of_a_few_pages() -> Iterator[LabelledText]:
+    packed = files("everlong_lab.corpora").joinpath("few-pages.tar.xz")
+    with (
+        packed.open("rb") as file,
+        tempfile.TemporaryDirectory(prefix="evl") as to,
+        tarfile.open(fileobj=file) as archive,
+    ):
+        archive.extractall(to, filter="data")
+        folder = Path(to) / "few-pages" / "training"
+        asked = [json.loads(line) for line in (folder / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+        for name in dict.fromkeys(one["text"] for one in asked):
+            holds, lacks = (
+                [one["q"] for one in asked if one["text"] == name and one["holds"] is held] for held in (True, False)
+            )
+            yield LabelledText(name, text_of(folder / name), holds, lacks)
 
 
 class _Stretch(NamedTuple):
@@ -178,21 +201,20 @@ class _Writer:
             document = await self._corpus.add(stretch.text, stretch.source)
             made += await self._about(stretch, document, stretches)
             await self._corpus.remove(document)
-        made += await self._about_short_texts(progress) if self._plan.short else []
+        made += await self._about_packaged_texts(progress) if self._plan.packaged else []
         return [prompt for prompt in made if prompt is not None]
 
-    async def _about_short_texts(self, progress: Progress) -> list[LabelledPrompt | None]:
-        """Return the prompts about the packaged short texts."""
-        made, texts = list[LabelledPrompt | None](), short_texts()
-        for n, short in enumerate(texts):
-            source = f"short text {n + 1}"
-            progress(f"searching {source}", n / len(texts))
-            document = await self._corpus.add(short.text, source)
-            for holds, asked in ((True, short.holds), (False, short.lacks)):
+    async def _about_packaged_texts(self, progress: Progress) -> list[LabelledPrompt | None]:
+        """Return the prompts about the packaged texts."""
+        made, texts = list[LabelledPrompt | None](), packaged_texts()
+        for n, one in enumerate(texts):
+            progress(f"searching {one.source}", n / len(texts))
+            document = await self._corpus.add(one.text, one.source)
+            for holds, asked in ((True, one.holds), (False, one.lacks)):
                 for question in asked:
-                    stretch = _Stretch(source, short.text, LabelledQuestion(source, question, ()))
-                    made.append(await self._prompt(stretch, document, question, holds=holds))
-            made += await self._conversation(source, document, short.conversation)
+                    stretch = _Stretch(one.source, one.text, LabelledQuestion(one.source, question, ()))
+                    made.append(await self._prompt(stretch, document, question, holds=holds, room=ROOM[-1]))
+            made += await self._conversation(one.source, document, one.conversation)
             await self._corpus.remove(document)
         return made
 
@@ -238,10 +260,11 @@ class _Writer:
 
     async def _prompt(
         self, stretch: _Stretch, document: Document, question: str, *, holds: bool, told: bool | None = None,
-        lacks: _Stretch | None = None,
+        lacks: _Stretch | None = None, room: int | None = None,
     ) -> LabelledPrompt | None:  # fmt: skip
         """Return the prompt for a question; None if the search finds nothing, or takes the question for one about the whole text.
 
+        `room`: the number of tokens of evidence; default one of `ROOM` at random.
         `told`: True returns None if the passages do not tell the answer; False takes out those that do. `lacks`: returns None if the passages
         have the words that tell the answer to its question.
         """
@@ -253,7 +276,7 @@ class _Writer:
         found = result.passages
         if told is False:
             found = [passage for passage in found if not _may_tell(passage, stretch.asked)]
-        evidence, before = select_passages(found, "", self._rng.choice(ROOM), self._count, INSTRUCT)
+        evidence, before = select_passages(found, "", room or self._rng.choice(ROOM), self._count, INSTRUCT)
         if not evidence or (told and not any(overlaps(p.start, p.end, stretch.asked) for p in evidence)):
             return None
         if lacks is not None and any(places(lacks.text[a:b], before) for a, b in lacks.asked.spans):

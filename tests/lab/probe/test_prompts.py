@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everlong_lab.probe import prompts
-from everlong_lab.probe.prompts import ConversationTurn, ProbePromptsPlan, ShortText, make_prompts
+from everlong_lab.probe.prompts import ConversationTurn, LabelledText, ProbePromptsPlan, make_prompts
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.evidence.templates import INSTRUCT
@@ -91,9 +91,9 @@ def test_a_conversation_that_does_not_fit_begins_anew_with_the_passages(
         ConversationTurn("Tell me about ferries.", "Ferries are boats. " * 250, True),
         ConversationTurn("Where does it go?", "To the island.", True),
     ]
-    note = ShortText(text, ["When does the ferry leave?"], ["What did the anchor cost?"], turns)
-    monkeypatch.setattr(prompts, "short_texts", lambda: [note])
-    plan = ProbePromptsPlan(None, [], None, 2, 16, short=True)
+    note = LabelledText("note", text, ["When does the ferry leave?"], ["What did the anchor cost?"], turns)
+    monkeypatch.setattr(prompts, "packaged_texts", lambda: [note])
+    plan = ProbePromptsPlan(None, [], None, 2, 16, packaged=True)
     made = make_prompts(plan, lambda text: len(text) // 4, embedder, lambda what, done: None)
     alone, conversation = made[:2], made[2:]
     assert [prompt.follows for prompt in made] == [False, False, False, True, True, False]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from everlong_lab.cli.probe import train_probe
 from everlong_lab.probe import prompts
-from everlong_lab.probe.prompts import LabelledPrompt, ShortText
+from everlong_lab.probe.prompts import LabelledPrompt, LabelledText
 from everlong_lab.probe.training import ProbeTraining, area, values_of
 from everlong_models import load_model
 from everlong_models.answer_probe import PROBE, AnswerProbe
@@ -91,7 +91,8 @@ PEOPLE = ("Quill", "Barrow", "Finch", "Marsh", "Thorne", "Vane", "Webb", "Yarrow
 
 
 NOTES = [
-    ShortText(
+    LabelledText(
+        f"{person}.txt",
         f"Dear {person}, the {person} boats leave at {n}.",
         [f"When do {person}'s boats leave?"],
         [f"What did {person} pay for the anchor?"],
@@ -137,7 +138,7 @@ def test_the_command_writes_what_the_model_loads(
         str(folder),
         "--wrongly",
         "0.1",
-        "--no-short",
+        "--no-packaged",
     ]
     refused = CliRunner().invoke(train_probe, [*arguments, "--layer", "2"])
     assert refused.exit_code == 1
@@ -149,7 +150,7 @@ def test_the_command_writes_what_the_model_loads(
     assert probe is not None
     assert probe.layer == 1
 
-    monkeypatch.setattr(prompts, "short_texts", lambda: NOTES)
+    monkeypatch.setattr(prompts, "packaged_texts", lambda: NOTES)
     again = ["--out", str(tmp_path / PROBE), "--model", str(folder), "--wrongly", "0.1", "--extend"]
     refused = CliRunner().invoke(train_probe, [*again, "--layer", "0"])
     assert "--layer 0: the probe of" in " ".join(refused.output.split())
@@ -172,14 +173,20 @@ def test_few_prompts_extend_a_probe_to_a_better_one_than_they_make_alone() -> No
     assert area_of(start) > area_of(None)
 
 
-def test_the_packaged_short_texts() -> None:
+def test_the_packaged_texts() -> None:
     """Each has as many questions that it answers as others, and is short enough that the probe judges questions about it."""
-    texts = prompts.short_texts()
-    assert len(texts) == 75
-    for short in texts:
-        assert len(short.text.encode()) <= 3200
-        assert min(len(short.holds), len(short.lacks)) >= 5
-        assert all(is_question(question) for question in (*short.holds, *short.lacks))
-        assert len(short.conversation) == 9
-        assert 4 <= sum(turn.holds for turn in short.conversation) <= 5
-        assert all((turn.answer == "The text does not say.") != turn.holds for turn in short.conversation)
+    texts = prompts.packaged_texts()
+    short = [one for one in texts if one.source.startswith("short text")]
+    few_pages = [one for one in texts if one not in short]
+    assert (len(short), len(few_pages)) == (75, 24)
+    for one in short:
+        assert len(one.text.encode()) <= 3200
+        assert min(len(one.holds), len(one.lacks)) >= 5
+        assert all(is_question(question) for question in (*one.holds, *one.lacks))
+        assert len(one.conversation) == 9
+        assert 4 <= sum(turn.holds for turn in one.conversation) <= 5
+        assert all((turn.answer == "The text does not say.") != turn.holds for turn in one.conversation)
+    for one in few_pages:
+        assert 3200 < len(one.text.encode()) <= 16_000
+        assert len(one.holds) == len(one.lacks) == 16
+        assert not one.conversation

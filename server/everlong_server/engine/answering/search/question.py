@@ -93,6 +93,10 @@ _MAX_CHARS = 1000
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question, unless it is a whole sentence that names its subject."""
 _ARTICLES = frozenset(["the", "a", "an"])
+_DETERMINERS = frozenset(["the", "any", "all", "both", "my", "our", "their", "his", "her", "its", "this", "these", "those"])
+"""Like `_SUBJECTS`, if two more words follow: "is the pool heated". Not "a", which also begins remarks: "was a great day"."""
+_MODALS = frozenset(["can", "could", "should"])
+"""They begin a question also before any other word that two more follow: "can members bring guests"."""
 _PRO_FORMS = frozenset([
     "again", "also", "another", "any", "both", "either", "else", "first", "former", "instead", "last", "latter", "neither", "next", "none",
     "one", "ones", "other", "others", "rest", "same", "second", "then", "third", "too",
@@ -258,9 +262,15 @@ def _interrogative(message: Sequence[str]) -> int:
 
 
 def _inverts(message: Sequence[str]) -> bool:
-    """Return whether words, in lower case, begin like a yes-or-no question in English: "is there", "can i"."""
-    inverted = len(message) > 1 and message[0] in _AUXILIARIES and message[1] in _SUBJECTS
-    return inverted and message[:2] not in (["do", "it"], ["have", "it"])
+    """Return whether words, in lower case, begin like a yes-or-no question in English: "is there", "can i", "are the rooms quiet"."""
+    if len(message) < 2 or message[0] not in _AUXILIARIES:
+        return False
+    first, second, *more = message
+    if second in _SUBJECTS:
+        return [first, second] not in (["do", "it"], ["have", "it"])
+    begins = second in _DETERMINERS or (first in _MODALS and second not in STOP_WORDS)
+    # "Do the second part" and "have the next one" are no questions.
+    return begins and len(more) > 1 and first not in ("do", "have") and _in_english(message)
 
 
 def _in_english(message: Sequence[str]) -> bool:
