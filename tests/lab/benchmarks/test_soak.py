@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from everlong_lab.benchmarks.soak import measure
 from everlong_lab.benchmarks.soak.measure import Sample, SoakPlan, load, percentiles, run, slopes
 
 
@@ -57,6 +63,28 @@ def test_percentiles_are_of_five_minutes() -> None:
     samples = [replace(s, latencies=[s.seconds]) for s in line(0, 0, 0.25)]
     assert list(percentiles(samples, 100)) == [(0, 0.5 / 12), (0, 1.5 / 12), (0, 2.5 / 12)]
     assert list(percentiles(samples, 100).values()) == [290, 590, 890]
+
+
+@pytest.mark.parametrize("fault", [measure._kill_redis, measure._stall_redis])
+async def test_a_redis_that_ends_during_a_fault_does_not_end_the_soak(
+    fault: Callable[[Any], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server replaces a Redis that does not answer, also while the fault lasts."""
+    shutil.copy(shutil.which("sleep") or "", tmp_path / "redis-server")
+    child = psutil.Popen([tmp_path / "redis-server", "60"])
+    find = measure._redis_of
+
+    def found(server: Any) -> list[psutil.Process]:
+        seen = find(server)
+        assert [each.pid for each in seen] == [child.pid]
+        child.kill()
+        child.wait()
+        return seen
+
+    monkeypatch.setattr(measure, "_redis_of", found)
+    monkeypatch.setattr(measure, "_STALL_SECONDS", 0.0)
+    await fault(SimpleNamespace(pid=os.getpid()))
+    assert find(SimpleNamespace(pid=os.getpid())) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.long

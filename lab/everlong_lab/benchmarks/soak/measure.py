@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -164,24 +165,31 @@ async def _inject(plan: SoakPlan, server: Process, rng: random.Random, counts: C
 
 
 def _redis_of(server: Process) -> list[psutil.Process]:
-    """Return the server's embedded Redis, which may be being restarted."""
-    return [each for each in psutil.Process(server.pid).children() if each.name() in ("redis-server", "valkey-server")]
+    """Return the server's embedded Redis; [] while it is being restarted."""
+    found = []
+    for each in psutil.Process(server.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            found += [each] if each.name() in ("redis-server", "valkey-server") else []
+    return found
 
 
 async def _kill_redis(server: Process) -> None:
     for each in _redis_of(server):
-        each.kill()
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 async def _stall_redis(server: Process) -> None:
     stalled = _redis_of(server)
     for each in stalled:
-        each.suspend()
+        with suppress(psutil.NoSuchProcess):
+            each.suspend()
     try:
         await asyncio.sleep(_STALL_SECONDS)
     finally:
         for each in stalled:
-            each.resume()
+            with suppress(psutil.NoSuchProcess):  # the server replaces a Redis that does not answer
+                each.resume()
 
 
 async def _half_requests(server: Process) -> None:
