@@ -57,7 +57,7 @@ def _train_probe(
     """Train the probe that tells whether the passages before a question hold its answer.
 
     The model reads a prompt for each question, some without the right passages, and a conversation about each of the short texts. With a model of
-    1.5 billion weights on two cores, that takes two seconds a prompt, and 20 seconds a conversation.
+    1.5 billion weights on two cores, that takes two to four seconds a prompt, and 20 seconds a conversation.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
