@@ -169,7 +169,9 @@ async def _sent_document(services: Services, block: DocumentBlock, path: str) ->
             content, media_type = await decode_base64(data, f"{path}.source.data"), "application/pdf"
     try:
         name = clean_filename(block.title) if block.title else None
-        document = await add_inline(services.ingest, services.idempotency, InlineFile(content, name, media_type))
+        # Citations refer to the text that the client sent: it is not converted, even if it is the source of a page.
+        file = InlineFile(content, name, media_type, plain=media_type == "text/plain")
+        document = await add_inline(services.ingest, services.idempotency, file)
     except ServerError as error:
         name_field(error, path)
         raise

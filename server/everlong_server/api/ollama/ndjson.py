@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -14,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from everlong_server.api.error_forms import ollama_error
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.streams.body import StreamBody
+from everlong_server.api.streams.json_line import json_line
 from everlong_server.services import Services
 
 
@@ -47,4 +47,4 @@ def ndjson_stream(objects: AsyncGenerator[dict[str, Any], None], services: Servi
 
 def _line(value: dict[str, Any]) -> bytes:
     """Encode a line. Raises `ValueError` for an object that cannot be sent."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return json_line(value).encode() + b"\n"

@@ -130,6 +130,7 @@ async def _start_turns(
     services: Services, body: CreateChatCompletion, documents: Sequence[str], conversation: Sequence[Message]
 ) -> list[Turn]:
     """Start all `n` turns. If one is refused, cancel the others and raise its error."""
+    services.quota.require_streams(body.n)
     recalled, params = answer_recall(services, body.recall), sampling(body, "max_completion_tokens")
     match body.response_format:
         case JsonObjectFormat():

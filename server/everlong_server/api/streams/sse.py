@@ -13,8 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.streams.body import StreamBody
+from everlong_server.api.streams.json_line import json_line
 
 log = logging.getLogger(__name__)
+
+_LINE_END = "\n"
 
 
 def event_stream(
@@ -29,8 +32,8 @@ def event_stream(
 
     body = StreamBody(
         events,
-        lambda event: ServerSentEvent(_data(event), event=event["type"]),
-        lambda error: ServerSentEvent(json.dumps((error_form or error_event)(error)), event="error"),
+        lambda event: _sent(json_line(event), event["type"]),
+        lambda error: _sent(json.dumps((error_form or error_event)(error)), "error"),
     )
     return _EventStream(body, keepalive_seconds)
 
@@ -40,19 +43,16 @@ def data_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds:
 
     body = StreamBody(
         events,
-        lambda event: ServerSentEvent(_data(event)),
-        lambda error: ServerSentEvent(json.dumps(as_server_error(error).body())),
-        end=ServerSentEvent("[DONE]"),
+        lambda event: _sent(json_line(event)),
+        lambda error: _sent(json.dumps(as_server_error(error).body())),
+        end=_sent("[DONE]"),
     )
     return _EventStream(body, keepalive_seconds)
 
 
-def _data(event: dict[str, Any]) -> str:
-    """Encode an event. Raises `ValueError` for one that cannot be sent, so that the stream ends with an error event instead
-    of being cut off."""
-    data = json.dumps(event, ensure_ascii=False, allow_nan=False)
-    data.encode()
-    return data
+def _sent(data: str, name: str | None = None) -> ServerSentEvent:
+    """Return an event. Its lines end with LF alone, as those of OpenAI's API: many programs take two LF for the end of an event."""
+    return ServerSentEvent(data, event=name, sep=_LINE_END)
 
 
 class _EventStream(EventSourceResponse):
@@ -64,7 +64,7 @@ class _EventStream(EventSourceResponse):
             ping=keepalive_seconds,
             # A client that reads nothing for this long must not hold its session any longer.
             send_timeout=2 * keepalive_seconds,
-            sep="\n",
+            sep=_LINE_END,
             headers={"Cache-Control": "no-store"},
         )
         self._body = body

@@ -113,12 +113,14 @@ class ReceivedFile:
         )  # fmt: skip
 
 
-async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, limit: int) -> ReceivedFile:
-    """Stream a file of at most `limit` bytes to `writer` and check it. Does not commit it.
+async def receive(
+    source: FileSource, writer: BlobWriter | DiscardingWriter, limit: int, *, plain: bool = False
+) -> ReceivedFile:
+    """Stream a file of at most `limit` bytes to `writer` and check it. Does not commit it. `plain`: see `TextChecker`.
 
     Raises `ServerError` if the file is too large, not text, and not in a format that can be converted to text.
     """
-    checker = TextChecker(limit, source)
+    checker = TextChecker(limit, source, plain)
     async with contextlib.aclosing(source.chunks()) as chunks:
         async for chunk in chunks:
             checker.feed(chunk)
@@ -152,13 +154,14 @@ class Ingest:
         ocr_language: str | None = None,
         *,
         reuse: bool = False,
+        plain: bool = False,
     ) -> Document:
         """Receive and store a document, and queue its reading. Everything is durable on return.
 
         For a retry of a completed request, only compares the content with the first request's. `endpoint`: where the client
         sent the content; None if the client sent none, and the caller has compared the request. `ocr_language`: of the text in
         pictures; None: the server's. `reuse`: return the tenant's document of the same file, if there is one that could be read.
-        Raises `ServerError`.
+        `plain`: see `TextChecker`. Raises `ServerError`.
         """
         language = self.language_named(ocr_language)
         self.engine.require_running()
@@ -169,7 +172,7 @@ class Ingest:
             await self.quota.require_room(source.announced_bytes, self.engine.model.fingerprint)
         writer = DiscardingWriter() if exists else await self.blobs.create(document_id)
         async with writer:
-            received = await receive(source, writer, self.max_bytes)
+            received = await receive(source, writer, self.max_bytes, plain=plain)
             if endpoint is not None:
                 asked = (endpoint, received.digest, received.filename or "", ocr_language or "")
                 await record.check_same_request("upload", *asked)

@@ -23,11 +23,12 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class InlineFile:
-    """A file inside a request: a `FileSource`."""
+    """A file inside a request: a `FileSource`. `plain`: see `TextChecker`."""
 
     content: bytes
     filename: str | None
     media_type: str | None
+    plain: bool = False
 
     @property
     def announced_bytes(self) -> int:
@@ -49,7 +50,7 @@ async def add_inline(ingest: Ingest, records: IdempotencyRecords, file: InlineFi
     tenant = ingest.quota.tenant
 
     async def add(record: IdempotencyRecord) -> None:
-        await ingest.add(file, record, None)
+        await ingest.add(file, record, None, plain=file.plain)
 
     id = await store_once(ingest, records, "inline", add, lambda attempt: file.id(tenant, attempt))
     return await ingest.documents.get(id)

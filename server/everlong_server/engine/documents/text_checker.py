@@ -47,11 +47,13 @@ class Declared:
 class TextChecker:
     """Checks, chunk by chunk, that a file is text. Only counts the bytes of a file that must be converted.
 
-    `foreign`: the kind of such a file, as `detect` returns it, or "text" for text in another encoding than UTF-8.
+    `plain`: the file is text in UTF-8, even if it looks like the source of a page or an e-mail. `foreign`: the kind of a file that must be
+    converted, as `detect` returns it, or "text" for text in another encoding than UTF-8.
     """
 
     limit: int
     declared: Declaration = Declared()
+    plain: bool = False
     size: int = 0
     foreign: str | None = None
     digest: Any = field(default_factory=hashlib.sha256)
@@ -83,6 +85,9 @@ class TextChecker:
         """Decide whether the file is text, by its first bytes, and check those."""
         self._decided = True
         head, self._head = self._head, self._head[: len(_BOM)]
+        if self.plain:
+            self._check(head)
+            return
         self.foreign = detect(head[:HEAD], self.declared.filename, self.declared.media_type)
         if self.foreign is not None:
             return

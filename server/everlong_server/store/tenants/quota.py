@@ -236,6 +236,12 @@ class Quota:
         finally:
             await self._slots.end(self._end(member, cost))
 
+    def require_streams(self, count: int) -> None:
+        """Raise `RateLimited`, without a time to retry, if the tenant can never have `count` answers at once."""
+        limit = self.limits.streams
+        if limit is not None and count > limit:
+            raise exceeded("streams", limit, f"answers at once; the request needs {count}", seconds=None)
+
     async def _end(self, member: str | None, cost: TokenCost) -> None:
         if member is not None:
             await self._slots.release(self.tenant, member)

@@ -118,6 +118,17 @@ def test_a_tenant_gets_one_answer_at_a_time_from_every_endpoint(new_server: Call
         assert next(lines)
     assert refused == ANSWERING, sorted(refused ^ ANSWERING)
 
+    body = {"model": "tiny-rmt", "max_tokens": 2}
+    with client(server, new_key(server, "erin")) as http:
+        texts = http.post("/v1/completions", json=body | {"prompt": ["a", "b", "c", "d", "e"]})
+        assert len(texts.json()["choices"]) == 5, "one after the other"
+        chat = body | {"messages": [{"role": "user", "content": "Who?"}]}
+        answers = http.post("/v1/chat/completions", json=chat | {"n": 2})
+        assert (answers.status_code, answers.json()["error"]["code"]) == (429, "streams_limit")
+        assert "the request needs 2" in answers.json()["error"]["message"]
+        assert answers.headers["x-should-retry"] == "false", "there is never a place for two answers at once"
+        assert "retry-after" not in answers.headers
+
 
 @pytest.mark.parametrize(
     **NAMES,

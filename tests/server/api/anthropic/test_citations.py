@@ -54,6 +54,22 @@ def test_blocks(client: Anthropic) -> None:
     assert (found.start_block_index, found.end_block_index) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    "before", ["<html><p>Hi &amp; bye.</p><p>", "Subject: Boats\nMIME-Version: 1.0\nContent-Type: text/plain\n"]
+)
+def test_a_text_is_not_converted(client: Anthropic, before: str) -> None:
+    """Its characters are those that the client sent, also if it is the source of a page or of an e-mail."""
+    sent = f"{before}\n{SENTENCE}"
+    found = cited(client, block(text(sent)))
+    assert sent[found.start_char_index : found.end_char_index] == SENTENCE
+
+
+def test_blocks_with_the_name_of_a_page_are_not_converted(client: Anthropic) -> None:
+    parts = [words("<h2 class='small'>Club</h2>"), words(SENTENCE), words("<p>Rowing</p>")]
+    found = cited(client, block({"type": "content", "content": parts}, title="club.html"))
+    assert (found.start_block_index, found.end_block_index) == (1, 2)
+
+
 def test_a_pdf(client: Anthropic) -> None:
     data = base64.b64encode(pdf(["Humpty Dumpty sits on a wall.", SENTENCE])).decode()
     found = cited(client, block({"type": "base64", "media_type": "application/pdf", "data": data}, title="club.pdf"))

@@ -118,6 +118,15 @@ def test_json_answers(client: ollama.Client) -> None:
     assert free.response.lstrip().startswith("{")
 
 
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
+def test_a_line_end_of_unicode_does_not_end_a_line_of_the_stream(client: ollama.Client, end: str) -> None:
+    """Ollama's client splits lines with httpx, which also splits at these."""
+    schema = {"type": "object", "properties": {"text": {"const": f"a{end}b"}}, "required": ["text"]}
+    schema |= {"additionalProperties": False}
+    pieces = client.generate(MODEL, "Who?", format=schema, options={"temperature": 0, "num_predict": 60}, stream=True)
+    assert json.loads("".join(piece.response for piece in pieces)) == {"text": f"a{end}b"}
+
+
 def test_log_probabilities(client: ollama.Client) -> None:
     said = client.generate(MODEL, "Who?", options=GREEDY, logprobs=True, top_logprobs=2)
     assert len(said.logprobs) >= said.eval_count > 0

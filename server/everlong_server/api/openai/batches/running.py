@@ -10,6 +10,7 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everlong_server.api.access import INTERNAL_CALLER
+from everlong_server.api.streams.json_line import escape_line_ends
 from everlong_server.engine.batches.run import Ask, Reply, Request
 from everlong_server.services import Shared
 from everlong_server.services.background import batch_worker, running
@@ -39,7 +40,7 @@ def asks(app: ASGIApp) -> Ask:
         retry_after: float | None = None
         with contextlib.suppress(KeyError, ValueError):
             retry_after = float(response.headers["retry-after"])
-        text = response.text
+        text = escape_line_ends(response.text)  # a result is one line of a file
         body = text if "\n" not in text and text.startswith("{") else json.dumps({"error": {"message": text[:1000]}})
         return Reply(response.status_code, response.headers["x-request-id"], body, retry_after)
 
