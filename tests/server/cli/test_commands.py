@@ -100,6 +100,22 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert "no adapter 'nobody/adapter'" in done.stdout
 
 
+def test_square_brackets_in_names_and_paths_are_printed_as_they_are(tiny_model: Path, tmp_path: Path) -> None:
+    models = tmp_path / "[mine] :key:"
+    models.mkdir()
+    (models / "tiny").symlink_to(tiny_model)
+    done = everlong("models", "path", "tiny", "--models-dir", str(models))
+    assert done.stdout.strip() == str(models / "tiny"), done.stderr
+    done = everlong("models", "list", "--models-dir", str(models), COLUMNS="300")
+    assert str(models / "tiny") in done.stdout, done.stderr
+    where = {"EVERLONG_DATA_DIR": str(tmp_path / "d"), "EVERLONG_MODELS_DIR": str(models), "COLUMNS": "300"}
+    assert everlong("keys", "create", "--tenant", "ann", "--name", "[old] [/] :key:", **where).returncode == 0
+    done = everlong("keys", "list", **where)
+    assert "[old] [/] :key:" in done.stdout, done.stderr
+    done = everlong("doctor", **where, EVERLONG_PORT="0")
+    assert f"{models.resolve()}, " in done.stdout, done.stderr
+
+
 def test_a_sqlite_without_fts5_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:
     def without_search(*_: object) -> sqlite3.Connection:
         connection = sqlite3.Connection(":memory:")
