@@ -205,6 +205,14 @@ def test_serve_names_the_flag_that_a_mistyped_one_is_near_to() -> None:
     assert done.stderr.startswith("error: unrecognized arguments: --modle=x --prot 3. Did you mean --model and --port?")
 
 
+def test_a_backup_of_a_folder_without_data_is_refused(tmp_path: Path) -> None:
+    """Most likely the folder is not the server's, and nobody would notice the empty backup."""
+    done = everlong("backup", str(tmp_path / "b"), "--data-dir", str(tmp_path / "typo"))
+    assert done.returncode == 1
+    assert f"there is nothing to back up: {tmp_path / 'typo/redis'} does not exist" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_restore_names_the_file_that_does_not_exist(tmp_path: Path) -> None:
     done = everlong("restore", str(tmp_path / "none"), EVERLONG_DATA_DIR=str(tmp_path / "data"))
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
