@@ -34,7 +34,10 @@ def _backup(file: Archive, data_dir: DataDir = None) -> None:
     from everlong_server.store.backup.create import back_up
 
     path = file.expanduser().absolute()
-    manifest = _run(data_dir, lambda redis, blobs, _: back_up(redis, blobs, path, say))
+    settings = _settings(data_dir)
+    if settings.redis_url is None and not (folder := settings.data_dir.expanduser().absolute() / "redis").is_dir():
+        raise fail(f"there is nothing to back up: {folder} does not exist. Name the server's folder with --data-dir")
+    manifest = _run(settings, lambda redis, blobs, _: back_up(redis, blobs, path, say))
     size = path.stat().st_size
     out.print(f"{path}: {manifest.files} files and Redis, {size / 1e6:,.1f} MB, verified", markup=False, soft_wrap=True)
 
@@ -54,11 +57,16 @@ def _restore(file: Archive, data_dir: DataDir = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         return restore_all(path, redis, blobs, folder, say)
 
-    manifest = _run(data_dir, run)
+    manifest = _run(_settings(data_dir), run)
     out.print(f"{manifest.files} files and Redis restored, from {path}", markup=False, soft_wrap=True)
 
 
-def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaitable[Manifest]]) -> Manifest:
+def _settings(data_dir: Path | None) -> Settings:
+    settings = settings_or_fail()
+    return settings if data_dir is None else settings.model_copy(update={"data_dir": data_dir})
+
+
+def _run(settings: Settings, work: Callable[[Client, Blobs, Settings], Awaitable[Manifest]]) -> Manifest:
     """Run `work` with the Redis and the blob store of the settings."""
     import asyncio
 
@@ -69,10 +77,6 @@ def _run(data_dir: Path | None, work: Callable[[Client, Blobs, Settings], Awaita
     from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.redis.schema import SchemaError
     from everlong_server.store.texts.blobs import Blobs
-
-    settings = settings_or_fail()
-    if data_dir is not None:
-        settings = settings.model_copy(update={"data_dir": data_dir})
 
     async def run(url: str) -> Manifest:
         async with aclosing(connect(url, settings.redis_copies)) as redis:

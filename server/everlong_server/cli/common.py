@@ -14,11 +14,11 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from everlong_server.settings import Settings
 
-out = Console(highlight=False)
+out = Console(highlight=False, emoji=False)
 # rich assumes 80 columns without a terminal. Output into a file or a pipe must not be cut off.
 if not out.is_terminal and out.width == 80:
     out.width = 200
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 
 def fail(message: str) -> typer.Exit:

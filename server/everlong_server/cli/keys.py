@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from rich.markup import escape
 from rich.table import Column, Table
 
 from everlong_server.cli.common import err, fail, log_to_stderr, out, redis_of, settings_or_fail
@@ -65,7 +66,7 @@ def list_keys(tenant: Annotated[str | None, typer.Option(help="List only the key
     moment = datetime.now(UTC).timestamp()
     for key in _with(settings_or_fail(), lambda c: c.all(tenant)):
         table.add_row(
-            key.id, key.tenant, " ".join(key.scopes), key.name, _time(key.created_at), _time(key.expires_at),
+            key.id, key.tenant, " ".join(key.scopes), escape(key.name), _time(key.created_at), _time(key.expires_at),
             key.state(moment),
         )  # fmt: skip
     out.print(table)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail, out, say, settings_or_fail
@@ -36,7 +37,7 @@ def list_models(
     table = Table("model", "parameters", "download", "memory", "licence", "here")
     for row in rows:
         table.add_row(
-            row["name"]
+            escape(row["name"])
             + " (adapter)" * row["adapter"]
             + " (default here)" * row["default"]
             + " (on demand)" * row["on_demand"],
@@ -44,7 +45,7 @@ def list_models(
             f"{row['bytes'] / 1e6:,.1f} MB",
             f"{row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "",
             row["licence"] or "",
-            row["path"] or f"no: everlong models pull {row['name']}",
+            escape(row["path"] or f"no: everlong models pull {row['name']}"),
         )
     out.print(table)
 
@@ -141,11 +142,11 @@ def pull(
         else:
             file = pull_entry(entry, folder, say)
             found = file if entry.name == name else find_model(name, folder)
-        out.print(str(found), soft_wrap=True)
+        out.print(str(found), markup=False, soft_wrap=True)
         if adapter is not None:
             if "/" in adapter and not Path(adapter).expanduser().is_dir():
                 _find(adapter, models_dir)
-            out.print(str(find_adapter(adapter, folder)), soft_wrap=True)
+            out.print(str(find_adapter(adapter, folder)), markup=False, soft_wrap=True)
     except EverlongModelError as error:
         raise fail(str(error)) from None
 
@@ -156,7 +157,7 @@ def path(
     models_dir: ModelsDir = None,
 ) -> None:
     """Print the folder of a model or a backbone. Downloads or converts the backbone if necessary."""
-    out.print(str(_find(name, models_dir)), soft_wrap=True)
+    out.print(str(_find(name, models_dir)), markup=False, soft_wrap=True)
 
 
 def _find(name: str, models_dir: Path | None) -> Path:

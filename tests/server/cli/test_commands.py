@@ -100,6 +100,22 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert "no adapter 'nobody/adapter'" in done.stdout
 
 
+def test_square_brackets_in_names_and_paths_are_printed_as_they_are(tiny_model: Path, tmp_path: Path) -> None:
+    models = tmp_path / "[mine] :key:"
+    models.mkdir()
+    (models / "tiny").symlink_to(tiny_model)
+    done = everlong("models", "path", "tiny", "--models-dir", str(models))
+    assert done.stdout.strip() == str(models / "tiny"), done.stderr
+    done = everlong("models", "list", "--models-dir", str(models), COLUMNS="300")
+    assert str(models / "tiny") in done.stdout, done.stderr
+    where = {"EVERLONG_DATA_DIR": str(tmp_path / "d"), "EVERLONG_MODELS_DIR": str(models), "COLUMNS": "300"}
+    assert everlong("keys", "create", "--tenant", "ann", "--name", "[old] [/] :key:", **where).returncode == 0
+    done = everlong("keys", "list", **where)
+    assert "[old] [/] :key:" in done.stdout, done.stderr
+    done = everlong("doctor", **where, EVERLONG_PORT="0")
+    assert f"{models.resolve()}, " in done.stdout, done.stderr
+
+
 def test_a_sqlite_without_fts5_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:
     def without_search(*_: object) -> sqlite3.Connection:
         connection = sqlite3.Connection(":memory:")
@@ -187,6 +203,14 @@ def test_serve_names_the_flag_that_a_mistyped_one_is_near_to() -> None:
     done = everlong("serve", "--modle=x", "--prot", "3")
     assert done.returncode == 1
     assert done.stderr.startswith("error: unrecognized arguments: --modle=x --prot 3. Did you mean --model and --port?")
+
+
+def test_a_backup_of_a_folder_without_data_is_refused(tmp_path: Path) -> None:
+    """Most likely the folder is not the server's, and nobody would notice the empty backup."""
+    done = everlong("backup", str(tmp_path / "b"), "--data-dir", str(tmp_path / "typo"))
+    assert done.returncode == 1
+    assert f"there is nothing to back up: {tmp_path / 'typo/redis'} does not exist" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_restore_names_the_file_that_does_not_exist(tmp_path: Path) -> None:

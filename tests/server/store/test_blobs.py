@@ -247,3 +247,15 @@ async def test_blobs_need_no_local_disk() -> None:
     await blobs.delete("doc_1")
     with pytest.raises(FileNotFoundError):
         blobs.open("doc_2")
+
+
+@pytest.mark.parametrize("folder", ["a#b", "a?b", "100%25", "[a] *"])
+async def test_a_folder_may_have_any_name(tmp_path: Path, folder: str) -> None:
+    blobs, name, other = Blobs(f"file://{tmp_path / folder}"), f"doc_{'a' * 32}", f"doc_{'b' * 32}"
+    for blob in (name, f"{name}.tokens.1", other):
+        await write(blobs, blob, b"text")
+    assert {path.name for path in (tmp_path / folder).iterdir()} == {name, f"{name}.tokens.1", other}
+    await blobs.delete_all(f"{name}.tokens.*")
+    assert set(blobs.names()) == {name, other}
+    await blobs.delete(name)
+    assert blobs.names() == [other]

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import redis as blocking
 from redis.asyncio import RedisCluster
@@ -105,7 +106,7 @@ def loaded(folder: Path, filename: str) -> Iterator[str]:
         )  # fmt: skip
         try:
             _wait(process, socket, Path(log.name))
-            yield f"unix://{socket}"
+            yield f"unix://{quote(str(socket))}"
         finally:
             process.kill()
             process.wait()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
@@ -124,7 +125,7 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """The URL for `connect`."""
-        return f"unix://{self.socket}"
+        return f"unix://{quote(str(self.socket))}"
 
     def start(self) -> None:
         """Start Redis and wait until it answers. Raises `EmbeddedRedisError`."""

@@ -10,14 +10,14 @@ import threading
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 
 import Stemmer
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 from stop_words import LANGUAGE_MAPPING, get_stop_words
 
-from everlong_server.store.search.normalise import searchable
+from everlong_server.store.search.normalise import composed, other_words, searchable, without_separators, words_in
 
-_WORD = re.compile(r"[^\W_]+(?:[\u0300-\u036f]+[^\W_]*)*")
 _SAMPLE = 20_000
 """Characters of a text that its language is recognised by."""
 _SURE = 40
@@ -30,7 +30,10 @@ _PAIRED, _TRIPLED = (
 _RUN = re.compile(f"(?P<paired>[{_PAIRED}]+)|(?P<tripled>[{_TRIPLED}]+)|[^{_PAIRED}{_TRIPLED}]+")
 _UNSPACED = re.compile(f"[{_PAIRED}{_TRIPLED}]")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^A-Za-z\d]+")
-_ACCENTS = re.compile("[\u0300-\u036f]")
+_ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u0640\u064b-\u065f\u0670]")
+"""Accents; points of Hebrew and signs of Arabic that most texts leave out, and the stroke that stretches Arabic words."""
+_STROKES = str.maketrans("øłđı", "oldi")
+"""Letters that Unicode does not decompose, and what people write who lack them."""
 _CACHED = 1 << 16
 """Words whose terms are remembered, for each language and thread."""
 
@@ -47,7 +50,9 @@ class Terms:
         """Return the terms of a text, in its order."""
         known = self._known
         found: list[str] = []
-        for word in words(text):
+        text = composed(text)
+        plain = without_separators(text)
+        for word in chain(words_in(plain), other_words(text, plain)):
             terms = known.get(word)
             if terms is None:
                 if len(known) >= _CACHED:
@@ -66,17 +71,16 @@ class Terms:
         return terms
 
     def _term(self, word: str) -> str:
-        stem = self._stem(word.casefold())
-        return (
-            stem
-            if stem.isascii()
-            else unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", stem)))
-        )
+        stem = self._stem(word.casefold().replace("œ", "oe").replace("æ", "ae"))
+        if stem.isascii():
+            return stem
+        plain = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", stem)))
+        return plain.translate(_STROKES)
 
 
 def words(text: str) -> list[str]:
     """Return the words of a text as it is written, with case; a language without spaces yields runs of characters."""
-    return _WORD.findall(searchable(text))
+    return words_in(searchable(text))
 
 
 def language_of(text: str) -> str:

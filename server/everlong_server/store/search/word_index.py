@@ -27,7 +27,7 @@ _MAPPED = 1 << 30
 """Bytes of an index that are memory-mapped, so that they are read from the page cache without a copy."""
 _WORDS = "USING fts5(text, headings, content='', columnsize=0, tokenize='ascii')"
 """Holds terms, separated by spaces. The tokenizer `ascii` takes every character outside ASCII as part of a term."""
-_LAYOUT = 100 * VERSION + 2
+_LAYOUT = 100 * VERSION + 3
 """Version of the index, which contains that of the cuts. An index with another one counts as damaged and is built again."""
 HEADING = "¶"
 """Term in front of each heading's terms, so that a phrase can begin with a heading."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
 import functools
 import hashlib
 import io
@@ -176,9 +177,11 @@ class Blobs:
 
     def names(self) -> list[str]:
         """Return the names of all complete blobs."""
+        return [name for name in self._files() if _BLOB.fullmatch(name) and not name.startswith(".")]
+
+    def _files(self) -> list[str]:
         entries = self._fs.ls(self._root, detail=True)
-        names = (entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
-        return [name for name in names if _BLOB.fullmatch(name) and not name.startswith(".")]
+        return [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
 
     def reseal(self, name: str) -> bool:
         """Encrypt the blob with the vault's first key. Returns False if it is already. Raises `FileNotFoundError`."""
@@ -232,9 +235,8 @@ class Blobs:
 
     def _written_by(self, latest: datetime) -> list[re.Match[str]]:
         """Return everlong's files, complete or not, that were last written at that time or before."""
-        entries = self._fs.ls(self._root, detail=True)
-        names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
-        return [match for name in names if (match := _BLOB.fullmatch(name)) and self._modified(name) <= latest]
+        found = map(_BLOB.fullmatch, self._files())
+        return [match for match in found if match and self._modified(match[0]) <= latest]
 
     def _modified(self, name: str) -> datetime:
         try:
@@ -244,8 +246,10 @@ class Blobs:
 
     async def delete_all(self, pattern: str) -> None:
         """Delete the files whose names match a pattern, in which * matches anything."""
-        for path in await asyncio.to_thread(self._fs.glob, self._path(pattern)):
-            await self.delete(path.rsplit("/", 1)[-1])
+        # Not the file system's `glob`, which would also take brackets in the path of the folder as a pattern.
+        with contextlib.suppress(FileNotFoundError):  # there is no folder, so there are no files
+            for name in fnmatch.filter(await asyncio.to_thread(self._files), pattern):
+                await self.delete(name)
 
     async def delete_parts(self, upload: str) -> None:
         """Delete all parts of an upload, including those that are still being written."""

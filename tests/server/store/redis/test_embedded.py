@@ -48,3 +48,14 @@ def test_a_folder_of_redis_7_is_not_served_by_an_older_one(folder: Path, monkeyp
     monkeypatch.setattr(embedded, "redis_servers", lambda: [old])
     with pytest.raises(EmbeddedRedisError, match="written by Redis 7 or newer"):
         EmbeddedRedis(folder).start()
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "100%25", "[a] b", "größe"])
+def test_a_data_folder_may_have_any_name(folder: Path, name: str) -> None:
+    server = EmbeddedRedis(folder / name)
+    server.start()
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            assert client.ping()
+    finally:
+        server.stop()

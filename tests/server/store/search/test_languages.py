@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everlong_server.store.search.normalise import searchable
-from everlong_server.store.search.terms import language_of, terms_of
+from everlong_server.store.search.terms import language_of, terms_of, words
 from tests.server.store.search.languages import FACTS, text_in
 from tests.server.store.search.shelf import Shelf
 
@@ -80,12 +80,58 @@ def test_a_short_text_in_a_language_without_vectors_is_shown_whole(language: str
         ("the ex\u00adam\u00adple", "example"), ("an exam\ufffe\nple", "example"), ("zero\u200bwidth", "zerowidth"), ("the ﬁsh", "fish"),
         ("Ｆｕｌｌ width", "full"), ("1,234,567 people", "1234567"), ("1234567 people", "1 234 567"), ("1.234.567 Leute", "1'234'567"),
         ("call getUserName()", "user name"), ("call get_user_name()", "user"), ("HTTPServer", "server http"), ("STRASSE", "straße"),
-        ("naïve", "naive"), ("running boats", "boat runs"),
+        ("naïve", "naive"), ("running boats", "boat runs"), ("le cœur de Cæsar", "coeur caesar"), ("Łódź, Tromsø", "lodz tromso"),
+        ("کتاب‌ها ۱۲۳ ", "123"), ("शहर २०२४", "2024"), ("שָׁלוֹם", "שלום"), ("كِتَابٌ", "كتاب"),
+        (r'{"name": "caf\u00e9 \ud835\udcb3", "text": "one\nline\ttwo"}', "café 𝒳 line two"), (r"C:\new\temp", "new temp"),
+        ("the know-\n  ledge of it", "knowledge"), ("the know-\r\nledge of it", "know"), ("a well-\nknown place", "well known"),
     ],
 )  # fmt: skip
 def test_a_word_is_found_whichever_way_it_is_written(written: str, asked: str) -> None:
     terms = terms_of("en")
-    assert set(terms.of(asked)) <= set(terms.of(written))
+    assert {term for word in words(asked) for term in terms.of(word)} <= set(terms.of(written))
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("hi", "हिन्दी भाषा"),
+        ("bn", "বাংলা ভাষা"),
+        ("ta", "தமிழ் மொழி"),
+        ("te", "తెలుగు భాష"),
+        ("ar", "كِتَابٌ جَدِيد"),
+        ("he", "שָׁלוֹם עוֹלָם"),
+    ],
+)
+def test_vowel_signs_are_part_of_their_word(language: str, text: str) -> None:
+    assert words(text) == text.split()
+    assert len(terms_of(language).of(text)) == 2
+
+
+def test_words_that_differ_in_a_vowel_sign_alone_are_told_apart(tmp_path: Path) -> None:
+    shelf, different = Shelf(f"file://{tmp_path}"), [f"क{sign}लन" for sign in ("ा", "ि", "ु", "े", "ो", "")]
+    shelf.add("\n\n".join(f"{word} " * 40 for word in different))
+    for word in different:
+        assert word in shelf.ask(f"{word}?", limit=1)[0].text.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("Sales 120 130 145", {"120", "130", "145"}), ("7,777,888\n8,250,999,x", {"777", "888", "250", "999"}),
+        ("12:30 250 people", {"30", "250"}), ("1 234 567 people", {"1234567"}),
+    ],
+)  # fmt: skip
+def test_numbers_side_by_side_are_found_one_by_one(text: str, numbers: set[str]) -> None:
+    assert numbers <= set(terms_of("en").of(text))
+
+
+@pytest.mark.parametrize("row", ["{n} {price} {weight}\n", "{n},{price},{weight}\n"])
+def test_a_number_of_a_table_is_found(row: str, tmp_path: Path) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    rows = [row.format(n=n, price=100 + n, weight=800 - n) for n in range(1, 300)]
+    shelf.add("id,price,weight\n" + "".join(rows))
+    found = shelf.ask("Which id has the price 277 and weighs 623?", limit=2)
+    assert rows[176] in "".join(passage.text for passage in found)
 
 
 def test_decimals_and_dates_keep_their_parts() -> None:
