@@ -17,11 +17,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from everlong_models.generate.cuda_graphs import CUDAGraphs
-from tests.models.fake_cuda_graph import T, record
+from tests.models.fake_cuda_graph import FakeCUDAGraph, T, record
 
 DEVICE = torch.device("cuda", 0)
 REAL = torch.cuda.is_available()
@@ -94,6 +94,26 @@ class GPU(TorchDispatchMode):
         return _do(operation, args, kwargs or {})
 
 
+class Interpreted:
+    """A Triton kernel that is interpreted on the tensors that those of the stand-in hold. A graph that is being captured replays it."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **options: Any) -> None:
+            with _disable_current_modes():
+                self._kernel[grid](*tree_map_only(OnGPU, lambda tensor: tensor.held, args), **options)
+
+        def recorded(*args: Any, **options: Any) -> None:
+            launch(*args, **options)
+            for mode in _get_current_dispatch_mode_stack():
+                if isinstance(mode, FakeCUDAGraph):
+                    mode.operations.append((launch, args, options, None))
+
+        return recorded
+
+
 class Graphs:
     """Replaces `CUDAGraphs`. `made`: how many graphs all instances have captured."""
 
@@ -125,7 +145,14 @@ def gpu() -> Iterator[None]:
     guards = (ctypes.c_void_p * 16).in_dll(ctypes.CDLL(torch._C.__file__), "_ZN3c104impl26device_guard_impl_registryE")
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
-        for name, value in {"_lazy_init": None, "synchronize": None, "mem_get_info": (1 << 36, 1 << 36)}.items():
+        there = {
+            "_lazy_init": None,
+            "synchronize": None,
+            "mem_get_info": (1 << 36, 1 << 36),
+            "_exchange_device": 0,
+            "_maybe_exchange_device": 0,
+        }
+        for name, value in there.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, value=value: value))
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)  # a parameter that two modules share stays one

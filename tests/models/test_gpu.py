@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.generate.cuda_graphs import GraphedFunction, ReadGraphs, StepGraphs, _garbage_collection_off
 from everlong_models.generate.sampling import (
@@ -18,9 +19,11 @@ from everlong_models.generate.sampling import (
     sample_tokens,
     sample_with_torch,
 )
+from everlong_models.kernels.gpu import experts_kernel, layer_kernels
 from everlong_models.memories.state import MemoryState
 from everlong_models.model import MEMORIES, memory_config
-from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
+from tests.models import tiny_families
+from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, Interpreted, OnGPU, gpu
 from tests.models.memory_contract import tokens
 from tests.models.tiny import VOCAB, llama
 
@@ -168,6 +171,63 @@ def test_steps_are_captured() -> None:
             assert Graphs.made == (device == DEVICE)
             for at in range(2, S):
                 torch.testing.assert_close(logits["cpu", at], logits[str(device), at].cpu(), rtol=1e-9, atol=1e-9)
+
+
+def with_experts(name: str, device: torch.device | str):
+    """A memory around a mixture of experts, in float32."""
+    kind, config = MEMORIES[name], memory_config(name, dict(OPTIONS[name]))
+    torch.manual_seed(0)
+    model = tiny_families.model("qwen3_moe-in-part", num_hidden_layers=2).eval()
+    tiny_families.randomise(model, 0.2)
+    return kind.build(config, Backbone(model.to(device))).eval()
+
+
+@pytest.fixture
+def triton_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels, also on the stand-in."""
+    if REAL:
+        return
+    pytest.importorskip("triton")
+    monkeypatch.setattr(layer_kernels, "compiles", lambda _, run: run() or True)
+    monkeypatch.setattr(experts_kernel, "MANY", 2)  # both sizes of tiles, with few rows
+    for module, names in {layer_kernels: ("_norm_rotate", "_norm_gate"), experts_kernel: ("_multiply",)}.items():
+        for name in names:
+            monkeypatch.setattr(module, name, Interpreted(getattr(module, name)))
+
+
+@pytest.mark.parametrize("name", ["rmt", "window", "compact"])
+def test_a_mixture_of_experts_is_captured(triton_there: None, name: str) -> None:
+    """Segments (of `rmt`) and decode steps of three rows, with what transformers computes on a CPU."""
+    plain = with_experts(name, "cpu")
+    text = tokens(plain, 3, 3 * S)
+    with torch.inference_mode():
+        before, caches = plain.initial_state(3), CacheSlots()
+        for segment in text[:, : 2 * S].split(S, dim=1):
+            before = plain.read(segment, before)
+        for row, state in enumerate(before.split()):
+            caches.add(plain.open(state, text[row : row + 1, 2 * S : 2 * S + 2 + row])[0])
+        expected = [plain.step(caches.rows, text[:, at]) for at in range(4)]
+        with gpu():
+            memory = with_experts(name, DEVICE)
+            assert memory.backbone.optimize() is None
+            read, state = ReadGraphs(memory, Graphs(DEVICE)), memory.initial_state(3)
+            for segment in text[:, : 2 * S].split(S, dim=1):
+                state = read(segment.to(DEVICE), state)
+            slots, step = CacheSlots(keep_allocated=True), StepGraphs(memory.step, Graphs(DEVICE))
+            for row, one in enumerate(state.split()):
+                slots.add(memory.open(one, text[row : row + 1, 2 * S : 2 * S + 2 + row].to(DEVICE))[0])
+            found = [step(slots, text[:, at].to(DEVICE)).cpu() for at in range(4)]
+            assert Graphs.made == (2 if name == "rmt" else 1)
+    for there, here in zip(found, expected, strict=True):
+        assert float((there - here).norm() / here.norm()) < 1e-5
+
+
+@pytest.mark.skipif(REAL, reason="there is a real one")
+def test_a_mixture_of_experts_without_triton_is_left_to_transformers() -> None:
+    with gpu():
+        memory = with_experts("window", DEVICE)
+        assert memory.backbone.optimize() == "a mixture of experts on cuda:0 without Triton"
+        assert not memory.backbone.optimized
 
 
 @pytest.mark.skipif(REAL, reason="a real one does not count")

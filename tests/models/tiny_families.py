@@ -57,6 +57,10 @@ GPT = ("gpt2", "gpt_neox", "falcon")
 """Families whose heads are the width divided by their number."""
 _FALCON_40B = {"new_decoder_architecture": True, "num_kv_heads": 2}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe-in-part": (
+        "qwen3_moe",
+        {"mlp_only_layers": [1], "norm_topk_prob": False, "num_experts": 9, "num_experts_per_tok": 3},
+    ),
     "gpt2-exact-gelu": ("gpt2", {"activation_function": "gelu", "n_inner": 64}),
     "gpt2-unscaled": ("gpt2", {"scale_attn_weights": False}),
     "pythia": (

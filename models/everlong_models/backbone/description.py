@@ -5,7 +5,6 @@ The description refers to the model's own matrices; only Gemma's norm weights ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
 from everlong_models.backbone.decoder import gpt
+from everlong_models.backbone.decoder.fusing import can_fuse
 from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Mixture, Part, Rotations
 from everlong_models.kernels.linear import Activation
 from everlong_models.kernels.low_rank import has_float_weight
@@ -43,22 +43,26 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return f"rotary positions {config.rope_parameters}"
     if getattr(config, "use_bidirectional_attention", False):
         return "attention to later positions"
-    layers = describe(model).layers
-    if (reason := _unsupported_experts([layer.mlp for layer in layers if isinstance(layer.mlp, Mixture)])) is not None:
-        return reason
-    matrices = [part.module for layer in layers for part in layer.matrices]
+    shape, head = describe(model), model.get_output_embeddings()
+    matrices = [part.module for layer in shape.layers for part in layer.matrices]
     # Not isinstance: adapters and quantised matrices derive from nn.Linear and compute something else.
-    kinds = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]}
+    kinds = {_kind(matrix) for matrix in [*matrices, head]}
     others = {kind for kind in kinds if kind is not nn.Linear and not gpt.is_matrix(kind)}
-    return f"matrices of type {', '.join(map(str, others))}" if others else None
+    if others:
+        return f"matrices of type {', '.join(map(str, others))}"
+    return _unsupported_experts(shape, head)
 
 
-def _unsupported_experts(mixtures: Sequence[Mixture]) -> str | None:
+def _unsupported_experts(shape: Description, head: Any) -> str | None:
+    mixtures = [layer.mlp for layer in shape.layers if isinstance(layer.mlp, Mixture)]
     for mixture in mixtures:
-        if (device := mixture.gate.weight.device).type != "cpu":
-            return f"a mixture of experts on {device}"
         if any(parametrize.is_parametrized(module) for module in (mixture.gate, mixture.experts)):
             return "experts with an update of their weights"
+        if not all(has_float_weight(mixture.experts, name) for name in ("gate_up_proj", "down_proj")):
+            return "experts with quantised weights"
+    # `Experts` would wait for the device in every layer.
+    if mixtures and (device := head.weight.device).type != "cpu" and not can_fuse(shape, head.weight):
+        return f"a mixture of experts on {device} without Triton"
     return None
 
 

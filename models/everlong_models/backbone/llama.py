@@ -23,12 +23,13 @@ from transformers import PreTrainedModel
 from everlong_models.backbone.decoder.folding import (
     drop_weight,
     entering,
+    fold_attention,
     folded,
-    has_bias,
     leaving,
     quantise_layer,
     scaled,
 )
+from everlong_models.backbone.decoder.fusing import can_fuse, fuse_layer
 from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerDescription, Mixture
 from everlong_models.backbone.description import describe
 from everlong_models.backbone.kv_cursor import KVCursor, same_position
@@ -41,7 +42,6 @@ from everlong_models.kernels.cpu.job import Layer as Name
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 from everlong_models.kernels.cpu.simd import PANEL
 from everlong_models.kernels.experts import MLP, Experts, QuantisedExperts, UngatedMLP
-from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.linear import Activation, Linear, has_bfloat16, has_onednn, has_simd_kernels
 from everlong_models.kernels.low_rank import detach, split_update
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
@@ -159,7 +159,7 @@ class Llama:
             decoding = decode_layers(
                 shape, shape.norm, [quantise_layer(layer, shape) for layer in shape.layers], experts
             )
-        fused = _can_fuse(shape, model)
+        fused = can_fuse(shape, head.weight)
         layers = [_fold_layer(layer, shape, bfloat16=bfloat16, fuse=fused) for layer in shape.layers]
         decoding_head = QuantisedMatrix(weight, head.bias, update) if quantize else None
         whole_head, cached = Linear(head.weight, head.bias), CACHED if quantize else head.weight.dtype
@@ -286,7 +286,7 @@ def decode_layers(
 def _fold_experts(
     mixture: Mixture, norm: Tensor | None, residual: float, activation: Activation, *, bfloat16: bool
 ) -> Experts:
-    """Return experts with the weight of the norm before them and the factor of the residual sum folded in. Takes over their weights."""
+    """Return experts with the weight of the norm before them and the factor of the residual sum folded in."""
 
     def linear(weight: Tensor) -> Linear:
         return Linear(weight, None, bfloat16=bfloat16)
@@ -296,71 +296,39 @@ def _fold_experts(
         for gate, up, down in mixture.matrices
     ]
     router = replace(mixture.router, weight=folded(mixture.router.weight, norm))
-    mixture.drop_weights()
     return Experts(router, experts, activation)
 
 
-def _can_fuse(shape: Description, model: PreTrainedModel) -> bool:
-    """Return whether the GPU's fused layers support this model here."""
-    first = shape.layers[0]
-    if isinstance(first.mlp, Mixture) or any(
-        type(layer.mlp) is not type(first.mlp) or layer.norms.tensors().keys() != first.norms.tensors().keys()
-        for layer in shape.layers
-    ):
-        return False
-    shifted, gated = first.norm_biases is not None, isinstance(first.mlp, GatedMLP)
-    matrix = first.mlp.gate if isinstance(first.mlp, GatedMLP) else first.mlp.up
-    return layer_kernels.available(
-        model.get_output_embeddings().weight, first.norms, _head_norm(first, shape), shape.activation,
-        heads=shape.heads + 2 * shape.kv_heads, turning=shape.heads + shape.kv_heads, head_dim=shape.head_dim,
-        rotary={0 if each is None else 2 * len(each) for each in shape.rotations.frequencies()},
-        width=model.config.hidden_size, inner=first.mlp.down.split[0].shape[1],
-        biases=(shifted or has_bias(first.q, first.k), shifted or has_bias(matrix)), gated=gated,
-    )  # fmt: skip
-
-
-def _head_norm(layer: LayerDescription, shape: Description) -> HeadNorm | None:
-    """Return the norm of a layer's queries and keys, with the attention's scale folded in."""
-    return HeadNorm.of(layer.norms, shape.heads, shape.kv_heads, shape.eps, shape.scale)
-
-
-def _fold_layer(
-    layer: LayerDescription, shape: Description, *, bfloat16: bool, fuse: bool
-) -> Layer | layer_kernels.FusedLayer:
-    norms, mlp, (before, between) = layer.norms, layer.mlp, layer.norm_biases or (None, None)
-    head_norm = _head_norm(layer, shape)
-    scale = shape.scale if head_norm is None else 1.0  # the norm would undo a scale of the queries before it
-    qkv, o = entering((layer.q, layer.k, layer.v), norms.before, before, first=scale), leaving(layer.o, shape)
-    folded_layer: Layer | layer_kernels.FusedLayer
-    if fuse and not isinstance(mlp, Mixture):
-        gate = (mlp.gate,) if isinstance(mlp, GatedMLP) else ()
-        folded_layer = layer_kernels.FusedLayer(
-            qkv=qkv, o=o, both=entering((*gate, mlp.up), norms.between, between), down=leaving(mlp.down, shape),
-            eps=shape.eps, norms=norms, head_norm=head_norm, activation=shape.activation, gated=bool(gate),
-            parallel=shape.parallel,
-        )  # fmt: skip
-    else:
-
-        def linear(matrix: tuple[Tensor, Tensor | None]) -> Linear:
-            return Linear(*matrix, bfloat16=bfloat16)
-
-        inner: MLP | UngatedMLP | Experts
-        if isinstance(mlp, Mixture):
-            inner = _fold_experts(mlp, norms.between, shape.residual, shape.activation, bfloat16=bfloat16)
-        else:
-            up, down = linear(entering((mlp.up,), norms.between, between)), linear(leaving(mlp.down, shape))
-            inner = (
-                MLP(linear(entering((mlp.gate,), norms.between)), up, down)
-                if isinstance(mlp, GatedMLP)
-                else UngatedMLP(up, down)
-            )
-        folded_layer = Layer(
-            qkv=linear(qkv), o=linear(o), mlp=inner, eps=shape.eps, norms=norms, head_norm=head_norm,
-            activation=shape.activation, parallel=shape.parallel,
-        )  # fmt: skip
+def _fold_layer(layer: LayerDescription, shape: Description, *, bfloat16: bool, fuse: bool) -> AnyLayer:
+    """Return a layer. Takes over its weights."""
+    made = fuse_layer(layer, shape) if fuse else _layer(layer, shape, bfloat16=bfloat16)
     for module in {part.module for part in layer.matrices}:
         drop_weight(module)
-    return folded_layer
+    if isinstance(layer.mlp, Mixture):
+        layer.mlp.drop_weights()
+    return made
+
+
+def _layer(layer: LayerDescription, shape: Description, *, bfloat16: bool) -> Layer:
+    def linear(matrix: tuple[Tensor, Tensor | None]) -> Linear:
+        return Linear(*matrix, bfloat16=bfloat16)
+
+    norms, mlp, (_, norm_bias) = layer.norms, layer.mlp, layer.norm_biases or (None, None)
+    qkv, o, head_norm = fold_attention(layer, shape)
+    inner: MLP | UngatedMLP | Experts
+    if isinstance(mlp, Mixture):
+        inner = _fold_experts(mlp, norms.between, shape.residual, shape.activation, bfloat16=bfloat16)
+    else:
+        up, down = linear(entering((mlp.up,), norms.between, norm_bias)), linear(leaving(mlp.down, shape))
+        inner = (
+            MLP(linear(entering((mlp.gate,), norms.between)), up, down)
+            if isinstance(mlp, GatedMLP)
+            else UngatedMLP(up, down)
+        )
+    return Layer(
+        qkv=linear(qkv), o=linear(o), mlp=inner, eps=shape.eps, norms=norms, head_norm=head_norm,
+        activation=shape.activation, parallel=shape.parallel,
+    )  # fmt: skip
 
 
 def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

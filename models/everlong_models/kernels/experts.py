@@ -1,4 +1,7 @@
-"""`Experts`: a mixture of experts as the MLP of a layer, and `QuantisedExperts`, the same with quantised weights (`kernels.cpu.experts`)."""
+"""A mixture of experts as the MLP of a layer.
+
+`Experts` on a CPU; `GroupedExperts` on a GPU (`kernels.gpu.experts_kernel`); `QuantisedExperts` with quantised weights (`kernels.cpu.experts`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from everlong_models.kernels.cpu import job as tables
 from everlong_models.kernels.cpu import thread_pool
 from everlong_models.kernels.cpu.job import Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
+from everlong_models.kernels.gpu import experts_kernel, layer_kernels
 from everlong_models.kernels.linear import Activation, Linear
 
 
@@ -83,6 +87,37 @@ class Experts:
         # One pass over the outputs: each row's are added up in the order of its experts.
         y = F.embedding_bag(places.view_as(numbers), found, per_sample_weights=weights, mode="sum")
         return y.view(x.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedExperts:
+    """A mixture of experts on a GPU. `both` (E, 2 F, D): gate, then up; `down` (E, D, F). Never waits for the GPU, so CUDA graphs can capture it."""
+
+    router: Router
+    both: Tensor
+    down: Tensor
+    activation: Activation
+
+    def available(self) -> bool:
+        """Return whether Triton can compile the kernels for this mixture (see `layer_kernels.compiles`)."""
+        many = -(-experts_kernel.MANY * len(self.both) // self.router.chosen)
+
+        def run() -> None:
+            for rows in (1, many):
+                self(self.both.new_zeros(rows, self.both.shape[2]))
+
+        return layer_kernels.compiles(self.both, run)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the weighted sum (…, D) of the chosen experts' outputs for `x` (…, D)."""
+        rows = x.flatten(0, -2)
+        numbers, weights = self.router(rows)
+        found, pairs = numbers.flatten().sort()
+        ends = torch.searchsorted(found, torch.arange(len(self.both), device=x.device), right=True)
+        both = experts_kernel.multiply(rows, self.both, pairs, ends)
+        inner = layer_kernels.norm_gate(both[None], None, None, 0.0, self.activation)[0]
+        outputs = experts_kernel.multiply(inner, self.down, pairs, ends).unflatten(0, numbers.shape)
+        return (weights[:, None] @ outputs).view(x.shape)
 
 
 class QuantisedExperts:

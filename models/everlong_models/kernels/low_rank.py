@@ -55,9 +55,9 @@ _A, _B = "lora_a", "lora_b"
 """Buffers of a layer whose update is added to its output."""
 
 
-def has_float_weight(layer: Any) -> bool:
-    """Return whether the layer's weight is one tensor of floats of at least 16 bits, rather than quantised."""
-    weight: Any = getattr(layer, "weight", None)
+def has_float_weight(layer: Any, name: str = "weight") -> bool:
+    """Return whether the layer's weight `name` is one tensor of floats of at least 16 bits, rather than quantised."""
+    weight: Any = getattr(layer, name, None)
     # torchao's weights claim the type of the floats that they stand for, and consist of several tensors.
     several = hasattr(weight, "__tensor_flatten__")
     return isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype.itemsize > 1 and not several

@@ -16,6 +16,7 @@ from everlong_models.backbone.decoder.parts import Description, GatedMLP, LayerD
 from everlong_models.kernels.cpu.job import Layer as Name
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.low_rank import Update, detach, stack
+from everlong_models.kernels.norms import HeadNorm
 
 T = TypeVar("T", Tensor, Tensor | None)
 Matrix = tuple[Tensor, Tensor | None]
@@ -29,6 +30,15 @@ def entering(
     weights = [part.weight for part in parts]
     weight = torch.cat([weights[0] * first if first != 1 else weights[0], *weights[1:]])
     return folded(weight, norm), _plus_product(bias_of(*parts, first=first), weight, norm_bias)
+
+
+def fold_attention(layer: LayerDescription, shape: Description) -> tuple[Matrix, Matrix, HeadNorm | None]:
+    """Return the matrix of queries, keys and values, that of the outputs, and the norm of queries and keys; with the attention's scale."""
+    head_norm = HeadNorm.of(layer.norms, shape.heads, shape.kv_heads, shape.eps, shape.scale)
+    scale = shape.scale if head_norm is None else 1.0  # the norm would undo a scale of the queries before it
+    norm_bias, _ = layer.norm_biases or (None, None)
+    qkv = entering((layer.q, layer.k, layer.v), layer.norms.before, norm_bias, first=scale)
+    return qkv, leaving(layer.o, shape), head_norm
 
 
 def leaving(part: Part, shape: Description) -> Matrix:

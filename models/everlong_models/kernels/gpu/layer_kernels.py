@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everlong_models.kernels.linear import Activation
-from everlong_models.kernels.norms import HeadNorm, Norms
+from everlong_models.kernels.norms import HeadNorm, Norms, rms_norm
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def available(
     head_dim: int,
     rotary: Iterable[int],
     width: int,
-    inner: int,
+    inner: int | None,
     biases: tuple[bool, bool],
     gated: bool = True,
 ) -> bool:
@@ -72,17 +72,19 @@ def available(
 
     `norms`, `head_norm`: of a layer. `heads`: heads of queries, keys and values together; of the first `turning`, so many numbers have rotary
     positions: one of `rotary` in each layer. `biases`: whether the matrices of queries, keys and values have biases, and those of gate and up.
-    `gated`: whether MLPs have a gate.
+    `inner`: width of the MLPs, None without any; `gated`: whether they have a gate.
     """
 
     def run() -> None:
         h = weight.new_zeros(1, 1, width)
-        several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, (1 + gated) * inner)
+        several = weight.new_zeros(1, 1, heads, head_dim)
         for count in rotary:
             turns, bias = weight.new_zeros(1, 1, 1, count), several.flatten() if biases[0] else None
             norm_rotate(several, turning, None if norms.before is None else h, bias, turns, turns, 1.0, head_norm)
-        between, bias = None if norms.between is None else h, both.flatten() if biases[1] else None
-        norm_gate(both, between, bias, 1.0, activation, gated=gated)
+        if inner is not None:
+            both = weight.new_zeros(1, 1, (1 + gated) * inner)
+            between, bias = None if norms.between is None else h, both.flatten() if biases[1] else None
+            norm_gate(both, between, bias, 1.0, activation, gated=gated)
         if norms.after_mlp is not None:
             norm_add(h, h.clone(), norms.after_mlp, 1.0)
 
@@ -282,21 +284,28 @@ Matrix = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class FusedLayer:
-    """A layer like `llama.Layer`, for a GPU. `both`: gate, then up; or only up, if not `gated`.
+class FusedMLP:
+    """The matrices of an MLP. `both`: gate, then up; or only up, if not `gated`. `both` includes the weight of the norm before it."""
 
-    The weights include the attention's scale and those of the norms before them; `norms` says which norms there are.
+    both: Matrix
+    down: Matrix
+    activation: Activation
+    gated: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """A layer like `llama.Layer`, for a GPU. `mlp`: of normed rows (B, n, D), if it is a mixture of experts.
+
+    `qkv` includes the attention's scale and the weight of the norm before it; `norms` says which norms there are.
     """
 
     qkv: Matrix
     o: Matrix
-    both: Matrix
-    down: Matrix
+    mlp: FusedMLP | Callable[[Tensor], Tensor]
     eps: float
     norms: Norms
     head_norm: HeadNorm | None
-    activation: Activation
-    gated: bool = True
     parallel: bool = False
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
@@ -309,18 +318,29 @@ class FusedLayer:
         """See `Layer.after`. Overwrites `h`: without a norm after them, the matmuls add to it directly."""
         if not self.parallel:
             self._add(h, mixed, self.o, self.norms.after_attention)
-        (weight, bias), between = self.both, None if self.norms.between is None else h
-        inner = norm_gate(F.linear(h, weight), between, bias, self.eps, self.activation, gated=self.gated)
+        x, down = self._inner(h)
         if self.parallel:
             self._add(h, mixed, self.o, self.norms.after_attention)
-        self._add(h, inner, self.down, self.norms.after_mlp)
+        self._add(h, x, down, self.norms.after_mlp)
         return h
 
-    def _add(self, h: Tensor, x: Tensor, matrix: Matrix, norm: Tensor | None) -> None:
-        weight, bias = matrix
-        if norm is not None:
-            norm_add(h, F.linear(x, weight, bias), norm, self.eps)
+    def _inner(self, h: Tensor) -> tuple[Tensor, Matrix | None]:
+        """Return the input of the MLP's last matrix, and this matrix; of a mixture of experts, its result, and None."""
+        between, mlp = self.norms.between, self.mlp
+        if not isinstance(mlp, FusedMLP):
+            return mlp(h if between is None else rms_norm(h, between, self.eps)), None
+        (weight, bias), normed = mlp.both, None if between is None else h
+        return norm_gate(F.linear(h, weight), normed, bias, self.eps, mlp.activation, gated=mlp.gated), mlp.down
+
+    def _add(self, h: Tensor, x: Tensor, matrix: Matrix | None, norm: Tensor | None) -> None:
+        if matrix is None or norm is not None:
+            y = x if matrix is None else F.linear(x, *matrix)
+            if norm is None:
+                h += y
+            else:
+                norm_add(h, y, norm, self.eps)
             return
+        weight, bias = matrix
         h.view(-1, h.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
         if bias is not None:
             h += bias
