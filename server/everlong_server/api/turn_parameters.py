@@ -31,10 +31,13 @@ def turn_arguments(
     return body.content, sampling(body), answer_recall(services, body.recall, default)
 
 
-def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool = False) -> SamplingParams:
+def sampling(
+    body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool = False, name: str | None = None
+) -> SamplingParams:
     """Return the sampling parameters of a request. Raises `InvalidRequest`.
 
-    `newer`: a field that replaces `max_tokens` if it is given. `logprobs`: True if another field requests them.
+    `newer`: a field that replaces `max_tokens` if it is given. `logprobs`: True if another field requests them. `name`: the request's
+    field for the limit of tokens; None: it is one of these.
     """
     require_json(body.json_schema, "json_schema")
     limit = "max_tokens" if getattr(body, newer) is None else newer
@@ -42,6 +45,7 @@ def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool 
     params = SamplingParams(**given | {"max_tokens": getattr(body, limit), "logprobs": body.logprobs or logprobs})
     per_token = 1 + params.top_logprobs
     if params.logprobs and params.max_tokens * per_token > MAX_LOGPROBS:
+        limit = name or limit
         raise InvalidRequest(
             f"{limit}={params.max_tokens} with {per_token} log-probabilities each is more than the limit of {MAX_LOGPROBS} "
             "log-probabilities in an answer: request fewer tokens, or a lower top_logprobs", param=limit,

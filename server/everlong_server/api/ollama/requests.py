@@ -49,7 +49,7 @@ async def _params(services: Services, body: OllamaChat | OllamaGenerate) -> Samp
         given["json_schema"] = {"type": "object"}
     elif isinstance(body.format, dict):
         given["json_schema"] = await require_schema(services, body.format, "format")
-    return sampling(SamplingParams(**given))
+    return sampling(SamplingParams(**given), name="options.num_predict")
 
 
 def _sampling_fields(options: OllamaOptions) -> dict[str, Any]:

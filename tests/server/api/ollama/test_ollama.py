@@ -133,6 +133,8 @@ def test_log_probabilities(client: ollama.Client) -> None:
     assert all(each.logprob <= 0 and len(each.top_logprobs) == 2 for each in said.logprobs)
     streamed = client.generate(MODEL, "Who?", options=GREEDY, logprobs=True, top_logprobs=2, stream=True)
     assert [each for piece in streamed for each in piece.logprobs or []] == said.logprobs
+    with pytest.raises(ollama.ResponseError, match=r"^options\.num_predict=1000000 "):
+        client.generate(MODEL, "Who?", options={"num_predict": -1}, logprobs=True)
 
 
 def test_the_models(client: ollama.Client, server: Server) -> None:

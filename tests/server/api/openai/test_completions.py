@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def test_several_prompts_and_texts(client: OpenAI, tokenizer: Any) -> None:
     sampled = complete(client, "Alice was", n=2, temperature=1, seed=3)
     assert sampled.choices[0].text != sampled.choices[1].text
     assert complete(client, "Alice was", temperature=1, seed=4).choices[0].text == sampled.choices[1].text
+
+
+def test_a_server_that_generates_one_text_at_a_time(new_server: Callable[..., Server]) -> None:
+    server = new_server(recall_passages=0, max_streams=1, max_queued=0).start()
+    body = {"model": MODEL, "prompt": ["a", "b", "c"], "max_tokens": 2}
+    assert len(server.http.post("/v1/completions", json=body).json()["choices"]) == 3
 
 
 def test_a_stream_has_the_same_text(client: OpenAI) -> None:

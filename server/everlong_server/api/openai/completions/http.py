@@ -137,7 +137,9 @@ class _Work:
 
     async def completion(self) -> dict[str, Any]:
         """Generate all texts, record the completion and return it."""
-        slots = asyncio.Semaphore(min(_AT_ONCE, self._services.quota.limits.streams or _AT_ONCE))
+        services = self._services
+        most = services.quota.limits.streams or _AT_ONCE
+        slots = asyncio.Semaphore(min(_AT_ONCE, most, services.shared.engine.max_streams))
 
         async def run(text: Text, events: AsyncGenerator[CompletionEvent, None]) -> None:
             async with slots, contextlib.aclosing(events):
