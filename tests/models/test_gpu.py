@@ -177,7 +177,7 @@ def with_experts(name: str, device: torch.device | str):
     """A memory around a mixture of experts, in float32."""
     kind, config = MEMORIES[name], memory_config(name, dict(OPTIONS[name]))
     torch.manual_seed(0)
-    model = tiny_families.model("qwen3_moe-in-part").eval()
+    model = tiny_families.model("qwen3_moe-in-part", num_hidden_layers=2).eval()
     tiny_families.randomise(model, 0.2)
     return kind.build(config, Backbone(model.to(device))).eval()
 
