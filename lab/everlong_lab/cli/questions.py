@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from everlong_client.cli.uploads import exit_on_sigterm
 from everlong_lab.cli.common import command, reported, write
 from everlong_lab.eval import questions as measured
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
@@ -26,8 +27,12 @@ def run(
     file: Path, folders: list[Path], *, url: str | None, key: str | None, model: str | None, evidence_only: bool,
     embeddings: str, recall: Recall | None, tokens: int, one_session: bool, full: bool, output: Path | None,
 ) -> None:  # fmt: skip
-    """Ask or search, and print the report. Ends the command with a message for an error of the input or the server."""
+    """Ask or search, and print the report. Ends the command with a message for an error of the input or the server.
+
+    SIGTERM also ends the server that it started.
+    """
     with (
+        exit_on_sigterm(),
         reported(SettingsError, ServerError, RuntimeError, httpx.HTTPError),
         Bar(TextColumn("{task.description}"), BarColumn(), console=err, transient=True) as bar,
     ):

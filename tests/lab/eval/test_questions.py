@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import lzma
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -55,6 +60,19 @@ def test_evidence_is_searched_for_without_a_server(file: Path) -> None:
     assert rows["fact"]["evidence holds it"] == rows["all"]["evidence holds it"] == 1
     assert rows["not in the text"]["questions"] == 1
     assert "right" not in rows["all"]
+
+
+@pytest.mark.long
+def test_a_run_that_is_told_to_stop_leaves_no_server(file: Path) -> None:
+    model = make_model(file.parent / "model")
+    command = [sys.executable, "-m", "everlong_client", "eval", "questions", str(file), "--model", str(model)]
+    run = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (started := run.children(recursive=True)):
+        assert run.poll() is None
+        time.sleep(0.1)
+    run.terminate()
+    assert run.wait(60) == 128 + signal.SIGTERM
+    assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
 def test_a_server_is_asked_and_left_as_it_was(file: Path, new_server: Any, tmp_path: Path) -> None:
