@@ -30,6 +30,14 @@ async def model(
     return next(view for view in model_views(services) if view.id == model_id)
 
 
+@router.get("/v1/models/{owner}/{name:path}", include_in_schema=False)
+async def model_of_hub(
+    owner: str, name: str, services: CallerServices
+) -> model_schemas.ServedModel | model_schemas.UnloadedModel | model_schemas.EmbeddingModel:
+    """Returns a model with a slash in its name, as models of the hub have. A server gets the slash even if a client escapes it."""
+    return await model(f"{owner}/{name}", services)
+
+
 @router.get("/v1/formats", tags=["documents"], responses={503: ERROR_RESPONSES[503]})
 async def formats(services: CallerServices) -> schemas.FormatList:
     """Lists the file formats that the server accepts, and the size limit."""

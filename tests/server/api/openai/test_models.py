@@ -18,3 +18,10 @@ def test_models(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.models.retrieve("gpt-5")
     assert of(error) == ("model_not_found", "model_id")
+
+
+def test_a_model_whose_name_has_a_slash(client: OpenAI) -> None:
+    """As models of the hub have."""
+    with pytest.raises(openai.NotFoundError, match="no model 'HuggingFaceTB/SmolLM2-135M-Instruct'") as error:
+        client.models.retrieve("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert of(error) == ("model_not_found", "model_id")
