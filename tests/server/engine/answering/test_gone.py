@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
@@ -125,7 +125,9 @@ def services_of(chats: Chats) -> Any:
     model = SimpleNamespace(name="tiny", fingerprint="0" * 64, tools=None)
     shared = SimpleNamespace(model=model, settings=SimpleNamespace(keepalive_seconds=15))
     idempotency = AsyncMock(begin=AsyncMock(return_value=record))
-    services = SimpleNamespace(chat_turns=chats, shared=shared, idempotency=idempotency, wait_for_memory=AsyncMock())
+    services = SimpleNamespace(
+        chat_turns=chats, shared=shared, idempotency=idempotency, wait_for_memory=AsyncMock(), quota=Mock()
+    )
     services.with_model = AsyncMock(return_value=services)
     return services
 
