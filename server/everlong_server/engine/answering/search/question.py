@@ -93,7 +93,9 @@ _MAX_CHARS = 1000
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question, unless it is a whole sentence that names its subject."""
 _ARTICLES = frozenset(["the", "a", "an"])
-_DETERMINERS = frozenset(["the", "any", "all", "both", "my", "our", "their", "his", "her", "its", "this", "these", "those"])
+_DETERMINERS = frozenset(
+    ["the", "any", "all", "both", "my", "our", "their", "his", "her", "its", "this", "these", "those"]
+)
 """Like `_SUBJECTS`, if two more words follow: "is the pool heated". Not "a", which also begins remarks: "was a great day"."""
 _MODALS = frozenset(["can", "could", "should"])
 """They begin a question also before any other word that two more follow: "can members bring guests"."""
