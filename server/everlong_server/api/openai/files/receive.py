@@ -35,6 +35,8 @@ async def receive_file(services: Services, request: Request, record: Idempotency
             return await _store(services, begun, upload.values["purpose"], record)
         # The purpose comes after the file: keep the file until it is known.
         services.ingest.engine.require_running()
+        if record.first:  # before the file is stored, not after it
+            await services.quota.require_bytes(upload.announced_bytes)
         name, blobs = f"file_{record.id}.{uuid.uuid4().hex}.upload", services.shared.stores.blobs
         try:
             kept = _Kept(upload, blobs, name, await _keep(blobs, name, begun, services.ingest.max_bytes))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -32,6 +34,18 @@ def test_a_file_is_a_document(client: OpenAI, server: Server, tmp_path: Path) ->
         with pytest.raises(openai.NotFoundError) as error:
             ask(file.id)
         assert of(error) == ("file_not_found", "file_id")
+
+
+def test_a_file_without_room_is_refused_before_it_is_received(new_server: Callable[..., Server]) -> None:
+    """Also if its purpose comes after it, as from OpenAI's SDK for Node."""
+    server = new_server(recall_passages=0, tenant_bytes=1000).start()
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 9999999\r\n\r\n"
+        '--x\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\nOnce upon a time'
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as peer:
+        peer.sendall(head.encode())
+        assert peer.recv(1000).startswith(b"HTTP/1.1 429 ")
 
 
 def test_the_purpose_assistants_is_another_name(client: OpenAI) -> None:
