@@ -199,23 +199,19 @@ def triton_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mixture_of_experts_is_captured(triton_there: None, name: str) -> None:
     """Segments (of `rmt`) and decode steps of three rows, with what transformers computes on a CPU."""
     plain = with_experts(name, "cpu")
-    text = tokens(plain, 3, 3 * S)
+    text = tokens(plain, 3, 2 * S)
     with torch.inference_mode():
-        before, caches = plain.initial_state(3), CacheSlots()
-        for segment in text[:, : 2 * S].split(S, dim=1):
-            before = plain.read(segment, before)
+        before, caches = plain.read(text[:, :S], plain.initial_state(3)), CacheSlots()
         for row, state in enumerate(before.split()):
-            caches.add(plain.open(state, text[row : row + 1, 2 * S : 2 * S + 2 + row])[0])
+            caches.add(plain.open(state, text[row : row + 1, S : S + 2 + row])[0])
         expected = [plain.step(caches.rows, text[:, at]) for at in range(4)]
         with gpu():
             memory = with_experts(name, DEVICE)
             assert memory.backbone.optimize() is None
-            read, state = ReadGraphs(memory, Graphs(DEVICE)), memory.initial_state(3)
-            for segment in text[:, : 2 * S].split(S, dim=1):
-                state = read(segment.to(DEVICE), state)
+            state = ReadGraphs(memory, Graphs(DEVICE))(text[:, :S].to(DEVICE), memory.initial_state(3))
             slots, step = CacheSlots(keep_allocated=True), StepGraphs(memory.step, Graphs(DEVICE))
             for row, one in enumerate(state.split()):
-                slots.add(memory.open(one, text[row : row + 1, 2 * S : 2 * S + 2 + row].to(DEVICE))[0])
+                slots.add(memory.open(one, text[row : row + 1, S : S + 2 + row].to(DEVICE))[0])
             found = [step(slots, text[:, at].to(DEVICE)).cpu() for at in range(4)]
             assert Graphs.made == (2 if name == "rmt" else 1)
     for there, here in zip(found, expected, strict=True):
