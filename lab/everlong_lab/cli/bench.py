@@ -303,9 +303,7 @@ def soak(
     warm_up_answers: Annotated[
         int, Option(help="Leave out so many answers of each run, too: caches fill with them.", min=0)
     ] = 2000,
-    rest: Annotated[
-        float, Option(help="Each client pauses for so many seconds after each deletion of what it made.", min=0)
-    ] = 0.0,
+    rest: Annotated[float, Option(help="Let each client pause for so many seconds after a round.", min=0)] = 0.0,
     model: Annotated[str | None, Option(help="Serve this model; default a tiny random one.")] = None,
     output: Output = None,
 ) -> None:
@@ -313,15 +311,7 @@ def soak(
     from everlong_lab.benchmarks.soak.measure import SoakPlan, run
 
     plan = SoakPlan(
-        folder.absolute(),
-        minutes,
-        clients,
-        every,
-        faults,
-        warm_up,
-        model=model,
-        warm_up_answers=warm_up_answers,
-        rest_seconds=rest,
+        folder.absolute(), minutes, clients, every, faults, warm_up, model, warm_up_answers, rest_seconds=rest
     )
     with reported(ValueError, RuntimeError):
         measured(lambda: run(plan, progress), output)
