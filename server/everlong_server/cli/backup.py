@@ -32,10 +32,11 @@ def _backup(file: Archive, data_dir: DataDir = None) -> None:
     encrypted: keep the key file, too.
     """
     from everlong_server.store.backup.create import back_up
+    from everlong_server.store.redis.embedded import FOLDER
 
     path = file.expanduser().absolute()
     settings = _settings(data_dir)
-    if settings.redis_url is None and not (folder := settings.data_dir.expanduser().absolute() / "redis").is_dir():
+    if settings.redis_url is None and not (folder := settings.data_dir.expanduser().absolute() / FOLDER).is_dir():
         raise fail(f"there is nothing to back up: {folder} does not exist. Name the server's folder with --data-dir")
     manifest = _run(settings, lambda redis, blobs, _: back_up(redis, blobs, path, say))
     size = path.stat().st_size

@@ -43,7 +43,7 @@ class Counts:
 
 
 async def client(url: str, number: int, counts: Counts, rest: float) -> None:
-    """Do the same over and over, with a pause of `rest` seconds, until it is cancelled. Raises `RuntimeError`."""
+    """Repeat `_round`, with a pause of `rest` seconds after each, until it is cancelled. Raises `RuntimeError` if the server refuses a request."""
     rng = random.Random(number)  # noqa: S311 - not for secrets
     async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_SECONDS) as http:
         while True:

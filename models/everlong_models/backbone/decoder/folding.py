@@ -33,7 +33,10 @@ def entering(
 
 
 def fold_attention(layer: LayerDescription, shape: Description) -> tuple[Matrix, Matrix, HeadNorm | None]:
-    """Return the matrix of queries, keys and values, that of the outputs, and the norm of queries and keys; with the attention's scale."""
+    """Return the matrix of queries, keys and values, that of the outputs, and the norm of queries and keys, or None.
+
+    The attention's scale is folded into this norm; without one, into the queries.
+    """
     head_norm = HeadNorm.of(layer.norms, shape.heads, shape.kv_heads, shape.eps, shape.scale)
     scale = shape.scale if head_norm is None else 1.0  # the norm would undo a scale of the queries before it
     norm_bias, _ = layer.norm_biases or (None, None)

@@ -295,7 +295,7 @@ class FusedMLP:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A layer like `llama.Layer`, for a GPU. `mlp`: of normed rows (B, n, D), if it is a mixture of experts.
+    """A layer like `llama.Layer`, for a GPU. `mlp`: for a mixture of experts, a function of normed rows (B, n, D).
 
     `qkv` includes the attention's scale and the weight of the norm before it; `norms` says which norms there are.
     """

@@ -18,7 +18,9 @@ async def models(services: CallerServices) -> model_schemas.ModelList:
     return model_schemas.ModelList(data=[*model_views(services), *([] if embedding is None else [embedding])])
 
 
-@router.get("/v1/models/{model_id}", tags=["models"], responses={404: ERROR_RESPONSES[404], 503: ERROR_RESPONSES[503]})
+@router.get(
+    "/v1/models/{model_id:path}", tags=["models"], responses={404: ERROR_RESPONSES[404], 503: ERROR_RESPONSES[503]}
+)
 async def model(
     model_id: str, services: CallerServices
 ) -> model_schemas.ServedModel | model_schemas.UnloadedModel | model_schemas.EmbeddingModel:
@@ -28,14 +30,6 @@ async def model(
         return embedding
     services.shared.models.named(model_id, "model_id")  # raises an error if there is none
     return next(view for view in model_views(services) if view.id == model_id)
-
-
-@router.get("/v1/models/{owner}/{name:path}", include_in_schema=False)
-async def model_of_hub(
-    owner: str, name: str, services: CallerServices
-) -> model_schemas.ServedModel | model_schemas.UnloadedModel | model_schemas.EmbeddingModel:
-    """Returns a model with a slash in its name, as models of the hub have. A server gets the slash even if a client escapes it."""
-    return await model(f"{owner}/{name}", services)
 
 
 @router.get("/v1/formats", tags=["documents"], responses={503: ERROR_RESPONSES[503]})

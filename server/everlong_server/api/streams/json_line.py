@@ -9,17 +9,17 @@ _LINE_ENDS = ("\x85", "\u2028", "\u2029")
 
 
 def json_line(value: Any) -> str:
-    """Encode `value` as JSON without line ends. Raises `ValueError` for a value that cannot be sent, so that a stream ends with an error
-    instead of being cut off."""
+    """Encode `value` as JSON without line ends. Raises `ValueError` for NaN, infinity or a lone surrogate, so that a stream ends with
+    an error instead of being cut off."""
     line = escape_line_ends(json.dumps(value, ensure_ascii=False, allow_nan=False))
     line.encode()
     return line
 
 
 def escape_line_ends(text: str) -> str:
-    """Return JSON text in which the line ends are escaped that JSON allows in a string: those of Unicode, such as U+2028.
+    """Escape U+0085, U+2028 and U+2029 in JSON text.
 
-    Python splits lines at them, too (`str.splitlines`), and so does httpx's `iter_lines`, which Ollama's client uses.
+    JSON allows them in strings, but Python splits lines at them (`str.splitlines`), and so does httpx's `iter_lines`, which Ollama's client uses.
     """
     for character in _LINE_ENDS:
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -147,7 +147,7 @@ class BatchRun:
         batch = self.batch
         # A response is stored: the key makes sure that a line which is tried again stores no second one.
         key = f"{batch.id}:{line.number}" if batch.endpoint == "/v1/responses" else None
-        # Not longer than in the file, whose lines are limited like bodies: an escaped character takes up to three times its bytes.
+        # Escaped characters could triple the size, beyond the limit of bodies, which the line in the file met.
         body = json.dumps(line.body, ensure_ascii=False, separators=(",", ":"))
         request = Request(batch.tenant, batch.endpoint, body, key)
         for attempt in range(_SERVER_ERROR_TRIES):

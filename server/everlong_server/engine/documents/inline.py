@@ -41,7 +41,8 @@ class InlineFile:
 
     def id(self, tenant: str, attempt: int) -> str:
         """Return the id, without its prefix, of the document with this content. `attempt`: see `store_once`."""
-        named = json.dumps([tenant, self.filename, self.media_type, *([attempt] if attempt else [])]).encode()
+        kept = ["plain"] if self.plain else []  # another document than one that was converted
+        named = json.dumps([tenant, self.filename, self.media_type, *kept, *([attempt] if attempt else [])]).encode()
         return hashlib.sha256(named + self.content).hexdigest()[:32]
 
 

@@ -30,6 +30,8 @@ from redis.retry import Retry
 _START_SECONDS = 120.0  # a large append-only file takes a while to load
 _FIRST_WITH_DIR = 7
 """First major version of Redis whose append-only file is a folder, `appendonlydir`."""
+FOLDER = "redis"
+"""Name of the folder, inside the data folder, of an embedded Redis."""
 _SOCKET_PATH_LIMIT = 100  # bytes in sockaddr_un, with room for a terminator
 
 # Asks the kernel to kill this process when its parent dies (prctl's PR_SET_PDEATHSIG and SIGKILL), and becomes Redis unless the
@@ -110,7 +112,7 @@ class EmbeddedRedis:
     """An embedded Redis server. Holds an exclusive lock on its folder from `start` to `stop`."""
 
     def __init__(self, data_dir: Path) -> None:
-        self.folder = data_dir / "redis"
+        self.folder = data_dir / FOLDER
         self.socket = self.folder / "redis.sock"
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_LIMIT:
             raise EmbeddedRedisError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 
 # Characters that are not seen: soft hyphens (U+FFFE in text from a PDF) with the end of a line that they hyphenate, joiners, marks of
 # direction, byte-order marks, variation selectors.
@@ -15,13 +16,9 @@ _UNSEEN = re.compile(
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:([,.'’ \u066c])\d{3})(?:\1\d{3})*(?![\d])")
 _SEPARATOR = re.compile(r"\D")
 _ESCAPED = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
-"""Characters as most programs write them in JSON, as code units of UTF-16."""
-_MARKS = "".join(chr(code) for code in range(0x300, 0x20000) if unicodedata.category(chr(code)) in ("Mn", "Mc"))
-"""Accents, and the vowel signs of scripts such as Devanagari and Tamil, which `\\w` does not contain."""
-_WORD, _ASCII_WORD = re.compile(rf"[^\W_]+(?:[{_MARKS}]+[^\W_]*)*"), re.compile(r"[^\W_]+")
-_AFTER_ESCAPE = re.compile(rf"\\[bfnrt]({_WORD.pattern})")
-"""A word behind a line end or tab as JSON and program code write it, such as "\\n"."""
-_DIVIDED = re.compile(r"([^\W\d_]+)-\r?\n[ \t]*([^\W\d_]+)")
+"""Escapes of JSON, such as `\\u00e9`: code units of UTF-16."""
+_ASCII_WORD = re.compile(r"[^\W_]+")
+_DIVIDED = re.compile(r"(?<![^\W\d_])([^\W\d_]+)-\r?\n[ \t]*([^\W\d_]+)")
 """A word that a hyphen divides at the end of a line, or one that is written with this hyphen."""
 _OTHER_DIGIT = re.compile(r"[^\D0-9]")
 _PIECE = re.compile(r"\S{1,256}|\s+")
@@ -53,14 +50,14 @@ def without_separators(text: str) -> str:
 
 def words_in(text: str) -> list[str]:
     """Return the words of a searchable text."""
-    return (_ASCII_WORD if text.isascii() else _WORD).findall(text)
+    return (_ASCII_WORD if text.isascii() else _word()).findall(text)
 
 
-def other_words(text: str, plain: str) -> Iterator[str]:
-    """Yield the words that a `composed` text has if it is read in another way than in `plain`, the same text `without_separators`.
+def other_words(written: str, text: str, plain: str) -> Iterator[str]:
+    """Yield further words, for places of a text that can be read in two ways. `text`: what is `written`, `composed`; `plain`: also `without_separators`.
 
-    "100 200" can be two columns of a table, and "1,100,200" at the beginning of a line three. A hyphen at the end of a line can be none.
-    After "\\n", a word begins.
+    "100 200" can be two columns of a table, and "1,100,200" at the beginning of a line three. A hyphen at the end of a line can only divide a
+    word. The n of an escaped line end is not a part of the next word. `C:\\ubeef` can be a path.
     """
     for number in _GROUPED.finditer(text) if plain != text else ():
         if number[1] == " " or (number[1] == "," and text[max(0, number.start() - 1) : number.start()] in ("", "\n")):
@@ -69,7 +66,23 @@ def other_words(text: str, plain: str) -> Iterator[str]:
         if divided[2].islower():
             yield divided[1] + divided[2]
     if "\\" in text:
-        yield from _AFTER_ESCAPE.findall(text)
+        yield from _after_escape().findall(text)
+    for escaped in _ESCAPED.findall(written) if "\\u" in written else ():
+        yield from _ASCII_WORD.findall(escaped)
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """Return the pattern of a word. It has accents, and the vowel signs of scripts such as Devanagari and Tamil, which `\\w` does not contain."""
+    marks = "".join(chr(code) for code in range(0x300, 0x20000) if unicodedata.category(chr(code)) in ("Mn", "Mc"))
+    # Python compares a letter with these marks one after the other. Nearly all letters of European texts fail the first comparison.
+    return re.compile(rf"[^\W_]+(?:(?![\x00-\u02ff])[{marks}]+[^\W_]*)*")
+
+
+@cache
+def _after_escape() -> re.Pattern[str]:
+    """Return the pattern of a word behind a line end or tab as JSON and program code write it, such as "\\n"."""
+    return re.compile(rf"\\[bfnrt]({_word().pattern})")
 
 
 def _unescaped(match: re.Match[str]) -> str:

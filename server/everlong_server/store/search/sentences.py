@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 # A full stop after a short word with a capital, such as Mr., Dr. or J., ends no sentence.
 FULL_STOP = r"\.(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z][a-z]\.)"
+MARKS = "[!?…؟۔।॥]"
+"""Other marks that end a sentence: those of European languages, Arabic, Urdu and Hindi."""
 _END = re.compile(
-    rf"(?:[!?…؟۔।॥]|{FULL_STOP})(?![.!?…])[\"'”’»)\]_*]*+\s+"
+    rf"(?:{MARKS}|{FULL_STOP})(?![.!?…])[\"'”’»)\]_*]*+\s+"
     r"|[。！？]+[」』”]*\s*"
     r"|\n\s*\n\s*"
     r"|\n(?=\s*(?:[-*+•|#>]|\d+[.)]))"  # entries of lists, rows of tables, headings, quotations

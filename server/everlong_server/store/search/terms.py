@@ -47,12 +47,12 @@ class Terms:
         self._known: dict[str, tuple[str, ...]] = {}
 
     def of(self, text: str) -> list[str]:
-        """Return the terms of a text, in its order."""
+        """Return the terms of a text, in its order; then those of words that can be read in another way."""
         known = self._known
         found: list[str] = []
-        text = composed(text)
-        plain = without_separators(text)
-        for word in chain(words_in(plain), other_words(text, plain)):
+        readable = composed(text)
+        plain = without_separators(readable)
+        for word in chain(words_in(plain), other_words(text, readable, plain)):
             terms = known.get(word)
             if terms is None:
                 if len(known) >= _CACHED:

@@ -83,6 +83,7 @@ def test_a_short_text_in_a_language_without_vectors_is_shown_whole(language: str
         ("naïve", "naive"), ("running boats", "boat runs"), ("le cœur de Cæsar", "coeur caesar"), ("Łódź, Tromsø", "lodz tromso"),
         ("کتاب‌ها ۱۲۳ ", "123"), ("शहर २०२४", "2024"), ("שָׁלוֹם", "שלום"), ("كِتَابٌ", "كتاب"),
         (r'{"name": "caf\u00e9 \ud835\udcb3", "text": "one\nline\ttwo"}', "café 𝒳 line two"), (r"C:\new\temp", "new temp"),
+        (r"C:\ubeef and [\u0590-\u05ff]", "ubeef u05ff"),
         ("the know-\n  ledge of it", "knowledge"), ("the know-\r\nledge of it", "know"), ("a well-\nknown place", "well known"),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ from everlong_server.engine.answering.evidence.templates import REFUSAL
 from everlong_server.engine.answering.search.question import STOP_WORDS
 from everlong_server.store.messages import Citation
 from everlong_server.store.search.passages import Passage
-from everlong_server.store.search.sentences import FULL_STOP
+from everlong_server.store.search.sentences import FULL_STOP, MARKS
 from everlong_server.store.search.terms import language_of, words
 
 _MIN_SUPPORT = 0.6
@@ -46,7 +46,7 @@ _LIST_NUMBER = r"\(?\d{1,3}[.)][^\S\n]"
 # The number of a list's item belongs to its first sentence. A sentence ends with the last of several marks, so that a long row of
 # them takes linear time.
 _SENTENCE = re.compile(
-    rf"(?:(?<![^\n]){_LIST_NUMBER})?[^\n]+?(?:(?:[!?…]|{FULL_STOP})(?![.!?…])[\"'”’»)\]]*+(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))"
+    rf"(?:(?<![^\n]){_LIST_NUMBER})?[^\n]+?(?:(?:{MARKS}|{FULL_STOP})(?![.!?…])[\"'”’»)\]]*+(?=\s|$)|[。！？]+[」』”]*|(?=\n|$))"
 )
 _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.

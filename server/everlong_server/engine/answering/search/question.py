@@ -93,12 +93,12 @@ _MAX_CHARS = 1000
 _FEW_WORDS = 3
 """A question with fewer words of its own also uses those of the previous question, unless it is a whole sentence that names its subject."""
 _ARTICLES = frozenset(["the", "a", "an"])
-_DETERMINERS = frozenset(
-    ["the", "any", "all", "both", "my", "our", "their", "his", "her", "its", "this", "these", "those"]
-)
-"""Like `_SUBJECTS`, if two more words follow: "is the pool heated". Not "a", which also begins remarks: "was a great day"."""
-_MODALS = frozenset(["can", "could", "should"])
-"""They begin a question also before any other word that two more follow: "can members bring guests"."""
+_DETERMINERS = frozenset(["the", "any", "all", "both", "my", "our", "their", "this", "these", "those"])
+"""Like `_SUBJECTS` after one of these verbs, if at least two more words follow: "is the pool heated". Not "a", which also begins remarks."""
+_BEFORE_DETERMINERS = frozenset(["are", "can", "could", "did", "does", "is", "should", "will"])
+"""Not "was": "was the best day ever" is a remark."""
+_BEFORE_PLURALS = frozenset(["can", "could", "should"])
+"""Auxiliaries that also begin a question before a plural noun, which an adjective can precede: "can new members bring guests"."""
 _PRO_FORMS = frozenset([
     "again", "also", "another", "any", "both", "either", "else", "first", "former", "instead", "last", "latter", "neither", "next", "none",
     "one", "ones", "other", "others", "rest", "same", "second", "then", "third", "too",
@@ -270,9 +270,12 @@ def _inverts(message: Sequence[str]) -> bool:
     first, second, *more = message
     if second in _SUBJECTS:
         return [first, second] not in (["do", "it"], ["have", "it"])
-    begins = second in _DETERMINERS or (first in _MODALS and second not in STOP_WORDS)
-    # "Do the second part" and "have the next one" are no questions.
-    return begins and len(more) > 1 and first not in ("do", "have") and _in_english(message)
+    if len(more) < 2 or not _in_english(message):
+        return False
+    plural = (
+        any(word.endswith("s") and word not in STOP_WORDS for word in (second, more[0])) and second not in STOP_WORDS
+    )
+    return (first in _BEFORE_DETERMINERS and second in _DETERMINERS) or (first in _BEFORE_PLURALS and plural)
 
 
 def _in_english(message: Sequence[str]) -> bool:

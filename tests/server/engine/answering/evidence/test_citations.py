@@ -148,6 +148,13 @@ def test_scripts_without_spaces_are_compared_by_characters() -> None:
     ]
 
 
+def test_sentences_of_hindi_are_cited_one_by_one() -> None:
+    sentences = ["सदस्यता शुल्क तीन सौ चालीस यूरो है।", "अगली बैठक चौदह मार्च को होगी।"]
+    text = "क्लब के पास चौदह नावें हैं। " + " ".join(sentences)
+    evidence = [Passage("doc", 0, len(text), 0, 0, text)]
+    assert cited("शुल्क कितना है?", " ".join(sentences), evidence) == [(each, 0, each) for each in sentences]
+
+
 def test_a_long_row_of_marks_is_split_in_linear_time() -> None:
     """In quadratic time, this takes longer than the time limit of a test, and holds the GIL."""
     answer = "Persephone was built by Empacher" + "!" * 200_000 + "x?! Wait... Juniors pay 120 euros?!"
