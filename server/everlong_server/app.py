@@ -215,7 +215,7 @@ class _RequestGuard:
             nonlocal response_started
             if message["type"] == "http.response.start":
                 response_started = True
-                route = getattr(scope.get("route"), "path", "other")
+                route = getattr(scope.get("route"), "path_format", "other")
                 self._metrics.requests.labels(scope["method"], route, str(message["status"])).inc()
             await send(message)
 

@@ -53,7 +53,7 @@ class RequestContext:
                 in_handshake = False
                 if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
                     MutableHeaders(scope=message)["x-request-id"] = request_id
-                    route = getattr(scope.get("route"), "path", "")
+                    route = getattr(scope.get("route"), "path_format", "")
                     if route:
                         span.rename(f"{method} {route}")
                         span.set(http__route=route)
