@@ -27,6 +27,11 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
         relation = relations.get(reference)
         return None if relation is None or relation.external else package.xml(relation.target)
 
+    def chart(reference: str) -> Iterator[str]:
+        relation = relations.get(reference)
+        if relation is not None and not relation.external:
+            yield from chart_texts(package, relation.target, notes)
+
     def walk(parent: Any, known: _Relations) -> Iterator[str]:
         for element in parent:
             if not isinstance(element.tag, str) or element.tag == f"{MC}Fallback":
@@ -47,8 +52,7 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
                 case "txBody" | "t":
                     yield _paragraphs(element, known)
                 case "chart":
-                    chart = related(element.get(f"{R}id", ""))
-                    yield "" if chart is None else chart_text(chart)
+                    yield from chart(element.get(f"{R}id", ""))
                 case "relIds":
                     diagram = related(element.get(f"{R}dm", ""))
                     yield from walk(() if diagram is None else diagram, {})  # whose relationships are others
@@ -58,6 +62,18 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
                     yield from walk(element, known)
 
     yield from filter(None, walk(tree, relations))
+
+
+def chart_texts(package: Package, part: str, notes: Notes) -> Iterator[str]:
+    """Yield the text of a chart, and of the shapes that somebody drew in it. `part`: the name of its part."""
+    tree = package.xml(part)
+    if tree is None:
+        return
+    yield chart_text(tree, notes)
+    for relation in package.relations(part).values():
+        drawing = package.xml(relation.target) if relation.kind == "chartUserShapes" and not relation.external else None
+        if drawing is not None:
+            yield from shapes(package, relation.target, drawing, notes)
 
 
 def described(properties: Any) -> str:

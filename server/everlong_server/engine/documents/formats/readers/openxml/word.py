@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes
-from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
 from everlong_server.engine.documents.formats.readers.openxml.complex_fields import Fields, legacy_control, paired_marks
 from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation, W
+from everlong_server.engine.documents.formats.readers.openxml.shapes import chart_texts
 from everlong_server.engine.documents.formats.readers.openxml.styles import Styles, is_hidden, is_initial, is_on
 from everlong_server.engine.documents.formats.readers.shared.addresses import external, field_address
 from everlong_server.engine.documents.formats.readers.shared.equations import M, linear
@@ -343,8 +343,8 @@ class _Document:
         self._notes.left_out("pictures without a description", max(0, pictures - len(words)))
         for chart in drawing.iter("{*}chart"):
             relation = self._relations.get(chart.get(f"{R}id", ""))
-            tree = None if relation is None or relation.external else self._package.xml(relation.target)
-            words.append("" if tree is None else chart_text(tree))
+            if relation is not None and not relation.external:
+                words += chart_texts(self._package, relation.target, self._notes)
         for diagram in drawing.iter("{*}relIds"):
             relation = self._relations.get(diagram.get(f"{R}dm", ""))
             tree = None if relation is None else self._package.xml(relation.target)
