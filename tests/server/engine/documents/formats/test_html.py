@@ -46,6 +46,24 @@ SHOWN = {
         "It is <math><mfrac><mi>a</mi><mi>b</mi></mfrac><mo>+</mo><msup><mi>x</mi><mn>2</mn></msup></math>",
         "It is a/b+x^2",
     ),
+    "mathml with a prefix": (
+        "It is <m:math xmlns:m='http://www.w3.org/1998/Math/MathML'><m:mfrac><m:mn>1</m:mn><m:mn>2</m:mn></m:mfrac></m:math>",
+        "It is 1/2",
+    ),
+    "brackets of mathml": (
+        "<math><mi>a</mi><mfenced><mrow><mi>b</mi><mo>+</mo><mi>c</mi></mrow></mfenced><mfenced open='[' close=')' separators=';'>"
+        "<mn>0</mn><mn>1</mn></mfenced></math>",
+        "a(b+c)[0;1)",
+    ),
+    "scripts of mathml": (
+        "<math><mmultiscripts><mi>C</mi><mn>6</mn><none/><mprescripts/><none/><mn>14</mn></mmultiscripts></math>",
+        "^14C_6",
+    ),
+    "a binomial of mathml": (
+        "<math><mo>(</mo><mfrac linethickness='0'><mi>n</mi><mi>k</mi></mfrac><mo>)</mo></math>",
+        "(n¦k)",
+    ),
+    "a numbered list in a cell": ("<table><tr><td>Do<td><ol><li>this<li>that</ol>", "Do 1. this 2. that"),
     "noscript": ("<script>write('x')</script><noscript>Call <b>555-0199</b>.</noscript>Shown", "Call 555-0199. Shown"),
     "picture that a script shows": (
         "<img data-src=x alt=Map><noscript><img src=x alt=Map><img src=count></noscript>Shown",
@@ -71,6 +89,12 @@ RAISED = {
     "elements between and inside": ("<b>10</b><!-- c --><sup> <i>7</i></sup>", "10^7"),
     "footnotes": ("10<sup><a href='#n'>1</a></sup> so<sup>[2]</sup>", "10[1] so[2]"),
     "at the beginning of a line": ("<p>10</p><p><sup>6</sup> Note</p>5<br><sup>7</sup> Note", "10\n\n6 Note\n\n5\n7 Note"),
+    "styles": (
+        "<style>.c1,p.c2{color:red} @media all{.c3 , .c4{font-size:6pt;vertical-align:super}} .c5{vertical-align:sub}</style>"
+        "10<span class='c9 c3'>6</span> m<span style='vertical-align: super'>2</span> a<span class=c5>1</span> b<span class=c1>1</span>"
+        " c<span class=c3 style='vertical-align:baseline'>1</span>",
+        "10^6 m^2 a1 b1 c1",
+    ),
     "in a cell": ("<table><tr><td>10<td><sup>2</sup>H<tr><td>m<sup>2</sup><td>b</table>", "10\t2H\nm^2\tb"),
 }  # fmt: skip
 

@@ -132,6 +132,11 @@ def test_headers_and_footers_enclose_their_sections() -> None:
 EQUATIONS = [
     (letter("3×300=900"), "3×300=900"),
     (f"<m:f><m:num>{letter('a+b')}</m:num><m:den>{letter('2')}</m:den></m:f>", "(a+b)/2"),
+    (
+        f'<m:f><m:fPr><m:type m:val="noBar"/></m:fPr><m:num>{letter("n")}</m:num><m:den>{letter("k")}</m:den></m:f>',
+        "n¦k",
+    ),
+    (f"<m:eqArr><m:e>{letter('x&amp;=1')}</m:e><m:e>{letter('y&amp;=2')}</m:e></m:eqArr>", "x=1; y=2"),
     (f"<m:sSup><m:e>{letter('x')}</m:e><m:sup>{letter('n')}{letter('+1')}</m:sup></m:sSup>", "x^(n+1)"),
     (f"<m:sSubSup><m:e>{letter('x')}</m:e><m:sub>{letter('i')}</m:sub><m:sup>{letter('2')}</m:sup></m:sSubSup>", "x_i^2"),
     (f"<m:rad><m:deg/><m:e>{letter('2')}</m:e></m:rad>", "√(2)"),

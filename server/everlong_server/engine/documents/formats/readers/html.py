@@ -14,6 +14,7 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.pages.drawings import set_texts_apart
 from everlong_server.engine.documents.formats.readers.pages.links import set_links_apart
+from everlong_server.engine.documents.formats.readers.pages.raised import mark_superscripts
 from everlong_server.engine.documents.formats.readers.pages.tables import INLINE, TAB, write_out_tables
 from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
 from everlong_server.engine.documents.formats.readers.shared.numerals import numeral
@@ -28,6 +29,9 @@ _SUBSET = re.compile(
 """The beginning of a page whose doctype has declarations."""
 _PREFIX = re.compile(r"""<(\w+):html\s[^>]*xmlns:\1\s*=\s*["']http://www\.w3\.org/1999/xhtml""")
 """The first element of an XHTML page whose elements all have a prefix, which HTML parsers take for a part of their names."""
+_INNER_PREFIX = re.compile(r"""xmlns:([\w-]{1,40})\s*=\s*["']http://www\.w3\.org/(?:1998/Math/MathML|2000/svg)["']""")
+"""A prefix of the elements of equations or drawings."""
+_MAX_PREFIXES = 20
 _TITLE = re.compile(r"(<title\b[^<>]*>[^<]*)", re.IGNORECASE)
 _ENTITY = re.compile(r"""<!ENTITY\s+([\w.:-]+)\s+(["'])(.*?)\2\s*>""", re.DOTALL)
 _REFERENCE = re.compile(r"&([\w.:-]+);")
@@ -80,6 +84,7 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
     _open_noframes(tree)
     _open_shadows(tree)
     _open_alternatives(tree)
+    mark_superscripts(tree)
     _drop_hidden(tree, notes)
     _write_out_numbers(tree)
     _write_out_controls(tree, notes)
@@ -125,6 +130,8 @@ def _parse(page: str) -> Any:
         source = _TITLE.sub(r"\1</title>", source, count=1)
     if prefix := _PREFIX.search(source[:4096]):
         source = re.sub(rf"<(/?){prefix[1]}:", r"<\1", source)
+    if prefixes := list(dict.fromkeys(_INNER_PREFIX.findall(source)))[:_MAX_PREFIXES]:
+        source = re.sub(rf"<(/?)(?:{'|'.join(prefixes)}):", r"<\1", source)
     # Without `huge_tree`, lxml silently drops text nested deeper than 256 elements or after 10 MB of one text node.
     parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
     try:

@@ -107,6 +107,7 @@ def _span(cell: Any, name: str, most: int) -> int:
 
 def _write_in_one_line(cell: Any, tabs: int) -> None:
     """Write a cell without line breaks, with so many tabs after it."""
+    numbers = {item: f"{n}. " for list in cell.xpath(".//ol") for n, item in enumerate(list.xpath("./li"), 1)}
     for part in cell.xpath(".//*"):
         if not isinstance(part.tag, str):
             continue
@@ -118,7 +119,7 @@ def _write_in_one_line(cell: Any, tabs: int) -> None:
         if part.tag == "br":
             part.tag = "span"
         else:
-            part.text = f" {'* ' if part.tag == 'li' else ''}{part.text or ''}"
+            part.text = f" {numbers.get(part, '* ') if part.tag == 'li' else ''}{part.text or ''}"
             part.tag = "span"
     cell.tag = "span"
     cell.text = (cell.text or "").lstrip()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 _LIMITS = {"limLow": {"lim": "sub"}, "limUpp": {"lim": "sup"}}
 """Limits are written like scripts."""
+_NO_TEXT = ("annotation", "annotation-xml")
+"""Elements of MathML with the equation in another language."""
 
 
 def linear(element: Any) -> str:
@@ -26,7 +30,8 @@ def linear(element: Any) -> str:
 
     match name:
         case "f":
-            return f"{_group(part('num'))}/{_group(part('den'))}"
+            line = "¦" if _property(parts.get("fPr"), "type", "bar") == "noBar" else "/"
+            return f"{_group(part('num'))}{line}{_group(part('den'))}"
         case "sSup" | "sSub" | "sSubSup" | "sPre" | "limLow" | "limUpp":
             scripts = _script("_", part("sub")) + _script("^", part("sup"))
             return scripts + part("e") if name == "sPre" else part("e") + scripts
@@ -44,7 +49,8 @@ def linear(element: Any) -> str:
             rows = ([linear(e) for e in row.iterchildren(f"{M}e")] for row in element.iterchildren(f"{M}mr"))
             return f"[{'; '.join(', '.join(row) for row in rows)}]"
         case "eqArr":
-            return "; ".join(linear(e) for e in element.iterchildren(f"{M}e"))
+            # An ampersand is where the lines are aligned.
+            return "; ".join(linear(e).replace("&", "") for e in element.iterchildren(f"{M}e"))
         case "func":
             return f"{part('fName')} {part('e')}"
         case "acc":
@@ -71,15 +77,18 @@ def _group(text: str, *, always: bool = False) -> str:
 
 def linear_mathml(element: Any) -> str:
     """Return an equation in MathML as text, as `linear` does."""
-    if not isinstance(element.tag, str):
+    if not isinstance(element.tag, str) or element.tag.endswith(_NO_TEXT):
         return ""
     name = element.tag.rpartition("}")[2]
     parts = [linear_mathml(child) for child in element]
     match name, parts:
-        case (("annotation" | "annotation-xml"), _):
-            return ""
         case "mfrac", [above, below]:
-            return f"{_group(above)}/{_group(below)}"
+            line = "¦" if element.get("linethickness", "").startswith("0") else "/"
+            return f"{_group(above)}{line}{_group(below)}"
+        case "mfenced", _:
+            return _fenced(element, parts)
+        case "mmultiscripts", [base, *_]:
+            return _with_scripts(element, base, parts)
         case (("msup" | "mover"), [base, script]):
             return base + _script("^", script)
         case (("msub" | "munder"), [base, script]):
@@ -97,3 +106,22 @@ def linear_mathml(element: Any) -> str:
         case "mtext", _:
             return element.text or ""
     return "".join((element.text or "").split()) + "".join(parts)
+
+
+def _fenced(element: Any, parts: Sequence[str]) -> str:
+    """Return a list in brackets, each item but the last with its separator."""
+    separators = "".join(element.get("separators", ",").split())
+    signs = [separators[min(at, len(separators) - 1)] if separators else "" for at in range(len(parts) - 1)]
+    inside = "".join(part + sign for part, sign in zip_longest(parts, signs, fillvalue=""))
+    return f"{element.get('open', '(')}{inside}{element.get('close', ')')}"
+
+
+def _with_scripts(element: Any, base: str, parts: Sequence[str]) -> str:
+    """Return a base with its scripts, which come in pairs: an index and an exponent. Those after `mprescripts` precede the base."""
+    names = [child.tag.rpartition("}")[2] if isinstance(child.tag, str) else "" for child in element]
+    middle = names.index("mprescripts") if "mprescripts" in names else len(names)
+
+    def scripts(place: int, end: int) -> str:
+        return "".join(_script("^" if (at - place) % 2 else "_", parts[at]) for at in range(place, end))
+
+    return scripts(middle + 1, len(parts)) + base + scripts(1, middle)
