@@ -75,6 +75,9 @@ FORMATS = {
         "an OpenDocument spreadsheet", "opendocument.odf", "lxml", (".ods", ".ots", ".fods"),
         (f"{_OASIS}.spreadsheet", f"{_OASIS}.spreadsheet-template"),
     ),
+    "odg": Format(
+        "an OpenDocument drawing", "opendocument.odf", "lxml", (".odg", ".otg", ".fodg"), (f"{_OASIS}.graphics", f"{_OASIS}.graphics-template"),
+    ),
     "rtf": Format("an RTF file", "rich_text.rtf", "inscriptis", (".rtf",), ("application/rtf", "text/rtf")),
     "epub": Format("an EPUB file", "epub", "inscriptis", (".epub",), ("application/epub+zip",)),
     "fb2": Format("a FictionBook", "fb2", "lxml", (".fb2",), ("application/x-fictionbook+xml", "application/x-fictionbook")),
@@ -173,6 +176,7 @@ _XML_OFFICE = tuple(
         (_OASIS_FLAT + rb"text", "odt"),
         (_OASIS_FLAT + rb"presentation", "odp"),
         (_OASIS_FLAT + rb"spreadsheet", "ods"),
+        (_OASIS_FLAT + rb"graphics", "odg"),
     )
 )
 """The beginnings of Office files that are one XML file."""

@@ -73,7 +73,7 @@ HOLDS = {
     "libreoffice.odp": SLIDES,
     "python-pptx.pptx": SLIDES,
     "libreoffice.ppt.xz": ("One", "Hello slide"),
-    "libreoffice.ods": (*SHEET, "601", "[Comment] late payer"),
+    "libreoffice.ods": (*SHEET, "601", "[Comment on A2] late payer"),
     "libreoffice.xls": (*SHEET, "601", "late payer"),
     "openpyxl.xlsx": (*SHEET, "[Comment by Bo on A2] late payer"),
     "chromium.pdf": ("Über Lease", "malfunctioning thermostats", "Ida Roth"),

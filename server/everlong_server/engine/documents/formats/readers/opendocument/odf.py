@@ -12,7 +12,8 @@ from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
 from everlong_server.engine.documents.formats.readers.opendocument.controls import controls
 from everlong_server.engine.documents.formats.readers.opendocument.lists import Lists, number
-from everlong_server.engine.documents.formats.readers.openxml.cells import Kind, shown
+from everlong_server.engine.documents.formats.readers.opendocument.styles import Masters, raised_styles
+from everlong_server.engine.documents.formats.readers.openxml.cells import Kind, column_letters, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import is_xml
 from everlong_server.engine.documents.formats.readers.shared.addresses import external
 from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
@@ -27,8 +28,6 @@ _SVG = f"{{{_NS}svg-compatible:1.0}}"
 _PRESENTATION, _STYLE = f"{{{_NS}presentation:1.0}}", f"{{{_NS}style:1.0}}"
 _XLINK = "{http://www.w3.org/1999/xlink}"
 _SPACE = re.compile(r"[ \t\r\n]+")
-_SUPERSCRIPT = re.compile(r"super|[1-9]")
-"""A position of letters above their line: the word, or a share of the font's height."""
 _MAX_REPEATED = 1000
 _FURNITURE = ("page", "page-number", "date-time", "header", "footer")
 """Kinds of frames that a speaker's notes repeat from the slide."""
@@ -99,21 +98,17 @@ class _Reader:
         self._notes = notes
         self._lists = Lists(trees)
         self._controls = controls(trees)
-        self._raised = _raised_styles(trees)
-        self._footer_texts = _footer_texts(trees)
-        self._hidden_footers = {
-            (kind, style.getparent().get(f"{_STYLE}name", ""))
-            for tree in trees for style in tree.iter(f"{_STYLE}drawing-page-properties") for kind in ("footer", "date-time")
-            if style.get(f"{_PRESENTATION}display-{kind}") == "false"
-        }  # fmt: skip
-        """Kinds of footers, and the styles of slides that do not show them."""
+        self._raised = raised_styles(trees)
+        self._masters = Masters(trees)
         self._page = 0
         self._section: str | None = None
         """The current heading or sheet."""
         self._pending: list[str] = []
         """Footnotes and comments of the current paragraph."""
         self._in_cell = False
-        """Whether the current paragraph is in a table of a text, which its notes follow."""
+        """Whether the current paragraph is in a table, which its notes follow."""
+        self._cell = ""
+        """The place of the current cell of a sheet, such as "B1"."""
 
     def furniture(self, styles: Any, kind: str) -> Iterator[Block]:
         """Yield the headers or footers of the page styles, each once."""
@@ -141,23 +136,26 @@ class _Reader:
                 yield self._drawing(element)
             elif tag == f"{_OFFICE}annotation":
                 self._annotation(element)
+            elif tag in (f"{_SVG}title", f"{_SVG}desc"):
+                # That of a frame is read with it.
+                words = "" if element.getparent().tag == f"{_DRAW}frame" else " ".join((element.text or "").split())
+                yield Block(f"[{words}]" if words else "")
             else:
                 yield from self.blocks(element)
 
-    def _footers(self, slide: Any) -> Iterator[str]:
-        """Yield the footer and the date that somebody typed for a slide, unless a slide before has the same."""
-        style = slide.get(f"{_DRAW}style-name", "")
-        for kind in ("footer", "date-time"):
-            name = slide.get(f"{_PRESENTATION}use-{kind}-name", "")
-            if (kind, style) not in self._hidden_footers and (text := self._footer_texts.pop((kind, name), "")):
-                yield f"[Footer] {text}"
+    def _background(self, slide: Any) -> Iterator[str]:
+        """Yield what a slide shows besides its own shapes."""
+        yield from (f"[Footer] {text}" for text in self._masters.footers(slide))
+        for block in self.blocks(self._masters.shapes(slide)):
+            if block.text.strip():
+                yield f"[On each slide] {block.text.strip()}"
 
     def _drawing(self, element: Any) -> Block:
         """Return a slide, its notes, a frame or a control of a form."""
         match element.tag:
             case tag if tag == f"{_DRAW}page":
                 self._page += 1
-                texts = [*(block.text for block in self.blocks(element)), *self._footers(element)]
+                texts = [*(block.text for block in self.blocks(element)), *self._background(element)]
                 return Block("\n\n".join(filter(None, texts)), page=self._page)
             case tag if tag == f"{_PRESENTATION}notes":
                 text = "\n".join(filter(None, (block.text for block in self.blocks(element)))).strip()
@@ -185,9 +183,9 @@ class _Reader:
             name = element.get(f"{_TABLE}name", "")
             self._section = name or None
             yield Block(name, section=name or None)
-        self._in_cell = is_inner or not is_sheet
-        yield Block("\n".join(self._rows(element)))
-        self._in_cell = is_inner
+        self._in_cell = True
+        yield Block("\n".join(self._rows(element, is_sheet=is_sheet)))
+        self._in_cell, self._cell = is_inner, self._cell if is_inner else ""
         yield from (Block(note) for note in self._take_notes())
         for drawings in element.iterchildren(f"{_TABLE}shapes"):
             yield from self.blocks(drawings)
@@ -219,19 +217,25 @@ class _Reader:
         notes, self._pending = self._pending, []
         return notes
 
-    def _rows(self, table: Any) -> Iterator[str]:
+    def _rows(self, table: Any, *, is_sheet: bool) -> Iterator[str]:
+        number = 0
         for row in table.iter(f"{_TABLE}table-row"):
             if next(row.iterancestors(f"{_TABLE}table")) is not table:
                 continue  # of a table in a cell
-            line = self._row(row)
-            yield from [line] * (min(_repeated(row, "rows"), _MAX_REPEATED) if line else 0)
+            number += 1
+            line = self._row(row, number if is_sheet else None)
+            count = _repeated(row, "rows")
+            number += count - 1
+            yield from [line] * (min(count, _MAX_REPEATED) if line else 0)
 
-    def _row(self, row: Any) -> str:
-        """Return a row in one line. The positions that a cell covers are empty cells."""
+    def _row(self, row: Any, number: int | None) -> str:
+        """Return a row in one line. The positions that a cell covers are empty cells. `number`: of a row of a sheet."""
         cells: list[str] = []
-        empty, shown = 0, 0
+        empty, shown, column = 0, 0, 0
         for cell in row.iterchildren(f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell"):
+            self._cell = self._cell if number is None else f"{column_letters(column)}{number}"
             text = "\n".join(filter(None, (block.text for block in self.blocks(cell)))) or _value(cell)
+            column += _repeated(cell, "columns")
             count = min(_repeated(cell, "columns"), _MAX_REPEATED)
             shown += count if cell.tag == f"{_TABLE}table-cell" else 0
             if text:
@@ -305,7 +309,8 @@ class _Reader:
         author = annotation.findtext("{http://purl.org/dc/elements/1.1/}creator", "")
         text = "\n".join(written_out(self._inline(p)) for p in annotation.iter(f"{_TEXT}p")).strip()
         if text:
-            self._pending.append(f"[Comment{f' by {author}' if author else ''}] {text}")
+            label = f"Comment{f' by {author}' if author else ''}{f' on {self._cell}' if self._cell else ''}"
+            self._pending.append(f"[{label}] {text}")
 
     def _frame(self, frame: Any) -> str:
         """Return the words in a frame: a text box, a table, the description of a picture, an equation."""
@@ -336,29 +341,6 @@ class _Reader:
         else:
             for body in tree.iterfind(f"{_OFFICE}body/*"):
                 yield from (block.text for block in self.blocks(body))
-
-
-def _footer_texts(trees: list[Any]) -> dict[tuple[str, str], str]:
-    """Return the footers and dates that somebody typed for slides, by their kind and name."""
-    return {
-        (kind, found.get(f"{_PRESENTATION}name", "")): " ".join("".join(found.itertext()).split())
-        for tree in trees
-        for kind in ("footer", "date-time")
-        for found in tree.iter(f"{_PRESENTATION}{kind}-decl")
-        if found.get(f"{_PRESENTATION}source", "fixed") == "fixed"
-    }
-
-
-def _raised_styles(trees: Iterable[Any]) -> set[str]:
-    """Return the names of the styles of superscripts. Those of the file come before those that are based on them."""
-    raised = set[str]()
-    for style in (each for tree in trees for each in tree.iter(f"{_STYLE}style")):
-        properties = style.find(f"{_STYLE}text-properties")
-        position = None if properties is None else properties.get(f"{_STYLE}text-position")
-        is_based = position is None and style.get(f"{_STYLE}parent-style-name") in raised
-        if is_based or _SUPERSCRIPT.match(position or ""):
-            raised.add(style.get(f"{_STYLE}name", ""))
-    return raised
 
 
 def _repeated(element: Any, what: str) -> int:

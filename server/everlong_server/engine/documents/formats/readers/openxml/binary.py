@@ -6,6 +6,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from everlong_server.engine.documents.formats.readers.openxml.cells import column_letters
+
 _SHEET, _FURNITURE, _AUTHOR, _COMMENT, _COMMENT_TEXT = 156, 479, 632, 635, 637
 """Types of records."""
 _NULL = 0xFFFFFFFF
@@ -41,7 +43,7 @@ def comments(part: bytes) -> Iterator[tuple[str, str, str]]:
             place = row, column
         elif kind == _COMMENT_TEXT:
             name = authors[author] if 0 <= author < len(authors) else ""
-            yield name, f"{_letters(place[1])}{place[0] + 1}", _strings(data[1:], 1)[0].strip()
+            yield name, f"{column_letters(place[1])}{place[0] + 1}", _strings(data[1:], 1)[0].strip()
 
 
 def furniture(sheet: bytes) -> Iterator[tuple[str, str]]:
@@ -77,12 +79,3 @@ def _strings(data: bytes, count: int) -> list[str]:
         found.append(data[at + 4 : at + 4 + 2 * length].decode("utf-16-le", "replace"))
         at += 4 + 2 * length
     return found
-
-
-def _letters(column: int) -> str:
-    """Return the letters of a column, which is counted from 0."""
-    text, column = "", column + 1
-    while column > 0:
-        column, digit = divmod(column - 1, 26)
-        text = chr(65 + digit) + text
-    return text

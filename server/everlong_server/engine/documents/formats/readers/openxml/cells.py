@@ -143,3 +143,12 @@ def _day(number: int, *, is_1904: bool) -> str:
 def _plain(number: float) -> str:
     """Return a number with the 15 digits that spreadsheets keep."""
     return f"{number:.15g}".replace("e+", "E+").replace("e-", "E-")
+
+
+def column_letters(column: int) -> str:
+    """Return the letters of a column, which is counted from 0."""
+    text, column = "", column + 1
+    while column > 0:
+        column, digit = divmod(column - 1, 26)
+        text = chr(65 + digit) + text
+    return text
