@@ -95,3 +95,28 @@ def test_a_file_with_a_password_is_noted() -> None:
     data[central + 8] |= 1
     assert text_of(bytes(data), "a.zip") == "[File] open.txt\n\nOpen words"
     assert notes_of(bytes(data), "a.zip") == ["secret.txt: it is protected by a password and was left out"]
+
+
+def test_the_files_of_an_archive_come_in_the_order_of_their_numbers() -> None:
+    names = [
+        "Home/Plan 2.txt",
+        "Home.txt",
+        "log10.txt",
+        "log2.txt",
+        "log.txt",
+        "Home/Plan 10.txt",
+        "2024-01-09/a.txt",
+        "2024-01-10/a.txt",
+    ]
+    order = [
+        "2024-01-09/a.txt",
+        "2024-01-10/a.txt",
+        "Home.txt",
+        "Home/Plan 2.txt",
+        "Home/Plan 10.txt",
+        "log.txt",
+        "log2.txt",
+        "log10.txt",
+    ]
+    text = text_of(files.zipped(dict.fromkeys(names, "words")))
+    assert text.split("\n\n")[::2] == [f"[File] {name}" for name in order]
