@@ -134,3 +134,31 @@ FLOWED = {
 def test_lines_that_go_on_are_joined(format: str, body: str, text: str) -> None:
     fields = f"Content-Type: text/plain; charset=utf-8; format={format}\n\n".encode()
     assert text_of(HEAD + fields + body.encode(), "a.eml").partition("Rent\n\n")[2] == text
+
+
+def parts(*bodies: str) -> bytes:
+    """Return a message with these parts, each with its fields."""
+    inside = "".join(f"--b\r\nContent-Type: {body}\r\n" for body in bodies)
+    head = "From: a@x.org\r\nSubject: Rent\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n"
+    return f"{head}{inside}--b--\r\n".encode()
+
+
+OTHER_PARTS = {
+    "receipt": (
+        "message/disposition-notification\r\n\r\nFinal-Recipient: rfc822; bo@x.org\r\nDisposition: manual-action; displayed\r\n",
+        "Final-Recipient: rfc822; bo@x.org\nDisposition: manual-action; displayed",
+    ),
+    "complaint": ("message/feedback-report\r\n\r\nFeedback-Type: abuse\r\n", "Feedback-Type: abuse"),
+    "rich text": ("text/rtf\r\n\r\n{\\rtf1\\ansi The \\b rent\\b0  is due.\\par}\r\n", "The rent is due."),
+    "invitation": (
+        "text/calendar\r\n\r\nBEGIN:VEVENT\r\nSUMMARY:The rent is d\r\n ue\\, as agreed\\n(C:\\\\rent)\r\nEND:VEVENT\r\n",
+        "BEGIN:VEVENT\nSUMMARY:The rent is due, as agreed\n(C:\\rent)\nEND:VEVENT",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "text"), OTHER_PARTS.values(), ids=OTHER_PARTS)
+def test_a_part_of_a_message_that_is_a(part: str, text: str) -> None:
+    data = parts("text/plain\r\n\r\nHello.\r\n", part)
+    assert text_of(data, "a.eml").replace("\r", "") == f"From: a@x.org\nSubject: Rent\n\nHello.\n\n{text}"
+    assert notes_of(data, "a.eml") == []

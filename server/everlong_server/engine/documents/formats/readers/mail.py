@@ -25,6 +25,14 @@ from everlong_server.engine.documents.formats.readers.html import render
 
 _HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
 _ENCRYPTED = ("application/pkcs7-mime", "application/x-pkcs7-mime", "application/pgp-encrypted")
+_REPORTS = (
+    "message/delivery-status", "message/disposition-notification", "message/feedback-report", "message/global-delivery-status",
+    "message/global-disposition-notification", "message/tracking-status",
+)  # fmt: skip
+"""Reports on a message, such as a receipt. They consist of fields alone."""
+_FOLD = re.compile(r"\r?\n[ \t]")
+"""Where a long line of an invitation goes on in the next line, even inside a word (RFC 5545, 3.1)."""
+_CALENDAR_ESCAPE = re.compile(r"\\([nN,;\\])")
 _ENCODED = re.compile(r"=\?([\w.:-]+)((?:\*[\w-]*)?\?([bq])\?([^?]*)\?=)", re.IGNORECASE)
 """Words of a header: their encoding, how they are written in ASCII, and what is written."""
 
@@ -190,8 +198,7 @@ def _header(message: EmailMessage, name: str, notes: Notes) -> str:
 
 def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
     """Yield the parts that have no parts, and messages inside the message as a whole."""
-    whole = ("message/rfc822", "message/delivery-status", "message/external-body")
-    if part.is_multipart() and part.get_content_type() not in whole:
+    if part.is_multipart() and part.get_content_type() not in ("message/rfc822", "message/external-body", *_REPORTS):
         for inner in part.iter_parts():
             if isinstance(inner, EmailMessage):
                 yield from _leaves(inner)
@@ -203,7 +210,7 @@ def _texts(part: EmailMessage) -> Iterator[EmailMessage]:
     """Yield the texts that a reader sees: of alternatives the plain one, else the HTML one."""
     kind = part.get_content_type()
     inner = [each for each in part.iter_parts() if isinstance(each, EmailMessage)] if part.is_multipart() else []
-    if kind == "message/delivery-status":
+    if kind in _REPORTS:
         yield part
     elif kind == "message/rfc822" or not inner:
         if part.get_content_maintype() == "text" and not part.is_attachment() and not part.get_filename():
@@ -227,7 +234,8 @@ def _word_count(part: EmailMessage) -> int:
 
 
 def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
-    if part.get_content_type() == "message/delivery-status":
+    kind = part.get_content_type()
+    if kind in _REPORTS:
         yield Block("\n\n".join(str(each).strip() for each in part.iter_parts()))
         return
     charset = part.get_content_charset()
@@ -235,8 +243,13 @@ def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     if charset == "utf-7":  # which is ASCII, so that it would pass for UTF-8
         data = data.decode("utf-7", "replace").encode()
     text = decode(data, notes, declared=charset)
-    if part.get_content_type() in ("text/html", "application/xhtml+xml"):
+    if kind in ("text/html", "application/xhtml+xml"):
         yield from render(text, notes)
+    elif kind in ("text/rtf", "text/richtext") and text.lstrip().startswith("{\\rtf"):
+        yield from notes.nested(data, "text.rtf")
+    elif kind == "text/calendar":
+        unfolded = _FOLD.sub("", text)
+        yield Block(_CALENDAR_ESCAPE.sub(lambda code: "\n" if code[1] in "nN" else code[1], unfolded).strip())
     elif _parameter(part, "format") == "flowed":
         yield Block(join_flowed_lines(text, drops_space=_parameter(part, "delsp") == "yes").strip())
     else:
