@@ -50,6 +50,26 @@ def test_pictures_are_noted_and_their_python_names_left_out() -> None:
     assert notes_of(data, "a.ipynb") == ["left out: pictures (3)"]
 
 
+def test_the_data_of_pasted_pictures_are_no_text() -> None:
+    pasted = (
+        "![image.png](data:image/png;base64,iVBORw0KGgo=) and <img src='data:image/svg+xml;base64,PHN2Zz4=' alt='b'>"
+    )
+    shown = {"data": {"text/markdown": "**Map** ![](data:image/jpeg;base64,/9j/4AA=)"}, "output_type": "display_data"}
+    data = notebook(markdown(pasted), code("icon = 'data:image/png;base64,iVBORw0KGgo='", shown))
+    assert text_of(data, "a.ipynb").split("\n\n") == [
+        "![image.png]() and <img src='' alt='b'>", "icon = 'data:image/png;base64,iVBORw0KGgo='", "[Output]\n**Map** ![]()",
+    ]  # fmt: skip
+    assert notes_of(data, "a.ipynb") == ["left out: pictures (3)"]
+
+
+def test_json_is_an_output_and_other_forms_are_noted() -> None:
+    tree = {"text/plain": "<IPython.core.display.JSON object>", "application/json": {"rent": [300, "größe"]}}
+    other = {"application/vnd.vega.v5+json": {"data": [1]}}
+    data = notebook(code("show()", *({"data": each, "output_type": "display_data"} for each in (tree, other))))
+    assert text_of(data, "a.ipynb") == 'show()\n\n[Output]\n{"rent": [300, "größe"]}'
+    assert notes_of(data, "a.ipynb") == ["left out: outputs in other forms (1)"]
+
+
 def test_errors_tables_and_progress_bars_are_as_they_are_shown() -> None:
     error = {
         "ename": "KeyError",

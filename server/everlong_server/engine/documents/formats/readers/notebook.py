@@ -19,6 +19,9 @@ _PICTURES = ("image/png", "image/jpeg", "image/svg+xml", "image/gif", "png", "jp
 _TEXTS = ("text/markdown", "text/latex", "text/plain", "latex", "text")
 """Kinds of text that an output may have, best first. The last two are those of nbformat 3."""
 _PAGES = ("text/html", "html")
+_JSON = "application/json"
+_EMBEDDED = re.compile(r"data:image/[\w.+-]{1,40};base64,[A-Za-z0-9+/=]*", re.IGNORECASE)
+"""A picture in the text of a cell, as programs write one that is pasted."""
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
@@ -33,6 +36,7 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         return
     for cell in cells:
         text, kind = _joined(cell.get("source", cell.get("input"))).strip("\n"), cell.get("cell_type")
+        text = _without_pictures(text, notes) if kind == "markdown" else text
         heading = _HEADING.search(text) if kind == "markdown" else None
         section = heading[1].rstrip(" \t#") if heading else text if kind == "heading" else None
         yield Block(text, section=section or None)
@@ -63,11 +67,22 @@ def _output(output: dict[str, Any], notes: Notes) -> Iterator[Block]:
     notes.left_out("pictures", has_picture)
     page = next((_joined(data[kind]) for kind in _PAGES if data.get(kind)), "")
     # Libraries describe a picture or a page by its Python object, such as "<Figure size 640x480 with 1 Axes>".
-    text = "" if text.startswith("<") and (page or has_picture) else text
+    text = "" if text.startswith("<") and (page or has_picture or _JSON in data) else _without_pictures(text, notes)
     if not text and page:
         text = "\n".join(block.text for block in render(page, notes))
+    elif not text and _JSON in data:
+        text = json.dumps(data[_JSON], ensure_ascii=False)
+    elif not text and not has_picture:
+        notes.left_out("outputs in other forms", any("/" in kind for kind in data))
     if text := _as_shown(text).strip("\n"):
         yield Block(f"[Output]\n{text}")
+
+
+def _without_pictures(text: str, notes: Notes) -> str:
+    """Return a text without the data of pictures in it, which are counted."""
+    text, count = _EMBEDDED.subn("", text)
+    notes.left_out("pictures", count)
+    return text
 
 
 def _as_shown(text: str) -> str:
