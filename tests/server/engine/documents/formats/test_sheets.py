@@ -199,6 +199,16 @@ def test_what_belongs_to_a_sheet(name: str, part: str, text: str) -> None:
     assert text_of(excel(words("A1", "x"), parts=parts)) == f"Rents\n\nx\n\n{text}"
 
 
+def test_the_author_of_a_threaded_comment() -> None:
+    thread = THREAD.replace('ref="A1"', 'ref="A1" personId="{7}"')
+    parts = {
+        "xl/worksheets/_rels/worksheet.xml.rels": relations("../threadedComment1.xml"),
+        "xl/threadedComment1.xml": thread,
+        "xl/persons/person.xml": '<personList xmlns="x"><person displayName="Ada Byron" id="{7}"/></personList>',
+    }
+    assert text_of(excel(words("A1", "x"), parts=parts)).endswith("\n\n[Comment by Ada Byron on A1] why so late?")
+
+
 def test_a_chart() -> None:
     def points(kind: str, *values: str) -> str:
         found = "".join(f'<c:pt idx="{at}"><c:v>{each}</c:v></c:pt>' for at, each in enumerate(values))

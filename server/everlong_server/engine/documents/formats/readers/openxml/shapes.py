@@ -9,7 +9,7 @@ from everlong_server.engine.documents.formats.blocks import Notes
 from everlong_server.engine.documents.formats.readers.openxml.bullets import Bullets
 from everlong_server.engine.documents.formats.readers.openxml.charts import chart_text
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation
-from everlong_server.engine.documents.formats.readers.shared.addresses import external
+from everlong_server.engine.documents.formats.readers.shared.addresses import external, labelled
 from everlong_server.engine.documents.formats.readers.shared.equations import M, linear
 from everlong_server.engine.documents.formats.readers.shared.marks import link, superscript, written_out
 from everlong_server.engine.documents.formats.readers.shared.tables import row_text
@@ -50,7 +50,7 @@ def shapes(package: Package, part: str, tree: Any, notes: Notes) -> Iterator[str
                     rows = (_row(row, known) for row in element.iter(f"{A}tr"))
                     yield "\n".join(filter(None, rows))
                 case "txBody" | "t":
-                    yield _paragraphs(element, known)
+                    yield _linked(element, _paragraphs(element, known), known)
                 case "chart":
                     yield from chart(element.get(f"{R}id", ""))
                 case "relIds":
@@ -110,6 +110,14 @@ def _line(paragraph: Any, bullets: Bullets, relations: _Relations) -> str:
     text = written_out("".join(_runs(paragraph, relations)))
     number = bullets.of(paragraph) if text.strip() else ""
     return f"{number} {text}" if number else text
+
+
+def _linked(body: Any, text: str, relations: _Relations) -> str:
+    """Return the text of a shape with the address that a click on the shape opens. Links inside the text have their own."""
+    shape = body.getparent()
+    clicked = None if shape is None else shape.find("{*}nvSpPr/{*}cNvPr/{*}hlinkClick")
+    relation = None if clicked is None else relations.get(clicked.get(f"{R}id", ""))
+    return text if relation is None or not relation.external else labelled(text, external(relation.target))
 
 
 def _newest(alternatives: Any, texts: Callable[[Any], list[str]]) -> list[str]:

@@ -28,6 +28,8 @@ _LINK = re.compile(r'\s*(?:_xlfn\.)?HYPERLINK\(\s*"([^"]*)"', re.IGNORECASE)
 _LAYOUT = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|\d+|[A-Za-z]|(&))')
 """Codes in headers and footers: fonts, sizes, page numbers; && is a character."""
 _EXCEL_2003 = "{urn:schemas-microsoft-com:office:spreadsheet}"
+_PEOPLE = "xl/persons/person.xml"
+"""The part with the authors of threaded comments."""
 _COPY = "[Threaded comment]"
 """The beginning of a copy of a threaded comment for old versions of Excel."""
 _SHEET = r"xl/worksheets/sheet(\d+)\.xml"
@@ -296,11 +298,14 @@ class _Sheet:
         if tree is None:
             return
         authors = [author.text or "" for author in tree.iter("{*}author")]
+        people = self._package.xml(_PEOPLE) if self._package.has(_PEOPLE) else None
+        names = {person.get("id", ""): person.get("displayName", "") for person in (() if people is None else people)}
         for comment in tree.iter("{*}comment", "{*}threadedComment"):
             text = "".join(t.text or "" for t in comment.iter("{*}t", "{*}text")).strip()
             if text and not text.startswith(_COPY):
                 index = comment.get("authorId", "")
                 author = authors[int(index)] if index.isdecimal() and int(index) < len(authors) else ""
+                author = author or names.get(comment.get("personId", ""), "")
                 yield _comment(author, comment.get("ref", ""), text)
 
     def _furniture(self) -> Iterator[Block]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from everlong_server.engine.documents.formats.readers.openxml.shapes import shap
 from everlong_server.engine.documents.formats.readers.shared.trees import remove
 
 _P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
+_AUTHORS = ("commentAuthors", "authors")
+"""Kinds of parts with the authors of comments: until and since PowerPoint 2019."""
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
@@ -20,7 +22,8 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
     main = package.main("presentationml.", r"ppt/presentation\d*\.xml")
     presentation, relations = package.xml(main), package.relations(main)
     slides = [] if presentation is None else presentation.findall(f"{_P}sldIdLst/{_P}sldId")
-    reader = _Slides(package, notes)
+    authors = [package.xml(r.target) for r in relations.values() if r.kind in _AUTHORS and not r.external]
+    reader = _Slides(package, notes, [tree for tree in authors if tree is not None])
     number, is_damaged = 0, False
     for number, slide in enumerate(slides, 1):
         relation = relations.get(slide.get(f"{R}id", ""))
@@ -43,8 +46,10 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
 class _Slides:
     """Reads the slides of one file. `seen`: the names of the slides, layouts and masters that were read, and the footers."""
 
-    def __init__(self, package: Package, notes: Notes) -> None:
+    def __init__(self, package: Package, notes: Notes, authors: Sequence[Any]) -> None:
+        """`authors`: the trees of the parts with the authors of comments."""
         self._package, self._notes = package, notes
+        self._names = {each.get("id", ""): each.get("name", "") for tree in authors for each in tree}
         self.seen = set[str]()
 
     def slide(self, part: str, tree: Any, number: int) -> Block:
@@ -83,9 +88,19 @@ class _Slides:
             if tree is None:
                 continue
             if relation.kind == "comments":
-                yield from (f"[Comment] {text}" for comment in tree.iterchildren("{*}*") for text in _comment(comment))
+                yield from (text for comment in tree.iterchildren("{*}*") for text in self._comment(comment))
             elif text := "\n".join(shapes(self._package, relation.target, tree, self._notes)).strip():
                 yield f"[Speaker notes] {text}"
+
+    def _comment(self, comment: Any) -> Iterator[str]:
+        """Yield a comment, and the replies to it."""
+        for each in (comment, *comment.iterfind("{*}replyLst/{*}reply")):
+            lines = [
+                "".join(line.itertext(f"{A}t")) for body in each.iterfind("{*}txBody") for line in body.iter(f"{A}p")
+            ]
+            if text := ("\n".join(lines) or "".join(each.itertext(f"{_P}text"))).strip():
+                name = self._names.get(each.get("authorId", ""))
+                yield f"[Comment{f' by {name}' if name else ''}] {text}"
 
     def _background(self, part: str, kind: str) -> Iterator[str]:
         """Yield the text that the layout of a slide, and its master, draw on each of their slides: once."""
@@ -101,10 +116,3 @@ class _Slides:
                 yield f"[On each slide] {text}"
             if kind == "slideLayout" and tree.get("showMasterSp") != "0":
                 yield from self._background(relation.target, "slideMaster")
-
-
-def _comment(comment: Any) -> list[str]:
-    """Return the text of a comment, and of the replies to it."""
-    bodies = comment.findall("{*}txBody") + comment.findall("{*}replyLst/{*}reply/{*}txBody")
-    texts = ["\n".join("".join(line.itertext(f"{A}t")) for line in body.iter(f"{A}p")) for body in bodies]
-    return [text.strip() for text in texts or ["".join(comment.itertext(f"{_P}text"))] if text.strip()]
