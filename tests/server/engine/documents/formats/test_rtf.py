@@ -60,6 +60,18 @@ TEXTS = {
     "list": (r"{\listtext\pard\plain 1.\tab}First\par{\pntext\f0 b)\tab}Second\par", "1.\tFirst\n\nb)\tSecond"),
     "alternatives": (r"{\upr{Fallback}{\*\ud{Real \u8364?}}}\par", "Real €"),
     "equation": (r"So {\mmath{\*\moMath{\mr\mscr0\msty2 x=1}}} holds.\par", "So x=1 holds."),
+    "fractions and powers": (
+        r"So {\mmath{\*\moMath{\mf{\mfPr{\mctrlPr\f34}}{\mnum{\mr 1}}{\mden{\mr n+2}}}{\mr +}{\msSup{\msSupPr}{\me{\mr x}}{\msup{\mr 10}}}}}.\par",
+        "So 1/(n+2)+x^10.",
+    ),
+    "roots and brackets": (
+        r"{\mmath{\*\moMath{\mrad{\mradPr{\mdegHide on}}{\mdeg}{\me{\mr 2}}}{\md{\mdPr}{\me{\mr a+b}}}{\md{\mdPr{\mbegChr [}{\mendChr ]}}{\me{\mr c}}}}}\par",
+        "√(2)(a+b)[c]",
+    ),
+    "sums": (
+        r"{\mmath{\*\moMath{\mnary{\mnaryPr{\mchr \u8721?}{\mlimLoc undOvr}}{\msub{\mr i=1}}{\msup{\mr n}}{\me{\mr i}}}}}\par",
+        "∑_(i=1)^n(i)",
+    ),
     "sections": (r"First.\sect\sectd Second.\page Third.\par", "First.\n\nSecond.\n\nThird."),
     "properties": (r"{\info{\title T}}{\*\generator R;}{\stylesheet{\s0 Normal;}}{\*\xyzzy junk}Body.\par", "Body."),
     "a character style that is marked as optional": (r"{\f0\i0\*\cs7\cf0 The words.}\par", "The words."),

@@ -13,6 +13,7 @@ from pathlib import Path
 from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, is_utf8
 from everlong_server.engine.documents.formats.readers.html import render
+from everlong_server.engine.documents.formats.readers.rich_text import equations
 from everlong_server.engine.documents.formats.readers.rich_text.columns import Table
 from everlong_server.engine.documents.formats.readers.rich_text.words import (
     CHARACTERS,
@@ -44,6 +45,7 @@ class _Sink:
 
     kind: str
     parts: list[str] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """Return the text, with pairs of surrogates joined."""
@@ -198,7 +200,9 @@ class _Reader:
             self._stack.append(self._state)
         elif self._stack:
             state, self._state = self._state, self._stack.pop()
-            if state.sink is not self._state.sink:
+            if state.sink is not self._state.sink and state.sink.kind in equations.PARTS:
+                equations.write_part(state.sink, self._state.sink)
+            elif state.sink is not self._state.sink:
                 yield from self._finish(state.sink)
             elif state.is_link and not self._state.is_link:
                 state.sink.parts.append(LINK_END)

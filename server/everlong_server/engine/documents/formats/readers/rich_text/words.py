@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 
+from everlong_server.engine.documents.formats.readers.rich_text import equations
+
 TOKEN = re.compile(
     rb"\\(?P<word>[a-zA-Z]{1,32})(?P<number>-?\d{1,10})? ?|\\'(?P<hex>[0-9a-fA-F]{2})|\\(?P<sign>[^a-zA-Z])"
     rb"|(?P<brace>[{}])|[\r\n\0]+|(?P<text>[^\\{}\r\n\0]+)|\\",
@@ -24,6 +26,7 @@ UNSEEN = {"v": "passages that the file hides", "deleted": "deleted passages (tra
 FURNITURE = {"header", "headerl", "headerr", "headerf", "footer", "footerl", "footerr", "footerf"}
 WORDS = {
     *FURNITURE,
+    *equations.PARTS,
     "footnote",
     "annotation",
     "shptxt",
@@ -43,6 +46,7 @@ TRANSPARENT = {
 QUIET = {"shpinst", "do", "upr", "pict", "picprop", "sp", "object", "nesttableprops", "formfield"}
 """Destinations without text of their own; those inside them may have some."""
 SILENT = {
+    *equations.PROPERTIES,
     "shprslt", "nonshppict", "nonesttables", "colortbl", "info", "listtable", "listoverridetable", "revtbl", "rsidtbl",
     "filetbl", "bkmkstart", "bkmkend", "pn", "tc", "xe", "template", "datafield", "mmathPr", "atnid",
     "leveltext", "levelnumbers", "listname",

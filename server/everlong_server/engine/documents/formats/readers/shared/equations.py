@@ -31,15 +31,15 @@ def linear(element: Any) -> str:
     match name:
         case "f":
             line = "¦" if _property(parts.get("fPr"), "type", "bar") == "noBar" else "/"
-            return f"{_group(part('num'))}{line}{_group(part('den'))}"
+            return f"{grouped(part('num'))}{line}{grouped(part('den'))}"
         case "sSup" | "sSub" | "sSubSup" | "sPre" | "limLow" | "limUpp":
             scripts = _script("_", part("sub")) + _script("^", part("sup"))
             return scripts + part("e") if name == "sPre" else part("e") + scripts
         case "rad":
-            return f"{part('deg')}√{_group(part('e'), always=True)}"
+            return f"{part('deg')}√{grouped(part('e'), always=True)}"
         case "nary":
             sign = _property(parts.get("naryPr"), "chr", "∫")
-            return f"{sign}{_script('_', part('sub'))}{_script('^', part('sup'))}{_group(part('e'), always=True)}"
+            return f"{sign}{_script('_', part('sub'))}{_script('^', part('sup'))}{grouped(part('e'), always=True)}"
         case "d":
             begin = _property(parts.get("dPr"), "begChr", "(")
             end = _property(parts.get("dPr"), "endChr", ")")
@@ -68,10 +68,11 @@ def _property(properties: Any, name: str, default: str) -> str:
 
 
 def _script(sign: str, text: str) -> str:
-    return sign + _group(text) if text else ""
+    return sign + grouped(text) if text else ""
 
 
-def _group(text: str, *, always: bool = False) -> str:
+def grouped(text: str, *, always: bool = False) -> str:
+    """Return a part of an equation, in brackets if it is more than a number or a name."""
     return f"({text})" if always or (len(text) > 1 and not text.isalnum()) else text
 
 
@@ -84,7 +85,7 @@ def linear_mathml(element: Any) -> str:
     match name, parts:
         case "mfrac", [above, below]:
             line = "¦" if element.get("linethickness", "").startswith("0") else "/"
-            return f"{_group(above)}{line}{_group(below)}"
+            return f"{grouped(above)}{line}{grouped(below)}"
         case "mfenced", _:
             return _fenced(element, parts)
         case "mmultiscripts", [base, *_]:
@@ -96,9 +97,9 @@ def linear_mathml(element: Any) -> str:
         case (("msubsup" | "munderover"), [base, low, high]):
             return base + _script("_", low) + _script("^", high)
         case "msqrt", _:
-            return f"√{_group(''.join(parts), always=True)}"
+            return f"√{grouped(''.join(parts), always=True)}"
         case "mroot", [base, degree]:
-            return f"{degree}√{_group(base, always=True)}"
+            return f"{degree}√{grouped(base, always=True)}"
         case "mtr", _:
             return ", ".join(parts)
         case "mtable", _:
