@@ -36,7 +36,8 @@ class Prompt:
     `Snapshot`.
 
     `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `margin`: the model's probe
-    replaces the answer by `REFUSAL` if its score is so far below its limit; None: the probe is not asked.
+    replaces the answer by `REFUSAL` if its score is so far below its limit; None: the probe is not asked. `standalone`: the question that the prompt asks
+    instead of the message, if it was rewritten.
     """
 
     tokens: list[int]
@@ -46,6 +47,7 @@ class Prompt:
     context_start: int | None
     question: str
     margin: float | None = None
+    standalone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class PromptBuilder:
             context, documents, question, previous, recall, plain=plain, may_decline=may_decline, cost=cost
         )
         # On a thread: this takes time in proportion to the message.
-        return await asyncio.to_thread(
+        prompt = await asyncio.to_thread(
             build,
             retrieved.question if plain else content,
             retrieved.found,
@@ -103,6 +105,7 @@ class PromptBuilder:
             template=retrieved.template,
             previous=retrieved.previous,
         )
+        return replace(prompt, standalone=retrieved.question) if retrieved.question != question else prompt
 
     def continuation(self, context: TurnContext, recall: Recall) -> Prompt:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
@@ -120,12 +123,14 @@ class PromptBuilder:
             own = 0 if prompt_only else None
             *earlier, question, cut = context.unread
             template, passages = None, paragraphs(answer.evidence[::-1], self._template.gap)
-            if self._template.gap is not None and len(earlier) > 1:
+            standalone = answer.standalone_question
+            asks = question.content if standalone is None else standalone
+            if standalone is None and self._template.gap is not None and len(earlier) > 1:
                 before = Exchange(earlier[-2].content, earlier[-1].content)
                 query = search_query(question.content, before.question)
                 template = self._retriever.repeating(None, query, before, recall) if query else None
             text = (template or self._template).render(passages) if passages else ""
-            unread = [*earlier, replace(question, content=text + question.content), cut]
+            unread = [*earlier, replace(question, content=text + asks), cut]
             lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
         elif snapshot.context_start is not None:

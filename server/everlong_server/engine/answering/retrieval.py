@@ -16,6 +16,7 @@ from everlong_server.engine.answering.evidence.templates import (
 from everlong_server.engine.answering.search.question import (
     asks_for_fact,
     is_personal,
+    names_something,
     search_query,
     stands_alone,
     texts_lack_answer,
@@ -116,13 +117,18 @@ class Retriever:
     ) -> tuple[str, Query] | None:
         """Return a question that refers to the conversation, rewritten to be understood without it, and its query. None if it refers to nothing, or
         to the conversation itself, or if an answer is shown the documents whole."""
-        if self._rewriter is None or not query.asks or not query.message_start or is_personal(question):
+        if self._rewriter is None or not context.exchanges or not query.asks or is_personal(question):
+            return None
+        if not query.message_start and names_something(question):
             return None
         if await self._passages.shown_whole(documents):
             return None
         rewritten = await self._rewriter.standalone(question, context.exchanges, cost)
-        found = None if rewritten is None else await asyncio.to_thread(search_query, rewritten, None)
-        return None if rewritten is None or found is None or not found.asks else (rewritten, found)
+        # A question that comes back as it was stands alone already, or the model does not see what it refers to.
+        if rewritten is None or _same_words(rewritten, question):
+            return None
+        found = await asyncio.to_thread(search_query, rewritten, None)
+        return (rewritten, found) if found is not None and found.asks else None
 
     def repeating(self, template: Template | None, query: Query, previous: Exchange, recall: Recall) -> Template | None:
         """Return a template that repeats `previous`, if the query is a question that refers to it; otherwise None.
@@ -149,3 +155,7 @@ class Retriever:
         query = Query(text, dict.fromkeys(words(text), 1.0))
         ranked = await self._passages.rank(context.session.documents, query, limit, rerank=False)
         return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(ranked, 1)]
+
+
+def _same_words(one: str, other: str) -> bool:
+    return [*map(str.casefold, words(one))] == [*map(str.casefold, words(other))]

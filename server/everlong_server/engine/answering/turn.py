@@ -223,6 +223,7 @@ class TurnRunner:
             message = AnswerMessage(
                 turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
                 usage=_prompt_usage(context.session.snapshot, len(prompt.tokens)), memory_progress=context.memory_progress,
+                standalone_question=prompt.standalone,
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)

@@ -22,6 +22,7 @@ from everlong_server.engine.answering.evidence.templates import (
     template_of,
 )
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.retrieval import Retriever
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.requests import AnswerRequest
 from everlong_server.store.messages import AnswerMessage, Usage
@@ -279,3 +280,52 @@ def test_a_question_is_repeated_if_the_message_refers_to_it_and_there_is_room(
     said = engine.model.tokenizer.decode(prompt.tokens, skip_special=False)
     assert ("Who did not see the queen?\nAnswer: She slept.\nQuestion: Why?" in said) is repeats
     assert said.count("Who did not see the queen?") == repeats
+
+
+@pytest.mark.parametrize(
+    ("message", "standalone", "short", "asked"),
+    [
+        ("Why did she do that?", "Why did the queen leave?", False, "Why did the queen leave?"),
+        ("Where was the crown?", "Where was the crown of the queen?", False, "Where was the crown of the queen?"),
+        ("Why did she do that?", None, False, None),
+        ("Why did she do that?", "Because she was tired.", False, None),
+        ("Why did she do that?", "why did she do that", False, None),
+        ("Why did she do that?", "Why did the queen leave?", True, None),
+        ("Where did Dinah sleep?", "Where?", False, None),
+        ("Why did you say that?", "Why?", False, None),
+        ("Thanks to the queen", "Why?", False, None),
+    ],
+)
+def test_a_question_that_refers_to_the_conversation_is_rewritten(
+    model: Path, message: str, standalone: str | None, short: bool, asked: str | None
+) -> None:
+    """`short`: an answer gets all of the text. `asked`: what the prompt asks instead of the message, and what is searched for."""
+    engine = SimpleNamespace(model=load_model(str(model), models_dir=model.parent))
+    find = AsyncMock(return_value=Found(passages_of(ALICE)[4:6]))
+    passages = SimpleNamespace(
+        find=find, shown_whole=AsyncMock(return_value=short), all_indexed=AsyncMock(return_value=True)
+    )
+    rewriter = SimpleNamespace(standalone=AsyncMock(return_value=standalone))
+    prompts = PromptBuilder(engine, passages, INSTRUCT, rewriter)  # type: ignore[arg-type]
+    session = Session("", "", "", ("doc",), Snapshot(position=40), 2)
+    state = engine.model.memory.initial_state(1)
+    context = TurnContext(session, state, (), [Exchange("Who left?", "The queen.")], AsyncMock())
+    prompt = asyncio.run(prompts.prompt(context, message, Recall(16, 800)))
+    said = engine.model.tokenizer.decode(prompt.tokens, skip_special=False)
+    assert prompt.question == (asked or message)
+    assert (asked or message) in said
+    assert (message in said) is (asked is None)
+    assert ("Who left?" in said) is (asked is None and message.startswith("Why"))
+    query = find.await_args.args[1]
+    assert (query.text == asked) is (asked is not None)
+
+
+def test_a_message_with_tools_is_not_rewritten(model: Path) -> None:
+    engine = SimpleNamespace(model=load_model(str(model), models_dir=model.parent))
+    passages = SimpleNamespace(find=AsyncMock(return_value=Found([])), all_indexed=AsyncMock(return_value=True))
+    retriever = Retriever(engine, passages, INSTRUCT, SimpleNamespace())  # type: ignore[arg-type]
+    earlier = Exchange("Who left?", "The queen.")
+    session = Session("", "", "", ("doc",), Snapshot(position=40), 2)
+    context = TurnContext(session, engine.model.memory.initial_state(1), (), [earlier], AsyncMock())
+    found = retriever.retrieve(context, ("doc",), "Why?", earlier, Recall(16, 800), plain=False, may_decline=True)
+    assert asyncio.run(found).question == "Why?"
