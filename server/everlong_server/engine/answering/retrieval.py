@@ -16,7 +16,6 @@ from everlong_server.engine.answering.evidence.templates import (
 from everlong_server.engine.answering.search.question import (
     asks_for_fact,
     is_personal,
-    names_something,
     search_query,
     stands_alone,
     texts_lack_answer,
@@ -117,9 +116,7 @@ class Retriever:
     ) -> tuple[str, Query] | None:
         """Return a question that refers to the conversation, rewritten to be understood without it, and its query. None if it refers to nothing, or
         to the conversation itself, or if an answer is shown the documents whole."""
-        if self._rewriter is None or not context.exchanges or not query.asks or is_personal(question):
-            return None
-        if not query.message_start and names_something(question):
+        if self._rewriter is None or not query.message_start or not query.asks or is_personal(question):
             return None
         if await self._passages.shown_whole(documents):
             return None

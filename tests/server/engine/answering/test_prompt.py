@@ -286,7 +286,7 @@ def test_a_question_is_repeated_if_the_message_refers_to_it_and_there_is_room(
     ("message", "standalone", "short", "asked"),
     [
         ("Why did she do that?", "Why did the queen leave?", False, "Why did the queen leave?"),
-        ("Where was the crown?", "Where was the crown of the queen?", False, "Where was the crown of the queen?"),
+        ("Where, then?", "Where did the queen go?", False, "Where did the queen go?"),
         ("Why did she do that?", None, False, None),
         ("Why did she do that?", "Because she was tired.", False, None),
         ("Why did she do that?", "why did she do that", False, None),

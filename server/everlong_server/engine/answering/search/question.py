@@ -185,11 +185,6 @@ def stands_alone(message: str, query: Query) -> bool:
     return query.asks and not query.message_start and not is_personal(message) and _in_english(found)
 
 
-def names_something(message: str) -> bool:
-    """Return whether a message has a capitalised word, after its first word, that is not of grammar: probably a name."""
-    return any(word[:1].isupper() and word.casefold() not in STOP_WORDS for word in words(message)[1:])
-
-
 def is_personal(message: str) -> bool:
     """Return whether a message has a word such as "I" or "you", and so may be about the conversation."""
     return not _PERSONAL_WORDS.isdisjoint(map(str.casefold, words(message)))

@@ -27,11 +27,6 @@ _EXAMPLES = (
         "How many ships sailed in June?",
     ),
     (
-        (Exchange("What does a ticket cost?", "A ticket costs four euros."),),
-        "When does the museum open on Sundays?",
-        "When does the museum open on Sundays?",
-    ),
-    (
         (
             Exchange("What did the doctor tell Mr. Hill?", "The doctor told Mr. Hill that he should rest."),
             Exchange("For how long?", "For two weeks."),
@@ -80,10 +75,6 @@ class QueryRewriter:
                 cost.tokens += request.computed_tokens
         if finished is None or finished.reason != "stop":
             return None
-        import os
-
-        with open(os.environ.get("RWLOG", "/dev/null"), "a") as f:
-            f.write(f"{question!r} -> {finished.text.strip()!r}   [{exchanges[-1].question!r}]\n")  # noqa
         return finished.text.strip()
 
     def _prompt(self, question: str, exchanges: Sequence[Exchange]) -> list[int]:
