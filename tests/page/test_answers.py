@@ -216,6 +216,14 @@ def test_a_growing_answer_does_not_move_away_from_its_reader(
     )
 
 
+def test_a_rewritten_question_is_shown(tab: Tab, talk: str) -> None:
+    show(tab.page, ANSWER, standalone_question="How tall is the <b>tower</b>?")
+    tab.open(talk)
+    basis = tab.page.locator(".usage")
+    basis.locator("summary").click()
+    expect(basis).to_contain_text("The model understood it as “How tall is the <b>tower</b>?”")
+
+
 def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Server) -> None:
     before = [server.upload(TEXT * 1000)["id"] for _ in range(2)]  # the server reads two at a time: the next one waits
     document = server.upload(TEXT)["id"]

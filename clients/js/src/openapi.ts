@@ -462,6 +462,8 @@ export interface components {
             role: "user" | "assistant";
             seed?: number | null;
             session?: string | null;
+            /** @description the question as it was searched for and answered, if it referred to the conversation and was rewritten */
+            standalone_question?: string | null;
             usage?: components["schemas"]["Usage"] | null;
         };
         /** @description All messages of a session, oldest first. */

@@ -287,6 +287,10 @@ class Message(Wire):
         description="the documents were still being read, so the answer rests on its evidence alone: the share that was read, 0 "
         "to 1. Null: the memory had read them",
     )
+    standalone_question: str | None = Field(
+        None,
+        description="the question as it was searched for and answered, if it referred to the conversation and was rewritten",
+    )
 
 
 class DocumentList(Wire):

@@ -52,7 +52,8 @@ class AnswerMessage:
     `session`: the id of its session, or the digest of its chat before the answer. `evidence`: the passages that the search chose for the model.
     `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested. `memory_progress`: the share
     of the documents' text that had been read, if the memory was not ready and the answer rests on the evidence alone. `tool_calls`,
-    and `stop_sequence`, the stop string that ended the answer, are not part of the JSON; responses store calls apart.
+    and `stop_sequence`, the stop string that ended the answer, are not part of the JSON; responses store calls apart. `standalone_question`: the question as
+    it was searched for and answered, if it was rewritten.
     """
 
     id: str
@@ -67,6 +68,7 @@ class AnswerMessage:
     logprobs: list[dict[str, Any]] | None = None
     citations: Sequence[Citation] = ()
     memory_progress: float | None = None
+    standalone_question: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     stop_sequence: str | None = None
 
@@ -79,7 +81,10 @@ class AnswerMessage:
             min(before.reused_tokens, own.reused_tokens),
         )
         text = first.content.rstrip("\ufffd")  # a character that was cut is whole in this one
-        return replace(self, content=text + between + self.content, created_at=first.created_at, usage=usage)
+        return replace(
+            self, content=text + between + self.content, created_at=first.created_at, usage=usage,
+            standalone_question=first.standalone_question,
+        )  # fmt: skip
 
     def head(self) -> dict[str, Any]:
         """Return the JSON object of an answer that has just begun."""
@@ -87,6 +92,7 @@ class AnswerMessage:
             "id": self.id, "object": "message", "role": "assistant", "session": self.session, "model": self.model,
             "created_at": self.created_at, "seed": self.seed,
             **({} if self.memory_progress is None else {"memory_progress": self.memory_progress}),
+            **({} if self.standalone_question is None else {"standalone_question": self.standalone_question}),
         }  # fmt: skip
 
     def json(self) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def evidence_json(passage: Passage) -> dict[str, Any]:
 
 ADDED = "added:"
 """Start of the names of those fields; a message's id follows."""
-_ADDED_FIELDS = ("citations", "memory_progress")
+_ADDED_FIELDS = ("citations", "memory_progress", "standalone_question")
 
 
 def seal_messages(messages: Sequence[dict[str, Any]], vault: Vault) -> tuple[list[bytes | str], dict[str, bytes | str]]:

@@ -163,6 +163,19 @@ def test_the_packaged_unanswerable_questions_are_ten_about_each_text() -> None:
     assert all(row["near"] for row in rows)
 
 
+@pytest.mark.parametrize("name", ["development", "held-out"])
+def test_the_packaged_conversations_about_books_can_be_asked(tmp_path: Path, name: str) -> None:
+    packed = (Path(corpora.__file__).parent / "book-conversations.jsonl.xz").read_bytes()
+    lines = [line for line in lzma.decompress(packed).decode().splitlines() if json.loads(line)["set"] == name]
+    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
+    asked = questions.questions(tmp_path / "questions.jsonl")
+    assert (len(asked), sum(not one.follows for one in asked), len({one.text for one in asked})) == (84, 14, 7)
+    for one, row in zip(asked, map(json.loads, lines), strict=True):
+        assert one.matches(row["quote"]), one
+        assert not one.matches(row["standalone"]), "the question does not give its answer away"
+        assert not one.matches(REFUSAL)
+
+
 @pytest.mark.parametrize(("folder", "texts", "count"), [("development", 12, 108), ("held-out", 9, 72)])
 def test_the_packaged_questions_about_a_few_pages_are_about_their_texts(
     tmp_path: Path, folder: str, texts: int, count: int

@@ -100,7 +100,8 @@ class Message:
     `finish_reason` is stop, length, repetition (the answer began to loop, and was cut there) or cancelled. Sending `seed`
     again reproduces the answer. `logprobs` has the server's format, and is None unless requested. `evidence` is sorted, best
     first; `citations` are in the order of the answer's sentences. `created_at` is in Unix seconds. `memory_progress`: the share of
-    the documents that was read, if they were still being read and the answer rests on its evidence alone.
+    the documents that was read, if they were still being read and the answer rests on its evidence alone. `standalone_question`: the
+    question as it was searched for and answered, if it referred to the conversation and was rewritten.
     """
 
     id: str
@@ -115,4 +116,5 @@ class Message:
     evidence: tuple[Evidence, ...] = ()
     citations: tuple[Citation, ...] = ()
     memory_progress: float | None = None
+    standalone_question: str | None = None
     created_at: float = 0

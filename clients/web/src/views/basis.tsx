@@ -15,6 +15,12 @@ export function Basis({ message }: { message: Message }) {
     <details class="note usage">
       <summary>{summary(passages, progress)}</summary>
       <dl>
+        {message.standalone_question && (
+          <>
+            <dt>Question</dt>
+            <dd>The model understood it as “{message.standalone_question}”, and the search looked for this.</dd>
+          </>
+        )}
         <dt>Passages</dt>
         <dd>
           {passages

@@ -15,7 +15,7 @@ from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state, newest_exchange
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state, newest_exchanges
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
@@ -99,12 +99,13 @@ class ChatTurns:
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
-        previous = await asyncio.to_thread(newest_exchange, messages[:-1], format.question_of if format else str)
+        exchanges = await asyncio.to_thread(newest_exchanges, messages[:-1], format.question_of if format else str)
         shown = format.definitions(tools.shown) if format and tools and tools.shown else ""
         if checkpoint is not None:
             after, session, state, included = checkpoint.session.id, checkpoint.session, checkpoint.state, 0
-            if checkpoint.question and (previous is None or not previous.answer):
-                previous = Exchange(previous.question if previous else checkpoint.question, checkpoint.answer or "")
+            if checkpoint.question and not any(exchange.answer for exchange in exchanges[-1:]):
+                asked = exchanges[-1].question if exchanges else checkpoint.question
+                exchanges = [*exchanges[:-1], Exchange(asked, checkpoint.answer or "")]
         else:
             if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
                 await self._documents.readings.ensure(fingerprint, documents)
@@ -129,7 +130,7 @@ class ChatTurns:
 
         told = [message.content for message in messages if message.role == "system"]
         system = system or "\n\n".join(told) or None
-        yield TurnContext(session, state, messages[included:-1], previous, commit, system=system)
+        yield TurnContext(session, state, messages[included:-1], exchanges, commit, system=system)
 
     async def _stored(
         self, chat_ids: Sequence[str], messages: Sequence[Message]

@@ -15,34 +15,17 @@ from everlong_server.engine.answering.evidence.grounding import (
     select_passages_in_segment,
     select_passages_in_window,
 )
-from everlong_server.engine.answering.evidence.templates import (
-    INSTRUCT,
-    WITH_TOOLS,
-    Template,
-    follow_up_template,
-    shortened,
-    template_of,
-    whole_template,
-)
-from everlong_server.engine.answering.search.question import (
-    asks_for_fact,
-    is_personal,
-    search_query,
-    stands_alone,
-    texts_lack_answer,
-)
+from everlong_server.engine.answering.evidence.templates import WITH_TOOLS, Template, template_of
+from everlong_server.engine.answering.retrieval import Retriever
+from everlong_server.engine.answering.search.question import is_personal, search_query
+from everlong_server.engine.answering.search.rewriting import QueryRewriter
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
-from everlong_server.store.search.passages import Found, Passage, Passages
-from everlong_server.store.search.query import Query
-from everlong_server.store.search.terms import words
+from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.tenants.quota import TokenCost
 
-_MOST_REPEATED = 0.25
-"""If the previous question and its answer would take a larger share of the evidence's tokens, they are not repeated."""
-_LONG_MARGIN = 1.0
-"""In texts of more than a few pages, the probe must be surer: it learnt from shorter ones (docs/research/lab-notes.md, "Refusing")."""
 LINE_BREAK = "\n"
 """Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
 
@@ -53,7 +36,8 @@ class Prompt:
     `Snapshot`.
 
     `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `margin`: the model's probe
-    replaces the answer by `REFUSAL` if its score is so far below its limit; None: the probe is not asked.
+    replaces the answer by `REFUSAL` if its score is so far below its limit; None: the probe is not asked. `standalone`: the question that the prompt asks
+    instead of the message, if it was rewritten.
     """
 
     tokens: list[int]
@@ -63,6 +47,7 @@ class Prompt:
     context_start: int | None
     question: str
     margin: float | None = None
+    standalone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,85 +64,48 @@ class _Part:
 class PromptBuilder:
     """Builds the prompts of one model."""
 
-    def __init__(self, engine: Engine, passages: Passages, template: Template | None = None) -> None:
-        """`template`: None takes that of the model."""
+    def __init__(
+        self, engine: Engine, passages: Passages, template: Template | None = None, rewriter: QueryRewriter | None = None
+    ) -> None:  # fmt: skip
+        """`template`: None takes that of the model. `rewriter`: see `Retriever`."""
         self._engine = engine
-        self._passages = passages
         self._template = template or template_of(engine.model)
+        self._retriever = Retriever(engine, passages, self._template, rewriter)
 
     async def prompt(
-        self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = (), *, may_decline: bool = True
+        self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = (), *, may_decline: bool = True,
+        cost: TokenCost | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`, with passages of the session's documents and of `recall.also_in`, and `tools`.
 
-        `may_decline`: the model's probe may replace the answer. Raises `TooLarge` for tools that do not fit into the model's context.
+        `may_decline`: the model's probe may replace the answer. `cost`: counts the tokens that the device computes for the prompt. Raises `TooLarge` for
+        tools that do not fit into the model's context.
         """
         documents = tuple(dict.fromkeys((*context.session.documents, *(recall.also_in or ()))))
         format = self._engine.model.tools
         question, previous = content if format is None else format.question_of(content), context.previous
         if not question:  # the results of calls, for an earlier question
             question, previous = previous.question if previous else "", None
-        build = partial(self.build, question=question, tools=tools)
+        build = partial(self.build, context, recall=recall, tools=tools)
         if not recall.passages or (not documents and recall.also_in is None):
-            return await asyncio.to_thread(build, context, content, None, recall, lacks_answer=False)
-        has_history = context.has_history
-        query = await asyncio.to_thread(search_query, question, previous and previous.question)
-        build = partial(build, small_talk=query is None)
-        by_sentences = self._template.gap is not None
-        result = (
-            await self._passages.find(documents, query, recall.passages, by_sentences=by_sentences)
-            if query
-            else Found([])
+            return await asyncio.to_thread(build, content, None, question=question, lacks_answer=False)
+        plain = not tools and question == content
+        retrieved = await self._retriever.retrieve(
+            context, documents, question, previous, recall, plain=plain, may_decline=may_decline, cost=cost
         )
-        found: list[Passage] | None = result.passages
-        template = whole_template(result.overview) if result.overview and by_sentences else None
-        if query and previous:
-            repeating = await asyncio.to_thread(self._repeating, template, query, previous, recall)
-            template = repeating or template
-            alone = result.overview is not None or await asyncio.to_thread(stands_alone, question, query)
-            if repeating is None and not alone:
-                build = partial(build, previous=shortened(previous))
-        # The search is not sure whether texts hold the answer. The model's probe can judge it.
-        margin: float | None = None
-        if may_decline and self._may_judge(context, result) and not tools and question == content:
-            asks = await asyncio.to_thread(asks_for_fact, question, has_history=has_history)
-            margin = (0.0 if result.few_pages else _LONG_MARGIN) if asks else None
-        if result.doubtful and (margin is None or (has_history and is_personal(question))):
-            found, margin = [], None
-        lacks_answer = query is not None and await asyncio.to_thread(
-            texts_lack_answer, question, found or [], has_history=has_history
-        )
-        if (lacks_answer or margin is not None or not found) and not await self._passages.all_indexed(documents):
-            # A document was deleted. The memory still has it.
-            found, lacks_answer, margin = None if result.doubtful else found or None, False, None
-        elif query and not found and not lacks_answer and not has_history and context.all_open:
-            found = await self._passages_in_open_segment(context, recall.passages)
         # On a thread: this takes time in proportion to the message.
-        return await asyncio.to_thread(
+        prompt = await asyncio.to_thread(
             build,
-            context,
-            content,
-            found,
-            recall,
-            lacks_answer=lacks_answer,
-            margin=margin,
-            template=template,
+            retrieved.question if plain else content,
+            retrieved.found,
+            question=retrieved.question,
+            lacks_answer=retrieved.lacks_answer,
+            margin=retrieved.margin,
+            small_talk=retrieved.small_talk,
+            template=retrieved.template,
+            previous=retrieved.previous,
         )
-
-    def _may_judge(self, context: TurnContext, result: Found) -> bool:
-        """Return whether the model's probe can tell whether passages hold an answer: if it knows such prompts, and no instructions say what to answer."""
-        knows = self._engine.model.probe is not None and self._template is INSTRUCT and result.overview is None
-        instructed = context.system is not None or context.instructions is not None
-        return knows and result.english and bool(result.passages) and not instructed
-
-    async def _passages_in_open_segment(self, context: TurnContext, limit: int) -> list[Passage]:
-        """Return the passages of the session's documents, if these fit into the open segment: then the model sees them, whatever the search finds."""
-        text, documents = (
-            self._engine.model.tokenizer.decode(list(context.session.snapshot.open)),
-            context.session.documents,
-        )
-        ranked = await self._passages.rank(documents, Query(text, dict.fromkeys(words(text), 1.0)), limit, rerank=False)
-        return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(ranked, 1)]
+        return replace(prompt, standalone=retrieved.question) if retrieved.question != question else prompt
 
     def continuation(self, context: TurnContext, recall: Recall) -> Prompt:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
@@ -175,12 +123,14 @@ class PromptBuilder:
             own = 0 if prompt_only else None
             *earlier, question, cut = context.unread
             template, passages = None, paragraphs(answer.evidence[::-1], self._template.gap)
-            if self._template.gap is not None and len(earlier) > 1:
+            standalone = answer.standalone_question
+            asks = question.content if standalone is None else standalone
+            if standalone is None and self._template.gap is not None and len(earlier) > 1:
                 before = Exchange(earlier[-2].content, earlier[-1].content)
                 query = search_query(question.content, before.question)
-                template = self._repeating(None, query, before, recall) if query else None
+                template = self._retriever.repeating(None, query, before, recall) if query else None
             text = (template or self._template).render(passages) if passages else ""
-            unread = [*earlier, replace(question, content=text + question.content), cut]
+            unread = [*earlier, replace(question, content=text + asks), cut]
             lead = self._lead(context, unread, from_start=prompt_only)
             tokens = lead[: len(lead) - len(model.chat.turn)]  # without the end of the answer
         elif snapshot.context_start is not None:
@@ -264,20 +214,6 @@ class PromptBuilder:
             lead = self._lead(context, context.unread_messages, from_start=True)
         evidence, text = select(lead, [], min(budget, room - len(lead)))
         return _Part(lead, evidence, text, own=0) if evidence else None
-
-    def _repeating(
-        self, template: Template | None, query: Query, previous: Exchange, recall: Recall
-    ) -> Template | None:
-        """Return a template that repeats `previous`, if the query is a question that refers to it; otherwise None.
-
-        Nothing is repeated if that takes more than a share `_MOST_REPEATED` of the evidence's tokens.
-        """
-        if self._template.gap is None or not query.message_start or not query.asks or not previous.answer:
-            return None
-        plain = template or self._template
-        repeating = follow_up_template(plain, previous)
-        more = self._count(repeating.closing) - self._count(plain.closing)
-        return repeating if more <= _MOST_REPEATED * recall.tokens else None
 
     def _select(
         self,

@@ -16,7 +16,13 @@ from everlong_models import SamplingParams
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.prompt import LINE_BREAK
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state, newest_exchange
+from everlong_server.engine.answering.turn_context import (
+    MOST_EXCHANGES,
+    Exchange,
+    TurnContext,
+    load_state,
+    newest_exchanges,
+)
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
@@ -28,8 +34,8 @@ from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.turns import RunningTurn
 from everlong_server.tasks import cancel
 
-_EXCHANGES = 3
-"""Number of the newest exchanges among which the last question is looked for. The newest one may be thanks."""
+_EXCHANGES = MOST_EXCHANGES + 1
+"""Number of the newest exchanges among which questions are looked for. The newest one may be thanks."""
 _PUBLISH_SECONDS = 0.5
 """Interval at which the text of a detached answer is stored, and at which it is checked whether a client has cancelled it."""
 
@@ -145,15 +151,15 @@ class SessionTurns:
 
             read = replace(session, messages=session.messages - session.unread)
             if pair:
-                previous: Exchange | None = Exchange(pair[0]["content"], pair[1]["content"])
+                exchanges = [Exchange(pair[0]["content"], pair[1]["content"])]
             else:  # on a thread: messages can be long
-                previous = await asyncio.to_thread(newest_exchange, earlier)
+                exchanges = await asyncio.to_thread(newest_exchanges, earlier)
             if first is not None and not unread:
                 if read.snapshot.open:
                     read, ending = _without_last_token(read)
                 else:
                     added = LINE_BREAK
-            yield TurnContext(read, state, unread, previous, commit, progress, instructions, first, ending, added)
+            yield TurnContext(read, state, unread, exchanges, commit, progress, instructions, first, ending, added)
 
     async def _to_continue(self, session_id: str, answer: bool | str) -> list[dict[str, Any]]:
         """Return the question and the answer to extend: the last ones. Raises `Conflict` if the answer is complete, or not the one meant.

@@ -27,8 +27,9 @@ from everlong_server.engine.answering.events import (
 )
 from everlong_server.engine.answering.evidence.citations import cite, cited_part
 from everlong_server.engine.answering.evidence.grounding import Recall
-from everlong_server.engine.answering.evidence.templates import REFUSAL, Template
+from everlong_server.engine.answering.evidence.templates import REFUSAL, Template, template_of
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.search.rewriting import QueryRewriter
 from everlong_server.engine.answering.tool_calls import CallParser
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext
@@ -151,7 +152,10 @@ class TurnRunner:
         self._metrics = metrics
         self._tracing = tracing
         self._max_message_chars = max_message_chars
-        self._prompts = PromptBuilder(engine, passages, template)
+        template = template or template_of(engine.model)
+        # A model that answers from whole passages is too small to rewrite questions.
+        rewriter = None if template.gap is None else QueryRewriter(engine, quota.tenant)
+        self._prompts = PromptBuilder(engine, passages, template, rewriter)
 
     async def begin(
         self,
@@ -179,12 +183,12 @@ class TurnRunner:
         recall: Recall,
         tools: ToolUse | None = None,
     ) -> int:
-        """Return the number of tokens of a turn's prompt, including all that its session has read. Generates nothing."""
+        """Return the number of tokens of a turn's prompt, including all that its session has read. Generates no answer."""
         self._check(content, SamplingParams())
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(admitted(self._engine, self._quota))
+            cost = await stack.enter_async_context(admitted(self._engine, self._quota))
             context = await stack.enter_async_context(entering)
-            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else ())
+            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else (), cost=cost)
             return _prompt_usage(context.session.snapshot, len(prompt.tokens)).prompt_tokens
 
     async def _turn(
@@ -210,13 +214,16 @@ class TurnRunner:
                 evidence = prompt.evidence
             else:
                 shown = tools.shown if tools else ()
-                prompt = await self._prompts.prompt(context, content, recall, shown, may_decline=grammar is None)
+                prompt = await self._prompts.prompt(
+                    context, content, recall, shown, may_decline=grammar is None, cost=usage
+                )
                 turn.evidence = evidence = await self._located(prompt.evidence)
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
             message = AnswerMessage(
                 turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
                 usage=_prompt_usage(context.session.snapshot, len(prompt.tokens)), memory_progress=context.memory_progress,
+                standalone_question=prompt.standalone,
             )  # fmt: skip
             yield ResponseCreated(message)
             yield ResponseEvidence(turn.id, evidence)
@@ -232,7 +239,7 @@ class TurnRunner:
                     async for delta in deltas:
                         yield delta
             finally:  # charge the work of the device, even if the caller has left
-                usage.tokens = request.computed_tokens
+                usage.tokens += request.computed_tokens
             if turn._error is not None:
                 raise turn._error
             message = answer.complete(message, request)

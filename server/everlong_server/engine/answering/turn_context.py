@@ -14,6 +14,9 @@ from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, Session
 from everlong_server.store.snapshot import Snapshot
 
+MOST_EXCHANGES = 3
+"""Questions and answers before a message that it can refer to."""
+
 
 class Exchange(NamedTuple):
     """A question and its answer."""
@@ -26,7 +29,8 @@ class Exchange(NamedTuple):
 class TurnContext:
     """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
-    `previous`: the newest user message before it that has words to search for, and its answer; with `continued`, the exchange that is extended.
+    `exchanges`: the newest user messages before it that have words to search for, and their answers, the newest last; with `continued`, the exchange that is
+    extended.
     `commit`: stores the message, its answer and the snapshot after it.
     `memory_progress`: see `AnswerMessage`. `instructions`: a system message for this answer alone. `continued`: the answer that is
     extended instead of answering a message, `last` the tokens of it that the model reads once more, and `added` the text that follows it before
@@ -37,7 +41,7 @@ class TurnContext:
     session: Session
     state: MemoryState
     unread: Sequence[Message]
-    previous: Exchange | None
+    exchanges: Sequence[Exchange]
     commit: Callable[[AnswerMessage, Snapshot], Awaitable[None]]
     memory_progress: float | None = None
     instructions: str | None = None
@@ -45,6 +49,11 @@ class TurnContext:
     last: Sequence[int] = ()
     added: str = ""
     system: str | None = None
+
+    @property
+    def previous(self) -> Exchange | None:
+        """The newest of the exchanges."""
+        return self.exchanges[-1] if self.exchanges else None
 
     @property
     def has_history(self) -> bool:
@@ -72,20 +81,28 @@ class TurnContext:
         return [*system, *unread, Message("user", previous.question), Message("assistant", previous.answer)]
 
 
-def newest_exchange(messages: Sequence[Message], question_of: Callable[[str], str] = str) -> Exchange | None:
-    """Return the newest question with words to search for and what the model answered; without such a question, the newest exchange.
+def newest_exchanges(messages: Sequence[Message], question_of: Callable[[str], str] = str) -> list[Exchange]:
+    """Return the newest questions with words to search for and what the model answered, at most `MOST_EXCHANGES`, the newest last; without such a question,
+    the newest exchange.
 
     `question_of`: returns what the user asked with a message; "" if it has only results of calls.
     """
-    found, answer = None, ""
+    found: list[Exchange] = []
+    other: Exchange | None = None
+    answer = ""
     for message in reversed(messages):
         if message.role == "assistant":
             answer = answer or message.content
         elif message.role == "user" and (question := question_of(message.content)):
-            if search_query(question, None) is not None:
-                return Exchange(question, answer)
-            found, answer = found or Exchange(question, answer), ""
-    return found
+            exchange = Exchange(question, answer)
+            answer = ""
+            if search_query(question, None) is None:
+                other = other or exchange
+                continue
+            found.insert(0, exchange)
+            if len(found) == MOST_EXCHANGES:
+                break
+    return found or ([other] if other else [])
 
 
 def load_state(session: Session, model: Model) -> MemoryState:

@@ -13,6 +13,7 @@ from itertools import pairwise, zip_longest
 
 import numpy as np
 
+from everlong_server.store.records import Document
 from everlong_server.store.search.numbered import NamedPart
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Bools, Floats, Indexed, Ints, Ranking
@@ -93,9 +94,9 @@ class Chosen:
         return list(dict.fromkeys(turns))[:limit]
 
 
-def shown_whole(parts: Sequence[Indexed]) -> bool:
+def shown_whole(texts: Sequence[Indexed] | Sequence[Document]) -> bool:
     """Return whether the texts are so short that a question gets all of them, whether or not they hold its answer."""
-    return sum(part.bytes for part in parts) <= _SHOWN_WHOLE
+    return sum(text.bytes for text in texts) <= _SHOWN_WHOLE
 
 
 def has_few_pages(parts: Sequence[Indexed]) -> bool:

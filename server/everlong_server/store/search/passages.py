@@ -25,11 +25,11 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.search import sentences, word_index
-from everlong_server.store.search.choosing import WHOLE, Chosen, choose, choose_in_part, has_few_pages
+from everlong_server.store.search.choosing import WHOLE, Chosen, choose, choose_in_part, has_few_pages, shown_whole
 from everlong_server.store.search.numbered import NamedPart, named_part
 from everlong_server.store.search.overview import Overview, overview, samples
 from everlong_server.store.search.query import PassageFilter, Query
-from everlong_server.store.search.ranking import Indexed, Ints, Ranking, rank
+from everlong_server.store.search.ranking import Indexed, Ints, Ranking, accepted, rank
 from everlong_server.store.search.reranking import CANDIDATES, reranked_passages
 from everlong_server.store.search.vectors import Vectors
 from everlong_server.store.texts import outline
@@ -210,6 +210,14 @@ class Passages:
                 names[document_id] = (await self._documents.get(document_id)).filename
         return names
 
+    async def shown_whole(self, documents: Sequence[str]) -> bool:
+        """Whether a question gets all of `documents` that exist, because they are so short."""
+        existing: list[Document] = []
+        for document_id in documents:
+            with contextlib.suppress(NotFound):
+                existing.append(await self._documents.get(document_id))
+        return shown_whole(existing)
+
     async def all_indexed(self, documents: Sequence[str]) -> bool:
         """Whether all of `documents` exist and have an index. Only then does an empty result mean that nothing matches."""
         for document_id in documents:
@@ -305,7 +313,7 @@ class Passages:
             ranking = rank(parts, query.words, vector)
             relevance = ranking.relevance
             if only is not None:
-                relevance = np.where(self._accepted(only, parts), relevance, 0)
+                relevance = np.where(accepted(parts, only), relevance, 0)
             reranker = self._reranker(parts) if rerank else None
             found, scores = list[Passage](), list[float]()
             for n in np.argsort(-relevance, kind="stable")[: limit if reranker is None else max(limit, CANDIDATES)]:
@@ -318,15 +326,6 @@ class Passages:
                 by_document = {document.id: part for document, part in zip(searched, parts, strict=True)}
                 order = reranked_passages(found, by_document, partial(reranker.scores, query.text))[:limit]
         return [replace(found[n], score=round(score, 4)) for n, score in order]
-
-    def _accepted(self, only: PassageFilter, parts: Sequence[Indexed]) -> NDArray[np.bool_]:
-        """Return whether the filter accepts each of the documents' passages."""
-        accepted: list[bool] = []
-        for part in parts:
-            entries = part.outline()
-            starts = part.index.execute("SELECT start FROM passages ORDER BY id")
-            accepted += [only.accepts(outline.at(entries, start)) for (start,) in starts]
-        return np.array(accepted, bool)
 
     def _parts(
         self, documents: Sequence[Document], stack: contextlib.ExitStack, damaged: list[Document]

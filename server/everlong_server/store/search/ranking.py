@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from everlong_server.store.search.query import PassageFilter
 from everlong_server.store.search.terms import stop_words, terms_of
+from everlong_server.store.texts import outline
 from everlong_server.store.texts.outline import OutlineEntry
 
 Floats = NDArray[np.float32]
@@ -163,3 +165,13 @@ def _with_neighbours(scores: Floats, first: Ints) -> Floats:
     before[first[:-1][np.diff(first) > 0]] = 0  # no neighbours across documents
     after[first[1:][np.diff(first) > 0] - 1] = 0
     return scores + _NEIGHBOUR_SHARE * (before + after)
+
+
+def accepted(parts: Sequence[Indexed], only: PassageFilter) -> Bools:
+    """Return whether the filter accepts each passage of the parts."""
+    found: list[bool] = []
+    for part in parts:
+        entries = part.outline()
+        starts = part.index.execute("SELECT start FROM passages ORDER BY id")
+        found += [only.accepts(outline.at(entries, start)) for (start,) in starts]
+    return np.array(found, bool)

@@ -22,6 +22,7 @@ from everlong_server.engine.answering.evidence.templates import (
     template_of,
 )
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.retrieval import Retriever
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.requests import AnswerRequest
 from everlong_server.store.messages import AnswerMessage, Usage
@@ -65,7 +66,7 @@ def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, token
         for open in range(S):
             snapshot = Snapshot(open=tuple(filling[:open]), position=open + S)
             session = Session("", "", "", ("doc",), snapshot, messages)
-            context = TurnContext(session, state, (), None, AsyncMock())
+            context = TurnContext(session, state, (), (), AsyncMock())
             prompt = prompts.build(context, QUESTION, found, Recall(16, tokens), lacks_answer=False)
             evidence, said = prompt.evidence, [*snapshot.open, *prompt.tokens]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
@@ -87,7 +88,7 @@ def test_a_long_question_leaves_less_of_the_window_for_passages(tiny_model: Path
     for messages in (0, 2):
         for asked, some in ((QUESTION, True), (QUESTION + " Indeed?" * 8, True), (QUESTION + " Indeed?" * 60, False)):
             session = Session("", "", "", ("doc",), Snapshot(position=len(read)), messages)
-            context = TurnContext(session, state, (), None, AsyncMock())
+            context = TurnContext(session, state, (), (), AsyncMock())
             for tokens in (96, 192):
                 built = prompts.build(context, asked, found, Recall(4, tokens), lacks_answer=False)
                 prompt, evidence = built.tokens, built.evidence
@@ -107,7 +108,7 @@ def test_a_judged_answer_attends_to_the_beginning_of_its_prompt(tiny_model: Path
     short = served.tokenizer.encode("A boat.")
     for read, own in ((short, 0), ([], None)):
         session = Session("", "", "", ("doc",), Snapshot(open=tuple(read), position=len(read)))
-        context = TurnContext(session, served.memory.initial_state(1), (), None, AsyncMock())
+        context = TurnContext(session, served.memory.initial_state(1), (), (), AsyncMock())
         built = prompts.build(context, QUESTION, passages_of(ALICE)[:1], Recall(4, 96), lacks_answer=False, margin=0.0)
         assert built.margin == 0
         assert len(built.tokens) > 16
@@ -131,7 +132,7 @@ def test_later_answers_attend_to_the_conversation_from_its_beginning_while_that_
         answer = AnswerMessage("m", "s", served.name, 0.0, 0, found, usage=Usage(len(everything), 5, 0))
         for continued in (answer, None) if messages else (None,):
             context = TurnContext(
-                Session("", "", "", ("doc",), snapshot, messages), state, (), None, AsyncMock(), continued=continued
+                Session("", "", "", ("doc",), snapshot, messages), state, (), (), AsyncMock(), continued=continued
             )
             if continued is None:
                 prompt = prompts.build(context, "Who waited?", found, Recall(4, 96), lacks_answer=False)
@@ -173,7 +174,7 @@ def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny
     open = text[read // 16 * 16 :]
     state = memory.read(torch.tensor([text[:16]]), memory.initial_state(1)) if read >= 16 else memory.initial_state(1)
     context = TurnContext(
-        Session("", "", "", ("doc",), Snapshot(open=tuple(open), position=read)), state, (), None, AsyncMock()
+        Session("", "", "", ("doc",), Snapshot(open=tuple(open), position=read)), state, (), (), AsyncMock()
     )
     hides = {"lacks_answer": False, "margin": 0.0}
     first = prompts.build(context, "Who?", [passages_of(ALICE)[6].part(0, 20)], Recall(4, 96), **hides)
@@ -183,7 +184,7 @@ def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny
     after = Session(
         "", "", "", ("doc",), Snapshot(open=tuple(said), position=read + len(said) - len(open), context_start=read), 2
     )
-    context = TurnContext(after, state, (), None, AsyncMock(), continued=answer)
+    context = TurnContext(after, state, (), (), AsyncMock(), continued=answer)
     continued = prompts.continuation(context, Recall(4, 96))
     assert continued.attended_before == len(said) - len(open)
     assert continued.context_start == read
@@ -208,7 +209,7 @@ def test_a_conversation_begins_anew_with_its_system_message_if_there_is_evidence
         system: str | None = "Be brief.",
         **more: Any,
     ) -> tuple[Prompt, str]:
-        context = TurnContext(session, state, unread, None, AsyncMock(), system=system)
+        context = TurnContext(session, state, unread, (), AsyncMock(), system=system)
         prompt = prompts.build(context, asked, passages, Recall(4, 96), lacks_answer=False, **more)
         return prompt, tokenizer.decode(prompt.tokens, skip_special=False)
 
@@ -250,7 +251,7 @@ def test_a_prompt_that_begins_anew_has_the_last_question_and_answer_if_the_messa
     read = served.tokenizer.encode(NOVEL.read_text()[:4000])[: 16 * 40]
     state = served.memory.read(torch.tensor([read]), served.memory.initial_state(1))
     session = Session("", "", "", ("doc",), Snapshot(position=len(read), context_start=10), 2)
-    context = TurnContext(session, state, (), Exchange("Who waited?", "Kitty."), AsyncMock())
+    context = TurnContext(session, state, (), [Exchange("Who waited?", "Kitty.")], AsyncMock())
     prompt = asyncio.run(prompts.prompt(context, message, Recall(16, 64)))
     assert prompt.attended_before == 0
     assert ("Who waited?" in served.tokenizer.decode(prompt.tokens)) is shows
@@ -274,8 +275,57 @@ def test_a_question_is_repeated_if_the_message_refers_to_it_and_there_is_room(
     prompts = PromptBuilder(engine, passages, INSTRUCT)  # type: ignore[arg-type]
     session = Session("", "", "", ("doc",), Snapshot(position=40), 2)
     state = engine.model.memory.initial_state(1)
-    context = TurnContext(session, state, (), Exchange("Who did not see the queen?", answer), AsyncMock())
+    context = TurnContext(session, state, (), [Exchange("Who did not see the queen?", answer)], AsyncMock())
     prompt = asyncio.run(prompts.prompt(context, message, Recall(16, tokens)))
     said = engine.model.tokenizer.decode(prompt.tokens, skip_special=False)
     assert ("Who did not see the queen?\nAnswer: She slept.\nQuestion: Why?" in said) is repeats
     assert said.count("Who did not see the queen?") == repeats
+
+
+@pytest.mark.parametrize(
+    ("message", "standalone", "short", "asked"),
+    [
+        ("Why did she do that?", "Why did the queen leave?", False, "Why did the queen leave?"),
+        ("Where, then?", "Where did the queen go?", False, "Where did the queen go?"),
+        ("Why did she do that?", None, False, None),
+        ("Why did she do that?", "Because she was tired.", False, None),
+        ("Why did she do that?", "why did she do that", False, None),
+        ("Why did she do that?", "Why did the queen leave?", True, None),
+        ("Where did Dinah sleep?", "Where?", False, None),
+        ("Why did you say that?", "Why?", False, None),
+        ("Thanks to the queen", "Why?", False, None),
+    ],
+)
+def test_a_question_that_refers_to_the_conversation_is_rewritten(
+    model: Path, message: str, standalone: str | None, short: bool, asked: str | None
+) -> None:
+    """`short`: an answer gets all of the text. `asked`: what the prompt asks instead of the message, and what is searched for."""
+    engine = SimpleNamespace(model=load_model(str(model), models_dir=model.parent))
+    find = AsyncMock(return_value=Found(passages_of(ALICE)[4:6]))
+    passages = SimpleNamespace(
+        find=find, shown_whole=AsyncMock(return_value=short), all_indexed=AsyncMock(return_value=True)
+    )
+    rewriter = SimpleNamespace(standalone=AsyncMock(return_value=standalone))
+    prompts = PromptBuilder(engine, passages, INSTRUCT, rewriter)  # type: ignore[arg-type]
+    session = Session("", "", "", ("doc",), Snapshot(position=40), 2)
+    state = engine.model.memory.initial_state(1)
+    context = TurnContext(session, state, (), [Exchange("Who left?", "The queen.")], AsyncMock())
+    prompt = asyncio.run(prompts.prompt(context, message, Recall(16, 800)))
+    said = engine.model.tokenizer.decode(prompt.tokens, skip_special=False)
+    assert prompt.question == (asked or message)
+    assert (asked or message) in said
+    assert (message in said) is (asked is None)
+    assert ("Who left?" in said) is (asked is None and message.startswith("Why"))
+    query = find.await_args.args[1]
+    assert (query.text == asked) is (asked is not None)
+
+
+def test_a_message_with_tools_is_not_rewritten(model: Path) -> None:
+    engine = SimpleNamespace(model=load_model(str(model), models_dir=model.parent))
+    passages = SimpleNamespace(find=AsyncMock(return_value=Found([])), all_indexed=AsyncMock(return_value=True))
+    retriever = Retriever(engine, passages, INSTRUCT, SimpleNamespace())  # type: ignore[arg-type]
+    earlier = Exchange("Who left?", "The queen.")
+    session = Session("", "", "", ("doc",), Snapshot(position=40), 2)
+    context = TurnContext(session, engine.model.memory.initial_state(1), (), [earlier], AsyncMock())
+    found = retriever.retrieve(context, ("doc",), "Why?", earlier, Recall(16, 800), plain=False, may_decline=True)
+    assert asyncio.run(found).question == "Why?"

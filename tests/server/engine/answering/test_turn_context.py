@@ -8,32 +8,42 @@ import pytest
 import torch
 
 from everlong_models import MemoryState
-from everlong_server.engine.answering.turn_context import Exchange, TurnContext, newest_exchange
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext, newest_exchanges
 from everlong_server.store.records import Message, Session
 
 ASKED = [Message("user", "Who is the captain?"), Message("assistant", "Ahab.")]
 THANKED = [Message("user", "Thanks!"), Message("assistant", "You are welcome.")]
 
 
+CAPTAIN = Exchange("Who is the captain?", "Ahab.")
+BOATS = Exchange("How many boats?", "Four.")
+
+
+def said(*exchanges: Exchange) -> list[Message]:
+    return [m for each in exchanges for m in (Message("user", each.question), Message("assistant", each.answer))]
+
+
 @pytest.mark.parametrize(
     ("messages", "newest"),
     [
-        ([], None),
-        (ASKED, Exchange("Who is the captain?", "Ahab.")),
-        ([*ASKED, *THANKED], Exchange("Who is the captain?", "Ahab.")),
-        (THANKED, Exchange("Thanks!", "You are welcome.")),
-        ([*ASKED, Message("user", "How many boats?")], Exchange("How many boats?", "")),
-        ([Message("system", "Be brief."), *ASKED], Exchange("Who is the captain?", "Ahab.")),
+        ([], []),
+        (ASKED, [CAPTAIN]),
+        ([*ASKED, *THANKED], [CAPTAIN]),
+        (THANKED, [Exchange("Thanks!", "You are welcome.")]),
+        ([*ASKED, Message("user", "How many boats?")], [CAPTAIN, Exchange("How many boats?", "")]),
+        ([Message("system", "Be brief."), *ASKED], [CAPTAIN]),
+        ([*ASKED, *THANKED, *said(BOATS)], [CAPTAIN, BOATS]),
+        (said(CAPTAIN, BOATS, CAPTAIN, BOATS, CAPTAIN), [CAPTAIN, BOATS, CAPTAIN]),
     ],
 )
-def test_the_newest_exchange_is_that_of_a_question(messages: list[Message], newest: Exchange | None) -> None:
-    assert newest_exchange(messages) == newest
+def test_the_newest_exchanges_are_those_of_questions(messages: list[Message], newest: list[Exchange]) -> None:
+    assert newest_exchanges(messages) == newest
 
 
 def test_results_of_calls_are_no_question() -> None:
     messages = [*ASKED, Message("user", "<result>"), Message("assistant", "It is done.")]
-    found = newest_exchange(messages, lambda text: "" if text == "<result>" else text)
-    assert found == Exchange("Who is the captain?", "It is done."), "the answer to the question, after the call"
+    found = newest_exchanges(messages, lambda text: "" if text == "<result>" else text)
+    assert found == [Exchange("Who is the captain?", "It is done.")], "the answer to the question, after the call"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +60,7 @@ def test_a_prompt_that_begins_anew_has_each_message_once(
     system: str | None, unread: list[Message], roles: list[str]
 ) -> None:
     context = TurnContext(
-        Session("", "", "", ()), MemoryState({"seen": torch.zeros(1)}), unread, None, AsyncMock(), system=system
+        Session("", "", "", ()), MemoryState({"seen": torch.zeros(1)}), unread, (), AsyncMock(), system=system
     )
     messages = context.messages_from_start(Exchange("Who waited?", "Kitty."))
     assert [message.role for message in messages] == roles

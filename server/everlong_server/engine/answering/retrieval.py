@@ -1,0 +1,158 @@
+"""`Retriever`: searches documents for a message, and decides what its prompt asks and shows."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from everlong_server.engine.answering.evidence.grounding import Recall
+from everlong_server.engine.answering.evidence.templates import (
+    INSTRUCT,
+    Template,
+    follow_up_template,
+    shortened,
+    whole_template,
+)
+from everlong_server.engine.answering.search.question import (
+    asks_for_fact,
+    is_personal,
+    search_query,
+    stands_alone,
+    texts_lack_answer,
+)
+from everlong_server.engine.answering.search.rewriting import QueryRewriter
+from everlong_server.engine.answering.turn_context import Exchange, TurnContext
+from everlong_server.engine.device.engine import Engine
+from everlong_server.store.search.passages import Found, Passage, Passages
+from everlong_server.store.search.query import Query
+from everlong_server.store.search.terms import words
+from everlong_server.store.tenants.quota import TokenCost
+
+_MOST_REPEATED = 0.25
+"""If the previous question and its answer would take a larger share of the evidence's tokens, they are not repeated."""
+_LONG_MARGIN = 1.0
+"""In texts of more than a few pages, the probe must be surer: it learnt from shorter ones (docs/research/lab-notes.md, "Refusing")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """What the prompt of a message asks and shows.
+
+    `question`: what it asks: the question of the message, or its rewriting. `found`: passages to choose evidence from, best first; None if the documents
+    were not searched. `lacks_answer`: the documents do not hold the answer. `margin`: see `Prompt`; the evidence may not hold the answer. `small_talk`: the
+    message has no words to search for. `template`: None takes that of the model. `previous`: what the message may refer to, if `template` does not repeat it.
+    """
+
+    question: str
+    found: list[Passage] | None = None
+    lacks_answer: bool = False
+    margin: float | None = None
+    small_talk: bool = False
+    template: Template | None = None
+    previous: Exchange | None = None
+
+
+class Retriever:
+    """Searches for the messages to one model."""
+
+    def __init__(
+        self, engine: Engine, passages: Passages, template: Template, rewriter: QueryRewriter | None = None
+    ) -> None:
+        """`rewriter`: None searches for a follow-up with the words of the question before it."""
+        self._engine = engine
+        self._passages = passages
+        self._template = template
+        self._rewriter = rewriter
+
+    async def retrieve(
+        self, context: TurnContext, documents: tuple[str, ...], question: str, previous: Exchange | None, recall: Recall, *, plain: bool,
+        may_decline: bool, cost: TokenCost | None = None,
+    ) -> Retrieved:  # fmt: skip
+        """Search `documents` for the question of a message. `previous`: what it can refer to. `plain`: the message is this question, and has no tools.
+        `may_decline`, `cost`: see `PromptBuilder.prompt`."""
+        query = await asyncio.to_thread(search_query, question, previous and previous.question)
+        if query is None:
+            indexed = await self._passages.all_indexed(documents)
+            return Retrieved(question, [] if indexed else None, small_talk=True)
+        if plain and (rewritten := await self._rewritten(context, documents, question, query, cost)) is not None:
+            question, query = rewritten
+            previous = None
+        by_sentences = self._template.gap is not None
+        result = await self._passages.find(documents, query, recall.passages, by_sentences=by_sentences)
+        template = whole_template(result.overview) if result.overview and by_sentences else None
+        retrieved = Retrieved(question, result.passages, template=template)
+        if previous:
+            repeating = await asyncio.to_thread(self.repeating, template, query, previous, recall)
+            alone = result.overview is not None or await asyncio.to_thread(stands_alone, question, query)
+            shown = shortened(previous) if repeating is None and not alone else None
+            retrieved = replace(retrieved, template=repeating or template, previous=shown)
+        if may_decline and plain and self._may_judge(context, result):
+            # The search is not sure whether texts hold the answer. The model's probe can judge it.
+            asks = await asyncio.to_thread(asks_for_fact, question, has_history=context.has_history)
+            margin = (0.0 if result.few_pages else _LONG_MARGIN) if asks else None
+            retrieved = replace(retrieved, margin=margin)
+        if result.doubtful and (retrieved.margin is None or (context.has_history and is_personal(question))):
+            retrieved = replace(retrieved, found=[], margin=None)
+        return await self._checked(context, documents, retrieved, recall, doubtful=result.doubtful)
+
+    async def _checked(
+        self, context: TurnContext, documents: tuple[str, ...], retrieved: Retrieved, recall: Recall, *, doubtful: bool
+    ) -> Retrieved:
+        """Return what was retrieved, and whether the documents lack the answer, which only the search of all of them can tell."""
+        has_history = context.has_history
+        lacks_answer = await asyncio.to_thread(
+            texts_lack_answer, retrieved.question, retrieved.found or [], has_history=has_history
+        )
+        unsure = lacks_answer or retrieved.margin is not None or not retrieved.found
+        if unsure and not await self._passages.all_indexed(documents):
+            # A document was deleted. The memory still has it.
+            return replace(retrieved, found=None if doubtful else retrieved.found or None, margin=None)
+        if not retrieved.found and not lacks_answer and not has_history and context.all_open:
+            return replace(retrieved, found=await self._passages_in_open_segment(context, recall.passages))
+        return replace(retrieved, lacks_answer=lacks_answer)
+
+    async def _rewritten(
+        self, context: TurnContext, documents: tuple[str, ...], question: str, query: Query, cost: TokenCost | None
+    ) -> tuple[str, Query] | None:
+        """Return a question that refers to the conversation, rewritten to be understood without it, and its query. None if it refers to nothing, or
+        to the conversation itself, or if an answer is shown the documents whole."""
+        if self._rewriter is None or not query.message_start or not query.asks or is_personal(question):
+            return None
+        if await self._passages.shown_whole(documents):
+            return None
+        rewritten = await self._rewriter.standalone(question, context.exchanges, cost)
+        # A question that comes back as it was stands alone already, or the model does not see what it refers to.
+        if rewritten is None or _same_words(rewritten, question):
+            return None
+        found = await asyncio.to_thread(search_query, rewritten, None)
+        return (rewritten, found) if found is not None and found.asks else None
+
+    def repeating(self, template: Template | None, query: Query, previous: Exchange, recall: Recall) -> Template | None:
+        """Return a template that repeats `previous`, if the query is a question that refers to it; otherwise None.
+
+        Nothing is repeated if that takes more than a share `_MOST_REPEATED` of the evidence's tokens.
+        """
+        if self._template.gap is None or not query.message_start or not query.asks or not previous.answer:
+            return None
+        plain = template or self._template
+        repeating = follow_up_template(plain, previous)
+        encode = self._engine.model.tokenizer.encode
+        more = len(encode(repeating.closing)) - len(encode(plain.closing))
+        return repeating if more <= _MOST_REPEATED * recall.tokens else None
+
+    def _may_judge(self, context: TurnContext, result: Found) -> bool:
+        """Return whether the model's probe can tell whether passages hold an answer: if it knows such prompts, and no instructions say what to answer."""
+        knows = self._engine.model.probe is not None and self._template is INSTRUCT and result.overview is None
+        instructed = context.system is not None or context.instructions is not None
+        return knows and result.english and bool(result.passages) and not instructed
+
+    async def _passages_in_open_segment(self, context: TurnContext, limit: int) -> list[Passage]:
+        """Return the passages of the session's documents, if these fit into the open segment: then the model sees them, whatever the search finds."""
+        text = self._engine.model.tokenizer.decode(list(context.session.snapshot.open))
+        query = Query(text, dict.fromkeys(words(text), 1.0))
+        ranked = await self._passages.rank(context.session.documents, query, limit, rerank=False)
+        return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(ranked, 1)]
+
+
+def _same_words(one: str, other: str) -> bool:
+    return [*map(str.casefold, words(one))] == [*map(str.casefold, words(other))]
