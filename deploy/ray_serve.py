@@ -1,9 +1,9 @@
 """everlong on a Ray cluster: the application that `everlong serve` serves, as the ingress of Ray Serve.
 
     EVERLONG_REDIS_URL=redis://… EVERLONG_BLOB_URL=file:///shared/documents EVERLONG_DEVICE=cuda \
-        serve run ray_serve:app replicas=4 gpus=1
+        serve run --working-dir . ray_serve:app replicas=4 gpus=1
 
-Install `everlong[ray]` on every node. Replicas get the EVERLONG_* variables of the deploying process.
+Install `everlong[ray]` on every node. Ray copies this folder there. Replicas get the EVERLONG_* variables of the deploying process.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _redis(settings: Settings) -> Check:
         except EmbeddedRedisError as error:
             return Check("Redis", False, str(error))
     try:
-        info, durable, policy = asyncio.run(_ask(settings.redis_url))
+        info, durable, sync, policy = asyncio.run(_ask(settings.redis_url))
     except (RedisError, OSError) as error:
         return Check("Redis", False, f"{type(error).__name__}: {error}")
     version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
@@ -188,13 +188,15 @@ def _redis(settings: Settings) -> Check:
         wrong.append("older than 6.2: upgrade Redis")
     if not durable:
         wrong.append("appendonly is off: a restart of Redis loses data; set appendonly yes")
+    elif sync != "always":
+        wrong.append(f"appendfsync is {sync}: a power cut can lose acknowledged work; set appendfsync always")
     if policy != "noeviction":
         wrong.append(f"maxmemory-policy is {policy}: Redis may evict sessions; set noeviction")
     return Check("Redis", not wrong, f"{info['redis_version']}" + "".join(f"; {reason}" for reason in wrong))
 
 
-async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
-    """Return INFO, whether appendonly is on, and the eviction policy of the Redis server that holds everlong's keys."""
+async def _ask(url: str) -> tuple[dict[str, Any], bool, str, str]:
+    """Return INFO, whether appendonly is on, appendfsync, and the eviction policy of the Redis server that holds everlong's keys."""
     async with contextlib.aclosing(connect(url)) as client:
         node: dict[str, Any] = {}
         if Address.of(url).kind == "cluster":
@@ -202,8 +204,9 @@ async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
             node = {"target_nodes": client.get_node_from_key(keys.FENCE)}
         info = await client.info(**node)
         durable = await client.config_get("appendonly", **node)
+        sync = await client.config_get("appendfsync", **node)
         policy = await client.config_get("maxmemory-policy", **node)
-        return info, durable["appendonly"] == "yes", policy["maxmemory-policy"]
+        return info, durable["appendonly"] == "yes", sync["appendfsync"], policy["maxmemory-policy"]
 
 
 def _way_to_redis(settings: Settings) -> Iterator[Check]:

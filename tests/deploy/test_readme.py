@@ -56,3 +56,11 @@ def test_volumes_and_images_are_those_of_compose() -> None:
 def test_flags_after_the_image_exist() -> None:
     (flags,) = re.findall(r"everlong:cpu (--.+)$", TEXT, re.MULTILINE)
     load_settings(shlex.split(flags))
+
+
+def test_ray_sends_the_module_to_every_node() -> None:
+    """Only on a cluster of one machine is the folder of the deploying process there on each node."""
+    commands = [line for file in (README, ROOT / "deploy/ray_serve.py") for line in file.read_text().splitlines()]
+    started = [line.strip() for line in commands if line.strip().startswith("serve run")]
+    assert len(started) == 2
+    assert all(line.startswith("serve run --working-dir . ray_serve:app ") for line in started)

@@ -43,6 +43,8 @@ def test_memory_options_are_json() -> None:
         ("EVERLONG_MAX_STREAMS", "0", "greater than or equal to 1"),
         ("EVERLONG_READING_SHARE", "1", "less than 1"),
         ("EVERLONG_LOG_LEVEL", "loud", "'debug'"),
+        ("EVERLONG_ALLOWED_HOSTS", "books.example.org", 'must be JSON, such as ["one", "two"]'),
+        ("EVERLONG_MEMORY_OPTIONS", "segment_length=512", 'must be JSON, such as {"segment_length": 512}'),
         (
             "EVERLONG_OCR_LANGUAGE",
             "klingon",

@@ -26,11 +26,13 @@ from everlong_server.app import create_app
 from everlong_server.errors import Draining
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.tracing import TracingError
+from everlong_server.process.folders import FolderError, explain
 from everlong_server.process.protocol import BoundedHeadersProtocol, HandshakeProtocol
 from everlong_server.services import ModelSource, NoKeys, Shared
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import DiskSpace, EmbeddedRedis
 from everlong_server.store.redis.schema import SchemaError
+from everlong_server.store.texts.blobs import BlobStoreError
 from everlong_server.store.vault import VaultError
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,8 @@ def listen(
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
-        if isinstance(error, EverlongModelError | NoKeys | SchemaError | VaultError | TracingError):
+        error = explain(error, settings)
+        if isinstance(error, _EXPLAINED):
             reporter.fail(error)
         else:
             log.error("the server could not start", exc_info=error)
@@ -71,6 +74,9 @@ def listen(
         return 1
     return 1 if failed or server.failed or not server.started else 0
 
+
+_EXPLAINED = (EverlongModelError, NoKeys, SchemaError, VaultError, TracingError, BlobStoreError, FolderError)
+"""Errors whose messages tell the operator what to do. Others are logged with their tracebacks."""
 
 # Longer than clients (httpx: 5 s) and proxies (nginx: 60 s) keep an idle connection. They must be first to close it, or a
 # request may arrive on a connection that the server is closing.

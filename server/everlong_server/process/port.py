@@ -1,4 +1,4 @@
-"""`check_port`: whether the server can listen, before the model is loaded."""
+"""`check_ports`: whether the server can listen, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,23 @@ from contextlib import suppress
 
 import psutil
 
+from everlong_server.settings import Settings
+
 
 class PortError(Exception):
     """The server cannot listen on its address. The message says why and what to do."""
+
+
+def check_ports(settings: Settings) -> None:
+    """Raise `PortError` if the server cannot listen on one of its ports, or if both are the same: only the probes would answer."""
+    check_port(settings.host, settings.port)
+    if settings.metrics_port is not None:
+        if settings.metrics_port == settings.port:
+            raise PortError(
+                f"--metrics-port (EVERLONG_METRICS_PORT)={settings.metrics_port}: must differ from --port (EVERLONG_PORT), since a "
+                "port for metrics serves nothing else"
+            )
+        check_port(settings.host, settings.metrics_port)
 
 
 def check_port(host: str, port: int) -> None:

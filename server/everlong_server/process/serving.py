@@ -17,7 +17,8 @@ from rich.console import Console
 from everlong_models.errors import EverlongModelError
 from everlong_server.observability import logs
 from everlong_server.observability.logs import Reporter
-from everlong_server.process.port import PortError, check_port
+from everlong_server.process.folders import explain
+from everlong_server.process.port import PortError, check_ports
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import EmbeddedRedis, EmbeddedRedisError
 from everlong_server.store.search.word_index import SearchMissing, require_search
@@ -42,9 +43,7 @@ def serve_forever(settings: Settings) -> int:
     try:
         require_search()
         _raise_files()
-        check_port(settings.host, settings.port)
-        if settings.metrics_port is not None:
-            check_port(settings.host, settings.metrics_port)
+        check_ports(settings)
         if settings.redis_url is None:
             reporter.announce("starting the embedded Redis")
             # Started in the main thread, because the child asks the kernel to die with the thread that started it.
@@ -60,7 +59,7 @@ def serve_forever(settings: Settings) -> int:
         others = model_source(settings, loads.start)
         status = listen(settings, url, lambda: asyncio.wrap_future(model), others, redis, reporter, started)
     except (SearchMissing, PortError, EmbeddedRedisError, EverlongModelError, OSError) as error:
-        reporter.fail(error)
+        reporter.fail(explain(error, settings))
         status = 1
     finally:
         if redis is not None:

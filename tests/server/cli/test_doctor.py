@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as blocking
 
 from everlong_server import doctor
 from everlong_server.doctor import Check, run_checks
@@ -67,6 +68,30 @@ def test_a_local_server_passes_all_checks(tmp_path: Path, empty: str) -> None:
     for settings in ({}, {"redis_url": empty}):
         every = found(tmp_path, **settings)
         assert all(check.ok for check in every.values()), every
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("appendonly", "yes", "no"),
+        ("appendfsync", "always", "everysec"),
+        ("maxmemory-policy", "noeviction", "allkeys-lru"),
+    ],
+)
+def test_each_setting_of_redis_is_checked(tmp_path: Path, empty: str, name: str, good: str, bad: str) -> None:
+    """The three of docs/guide/operations.md."""
+
+    def set_to(value: str) -> None:
+        with blocking.Redis.from_url(empty) as redis:
+            redis.config_set(name, value)
+
+    set_to(bad)
+    try:
+        assert wrong(tmp_path, "Redis", redis_url=empty).endswith(
+            f"set {name} {good}" if name != "maxmemory-policy" else "set noeviction"
+        )
+    finally:
+        set_to(good)
 
 
 def test_an_open_server_is_reported(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from everlong_server.process.port import PortError, check_port
+from everlong_server.process.port import PortError, check_port, check_ports
+from everlong_server.settings import Settings
 
 
 def test_a_free_port() -> None:
@@ -31,3 +32,9 @@ def test_an_address_of_another_machine() -> None:
         check_port("192.0.2.1", 1)
     with pytest.raises(PortError, match=r"--host no-such-host\.invalid: "):
         check_port("no-such-host.invalid", 0)
+
+
+def test_the_port_for_metrics_is_another_one() -> None:
+    """Two sockets may be bound to one port; the server would start, and answer every request of the API with 404."""
+    with pytest.raises(PortError, match=r"EVERLONG_METRICS_PORT\)=1999: must differ from --port"):
+        check_ports(Settings(port=1999, metrics_port=1999))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -19,7 +20,13 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.store_id import has_matching_store_id
 from everlong_server.store.texts import blobs as blobs_module
-from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.blobs import Blobs, BlobStoreError
+
+
+def test_a_store_whose_package_is_missing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(BlobStoreError, match=r"EVERLONG_BLOB_URL\), a URL of the kind 's3': Install s3fs to access S3"):
+        Blobs("s3://bucket/documents")
 
 
 async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:

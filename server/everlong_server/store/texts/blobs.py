@@ -29,10 +29,15 @@ _BLOB = re.compile(r"\.?((?:doc|upload|file|batch)_[0-9a-f]{32})(\.[\w.]+)?")
 _PIECE = 1 << 20
 
 
+class BlobStoreError(ValueError):
+    """The URL of the blob store names no store that this installation can open. The message says why, without the URL, which may hold a
+    password."""
+
+
 class Blobs:
     """Files under one fsspec URL, encrypted by `vault`. Methods that are not coroutines block: call them in a thread.
 
-    A store that cannot be reached raises `OSError`. `private_dir`: the folder for unencrypted local copies; None: chosen by
+    A store that cannot be reached raises `OSError`, a URL that cannot be opened `BlobStoreError`. `private_dir`: the folder for unencrypted local copies; None: chosen by
     `LocalCopies`.
     """
 
@@ -41,7 +46,14 @@ class Blobs:
 
     def __init__(self, url: str, vault: Vault | None = None, private_dir: Path | None = None) -> None:
         self.url = url.rstrip("/")
-        fs, self._root = fsspec.core.url_to_fs(self.url)
+        try:
+            fs, self._root = fsspec.core.url_to_fs(self.url)
+        except (
+            ImportError,
+            ValueError,
+        ) as error:  # the package for this kind of store is missing, or there is no such kind
+            scheme = self.url.partition(":")[0]
+            raise BlobStoreError(f"--blob-url (EVERLONG_BLOB_URL), a URL of the kind {scheme!r}: {error}") from error
         # A cached listing would hide what other servers write. Not every file system takes this as an option.
         fs.invalidate_cache()
         fs.dircache.use_listings_cache = False

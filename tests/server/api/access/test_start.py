@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -122,6 +123,30 @@ def test_a_server_reachable_from_other_machines_needs_a_key_to_start(new_server:
     server.error(client(server, secret).get("/v1/sessions"), 401, "api_key_revoked")
     assert "no key" in command(server._link, "revoke", "0" * 16).stderr
     assert "--expires" in command(server._link, "create", "--tenant", "dora", "--expires", "soon").stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        # Nobody can make a folder there. So it is with a volume that belongs to root.
+        ("file:///sys/everlong", ["error: /sys/everlong: ", f"as user {os.geteuid()}", "(EVERLONG_DATA_DIR)"]),
+        ("nosuch://user:password@host", ["error: --blob-url (EVERLONG_BLOB_URL)", "'nosuch'", "Protocol not known"]),
+    ],
+)
+def test_a_blob_store_that_cannot_be_opened_is_explained(
+    new_server: Callable[..., Server], url: str, words: list[str]
+) -> None:
+    server = new_server(blob_url=url)
+    server.launch()
+    assert server.process is not None
+    assert server.process.wait(START_SECONDS) == 1
+    server.process = None
+    said = server.log.read_text()
+    for word in words:
+        assert word in said
+    assert "Traceback" not in said
+    assert 'File "' not in said
+    assert "user:password" not in said
 
 
 def test_start_is_refused_without_a_key(locked: Server, new_server: Callable[..., Server]) -> None:
