@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import ViewportSize, expect
 
 from tests.page.accessibility import complaints, complaints_in_both_schemes
-from tests.page.conftest import QUESTION, TEXT, Tab
-from tests.page.steps import conversation, go, hold, let_go, places
+from tests.page.conftest import QUESTION, TEXT, HeldAnswer, Tab
+from tests.page.steps import conversation, go, hold, let_go, open_fork, places
 from tests.process import Server
 
 WIDE = """() => [...document.querySelectorAll("body, body *")]
@@ -144,3 +144,58 @@ def test_a_long_title_takes_two_lines(new_tab: Callable[..., Tab], server: Serve
     page.goto("about:blank")
     server.http.delete(f"/v1/sessions/{session}")
     server.http.delete(f"/v1/documents/{document}")
+
+
+def test_the_focus_is_never_under_the_sidebar_or_the_panel(
+    new_tab: Callable[..., Tab], server: Server, talk: str
+) -> None:
+    """On a phone, both cover the conversation."""
+    page = new_tab(viewport=SMALL[0]).open(talk)
+    menu = page.get_by_role("button", name="Conversations", exact=True)
+    menu.click()
+    page.get_by_role("button", name="Keys").focus()
+    page.keyboard.press("Tab")  # beyond the last one
+    expect(page.get_by_role("link", name="New conversation")).to_be_hidden()
+    expect(menu).to_be_focused()
+    read = page.get_by_role("link", name="Read looking-glass.md")
+    read.click()
+    expect(page.locator("#panel-title")).to_be_focused()
+    for _ in range(6):
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate("document.activeElement.closest('main') === null")
+    page.get_by_role("button", name="Close the text").click()
+    expect(read).to_be_focused()
+
+
+def test_copying_keeps_the_focus_where_the_browser_has_no_clipboard(tab: Tab, talk: str) -> None:
+    """As at an address without TLS, such as that of another machine in a network."""
+    tab.page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page = tab.open(talk)
+    button = page.get_by_role("button", name="Copy the answer")
+    button.focus()
+    page.keyboard.press("Enter")
+    copied = page.get_by_role("button", name="Copied")
+    expect(copied).to_be_focused()
+
+
+def test_only_the_answer_of_the_open_conversation_is_read_aloud(
+    new_tab: Callable[..., Tab], server: Server, talk: str
+) -> None:
+    tab = new_tab(tokens=30)
+    open_fork(tab, talk)
+    page = tab.page
+    spoken = page.locator(".unseen[role=status]")
+    tab.ask("Who?")
+    expect(spoken).to_contain_text("(end of the answer)")
+    page.reload()
+    expect(page.locator(".usage")).to_have_count(2)
+    held = HeldAnswer(page)
+    page.locator("#question").fill("And who else?")
+    page.keyboard.press("Enter")
+    held.text()
+    go(page, talk)
+    held.pass_all()
+    expect(page.locator(".sidebar li").filter(has_text="being answered")).to_have_count(0)
+    page.go_back()
+    expect(page.locator(".usage")).to_have_count(3)
+    expect(spoken).to_have_text("")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
 
-from tests.page.conftest import QUESTION, TEXT, Tab
+from tests.page.conftest import QUESTION, TEXT, HeldAnswer, Tab
 from tests.page.steps import answers, open_fork, serve_model, session_of, wait_until
 from tests.process import Server
 
@@ -308,3 +308,35 @@ def test_all_cited_parts_of_a_passage_are_marked(tab: Tab, server: Server, talk:
     expect(card.locator(".snippet")).to_have_text("… Banks lend. Dogs bark. So it is.")
     expect(card.locator("mark")).to_have_text(["Banks", "Dogs", " bark."])
     expect(card).to_have_attribute("href", re.compile("/15-20$"))
+
+
+def test_a_second_click_does_not_ask_again(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    tab = new_tab(tokens=30)
+    fork = open_fork(tab, talk)
+    page = tab.page
+    page.get_by_role("button", name="Regenerate").dblclick()
+    expect(page).not_to_have_url(re.compile(fork))
+    expect(page.locator(".usage")).to_have_count(1)
+    listed = server.http.get("/v1/sessions", params={"branches_of": fork}).json()["data"]
+    assert len([each for each in listed if each["parent"] == fork]) == 1
+
+
+def test_a_long_answer_leaves_the_page_time_for_clicks(tab: Tab, talk: str) -> None:
+    """The longer it took to show the answer so far, the later the next part is shown.
+
+    By the page's clock, which this test sets, the first part takes ten seconds, and the page would rest for days.
+    """
+    page = tab.page
+    open_fork(tab, talk)
+    page.evaluate("() => { const times = [0, 0, 10_000]; performance.now = () => times.shift() ?? -1e9; }")
+    held = HeldAnswer(page)
+    page.locator("#question").fill("Who?")
+    page.keyboard.press("Enter")
+    first = held.text()
+    growing = page.locator(".answer[aria-busy=true] > .words")
+    expect(growing).to_have_text(first.strip())
+    held.pass_delta()
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert growing.inner_text() == first.strip()
+    held.pass_all()
+    expect(page.locator(".usage")).to_have_count(2)

@@ -102,10 +102,7 @@ def test_the_files_of_a_dropped_folder_are_uploaded(tab: Tab, server: Server, tm
     for name in ("first.txt", "old/second.txt", "old/.hidden"):
         (folder / name).write_text(f"The text of {name}.")
     page = tab.open()
-    pointer = page.context.new_cdp_session(page)
-    data = {"items": [], "files": [str(folder)], "dragOperationsMask": 1}
-    for kind in ("dragEnter", "dragOver", "drop"):
-        pointer.send("Input.dispatchDragEvent", {"type": kind, "x": 600, "y": 200, "data": data})
+    drop_folder(page, folder)
     expect(page.locator(".chips li")).to_have_count(2)
     assert set(page.locator(".chips li").all_inner_texts()) == {"first.txt", "second.txt"}
     leave(page, server, session_of(page))
@@ -181,3 +178,58 @@ def test_a_file_that_met_a_limit_can_be_sent_again(tab: Tab, server: Server, cod
     expect(page.get_by_role("region", name="Uploads")).to_have_count(0)
     tab.expected_errors.append(str(status))
     leave(page, server, session_of(page))
+
+
+PASTE_FILES = """(text) => {
+  const clipboardData = new DataTransfer();
+  clipboardData.items.add(new File(["A copied note."], "copied.txt", {type: "text/plain"}));
+  clipboardData.setData("text/plain", text);
+  document.body.dispatchEvent(new ClipboardEvent("paste", {clipboardData, bubbles: true, cancelable: true}));
+}"""
+
+
+@pytest.mark.parametrize("text", ["copied.txt", "/home/alice/copied.txt\n"])
+def test_a_file_that_a_file_manager_has_copied_is_pasted(tab: Tab, server: Server, text: str) -> None:
+    """File managers copy the file together with its name or path as text."""
+    page = tab.open()
+    page.evaluate(PASTE_FILES, text)
+    expect(page.locator("h1")).to_have_text("copied.txt")
+    leave(page, server, session_of(page))
+
+
+def test_a_pasted_text_that_has_a_picture_stays_a_text(tab: Tab) -> None:
+    """Office programs copy a picture of the text, too."""
+    page = tab.open()
+    page.evaluate(PASTE_FILES, "Cells of a table")
+    expect(page.get_by_role("dialog", name="Paste a text").get_by_label("Text")).to_have_value("Cells of a table")
+
+
+def drop_folder(page: Page, folder: Path) -> None:
+    pointer = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(folder)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        pointer.send("Input.dispatchDragEvent", {"type": kind, "x": 600, "y": 200, "data": data})
+
+
+def test_a_folder_without_files_is_refused_in_words(tab: Tab, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / ".hidden").touch()
+    page = tab.open()
+    drop_folder(page, folder)
+    expect(page.get_by_role("alert")).to_contain_text("There is no file in what you dropped.")
+
+
+LOCKED = """DataTransferItem.prototype.webkitGetAsEntry = () => {
+  const refuse = (_, fail) => fail(new DOMException("denied", "NotReadableError"));
+  const entries = [{name: "locked.txt", isFile: true, file: refuse}];
+  return {name: "papers", isDirectory: true, createReader: () => ({readEntries: (done) => done(entries.splice(0))})};
+}"""
+"""Every dropped folder has a file that the user may not read."""
+
+
+def test_a_folder_with_a_file_that_the_browser_cannot_read_is_refused_in_words(tab: Tab, tmp_path: Path) -> None:
+    tab.page.add_init_script(LOCKED)
+    page = tab.open()
+    drop_folder(page, tmp_path)
+    expect(page.get_by_role("alert")).to_contain_text("The browser cannot read locked.txt")

@@ -277,3 +277,24 @@ def test_the_page_that_is_converted_is_shown(tab: Tab, server: Server) -> None:
     page.goto("about:blank")  # stops the page's requests
     server.http.delete(f"/v1/documents/{document}")
     tab.expected_errors.append("404")
+
+
+def test_the_browser_asks_before_it_ends_an_upload(tab: Tab, server: Server) -> None:
+    page = tab.open()
+    held = hold(page, "**/v1/documents?filename=*")
+    page.locator("h1").click()  # browsers ask only on a page that the user has touched
+    drop(page, ("going.txt", "A note on its way."))
+    wait_until(page, lambda: bool(held))
+    with page.expect_event("dialog") as asked:
+        page.close(run_before_unload=True)
+    assert asked.value.type == "beforeunload"
+    asked.value.dismiss()
+    let_go(page, "**/v1/documents?filename=*", held)
+    expect(page.locator("h1")).to_have_text("going.txt")
+    session = session_of(page)
+    (document,) = server.http.get(f"/v1/sessions/{session}").json()["documents"]
+    page.close(run_before_unload=True)  # nothing is left to lose
+    wait_until(tab.page.context.pages[0], page.is_closed)
+    server.http.delete(f"/v1/sessions/{session}")
+    server.http.delete(f"/v1/documents/{document}")
+    tab.expected_errors.append("dialog: $")

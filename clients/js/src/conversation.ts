@@ -29,6 +29,8 @@ export class Conversation {
   #sent = false;
   /** Whether the current answer was cancelled, possibly before its message was sent. */
   #cancelled = false;
+  /** Whether `close` was called during the current answer. */
+  #closed = false;
   /** Whether the last answer was abandoned: the session may be busy until the server has cancelled it. */
   #abandoned = false;
 
@@ -44,7 +46,7 @@ export class Conversation {
    */
   async *send(content: string, sampling: Sampling = {}, { signal }: CallOptions = {}): AsyncGenerator<ResponseEvent> {
     if (this.#answering) throw new StreamError("this conversation is already receiving an answer; wait for its end or cancel it", { code: "session_busy" });
-    [this.#answering, this.#cancelled] = [true, false];
+    [this.#answering, this.#cancelled, this.#closed] = [true, false, false];
     let messagesBefore: number | null = null;
     const continued = sampling.continue_answer;
     /** Id of the answer to extend, or null. The extended answer gets a new id. */
@@ -74,6 +76,7 @@ export class Conversation {
             return yield { type: "response.completed", message: answer };
           }
           const connection = await this.#connect(signal);
+          this.#throwIfClosed();
           connection.send({ ...sampling, type: "message.create", content });
           this.#sent = true;
           if (this.#cancelled) connection.send({ type: "response.cancel" });
@@ -87,6 +90,7 @@ export class Conversation {
           }
         } catch (error) {
           this.#sent = false;
+          this.#throwIfClosed();
           const busy = error instanceof StreamError && error.code === "session_busy" && (attempt > 0 || this.#abandoned);
           if (!busy) this.#drop();
           if (signal?.aborted || !(busy || isTransient(error))) throw error;
@@ -98,6 +102,7 @@ export class Conversation {
           const waited = busy && finishes ? 0 : Date.now() - lostSince; // the server needs any time to finish an answer
           if (seconds === null || waited >= this.#transport.outageTimeout * 1000) throw error;
           await sleep(seconds, signal);
+          this.#throwIfClosed();
         }
       }
     } finally {
@@ -117,9 +122,17 @@ export class Conversation {
     if (this.#sent) this.#connection?.send({ type: "response.cancel" });
   }
 
-  /** Closes the connection. A running answer and its message are discarded, unless `on_disconnect` is "finish". */
+  /**
+   * Closes the connection. A running answer and its message are discarded, unless `on_disconnect` is "finish", and its events end with a
+   * `StreamError`. The next message connects again.
+   */
   close(): void {
+    this.#closed = this.#answering;
     this.#drop();
+  }
+
+  #throwIfClosed(): void {
+    if (this.#closed) throw new StreamError("the conversation was closed before the answer was complete", { code: "closed" });
   }
 
   #drop(): void {

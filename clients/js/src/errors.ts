@@ -3,6 +3,7 @@
  *
  * EverlongError
  * ├── APIConnectionError            no response: connection refused or reset, or unknown host
+ * ├── APITimeoutError               no response within the time that `fetch` waits for one: in Node 300 s
  * ├── APIStatusError                an error response; a subclass if its status has one
  * │   ├── AuthenticationError       401
  * │   ├── PermissionDeniedError     403
@@ -30,6 +31,12 @@ export class EverlongError extends Error {
 
 /** The server could not be reached, or the connection broke before the response. */
 export class APIConnectionError extends EverlongError {}
+
+/**
+ * `fetch` has given up, and the server has ended the work for this call. The call is not retried, as that would last as long. To get
+ * an answer that takes longer, stream it. For other calls, pass a `fetch` that waits longer.
+ */
+export class APITimeoutError extends EverlongError {}
 
 interface StatusFields {
   status: number;

@@ -1,5 +1,5 @@
 /** Sends calls as HTTP requests, with retries, and turns responses into results or errors. */
-import { APIConnectionError, StreamError, UnexpectedAnswerError, statusError } from "./errors.js";
+import { APIConnectionError, APITimeoutError, StreamError, UnexpectedAnswerError, statusError } from "./errors.js";
 import { isTransient, newIdempotencyKey, retryDelay, sleep } from "./retry.js";
 import { serverSentEvents } from "./sse.js";
 
@@ -149,14 +149,16 @@ export class Transport {
     return this.#mapErrors(call, () => exchange(url.href, headers));
   }
 
-  /** Runs `work`. Throws `APIConnectionError` if the connection is lost meanwhile. */
+  /** Runs `work`. Throws `APIConnectionError` if the connection is lost meanwhile, and `APITimeoutError` if `fetch` gives up. */
   async #mapErrors<T>(call: Call, work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
       if (call.signal?.aborted) throw call.signal.reason;
       if (error instanceof UnexpectedAnswerError) throw error;
-      const cause = (error as { cause?: Error }).cause ?? (error as Error);
+      const cause: Error & { code?: unknown } = (error as { cause?: Error }).cause ?? (error as Error);
+      if (cause.code === "UND_ERR_HEADERS_TIMEOUT" || cause.code === "UND_ERR_BODY_TIMEOUT")
+        throw new APITimeoutError(`no response from ${this.baseUrl} in the time that fetch waits for one (${cause.message}): stream the answer, or pass a \`fetch\` that waits longer`, { cause: error });
       throw new APIConnectionError(`no response from ${this.baseUrl}: ${cause.message}`, { cause: error });
     }
   }

@@ -4,6 +4,7 @@ import type { AddressInfo } from "node:net";
 import { afterEach, expect, test } from "vitest";
 import {
   APIConnectionError,
+  APITimeoutError,
   Everlong,
   InternalServerError,
   RateLimitError,
@@ -145,4 +146,16 @@ test("delays from Retry-After and from the backoff", () => {
   expect(parseRetryAfter("soon")).toBeNull();
   expect(parseRetryAfter(null)).toBeNull();
   expect([0, 1, 2, 10].map((attempt) => retryDelay(attempt, null, () => 0.5))).toEqual([0.25, 0.5, 1, 8]);
+});
+
+test("a response that takes longer than Node's fetch waits is an error of its own, and is not asked for again", async () => {
+  let calls = 0;
+  const impatient: typeof fetch = async () => {
+    calls++;
+    throw new TypeError("fetch failed", { cause: Object.assign(new Error("Headers Timeout Error"), { code: "UND_ERR_HEADERS_TIMEOUT" }) });
+  };
+  const client = new Everlong({ baseUrl: "http://127.0.0.1:9", fetch: impatient });
+  await expect(client.sessions.send("ses_1", "Tell me all.")).rejects.toThrow(APITimeoutError);
+  await expect(client.sessions.send("ses_1", "Tell me all.")).rejects.toThrow(/stream the answer/);
+  expect(calls).toBe(2);
 });

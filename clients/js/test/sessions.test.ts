@@ -142,6 +142,20 @@ test("an abandoned or aborted answer leaves the session unchanged; a cancelled o
   conversation.close();
 });
 
+test("closing a conversation ends its answer, which is not requested again", async () => {
+  const id = await session();
+  const through = distant.sessions.connect(id);
+  const events = through.send("Talk.", ENDLESS);
+  await speaking(events);
+  through.close();
+  await expect(all(events)).rejects.toMatchObject({ name: "StreamError", code: "closed" });
+  expect(proxy.requests(`GET /v1/sessions/${id}/stream`)).toBe(1);
+  await expect.poll(async () => (await client.sessions.get(id)).answering, { timeout: 60_000 }).toBe(false);
+  expect(await client.sessions.messages(id)).toEqual([]);
+  expect((await all(through.send("And now?", GREEDY))).at(-1)!.type).toBe("response.completed"); // it connects again
+  through.close();
+});
+
 test("an answer that is cut off is requested again, once", async () => {
   const id = await session();
   const conversation = distant.sessions.connect(id);
@@ -197,7 +211,7 @@ test("an answer that the server finishes without its client is waited for, and c
     const events = conversation.send("Who?", { ...sampling, on_disconnect: "finish" });
     await speaking(events);
     const before = (await client.sessions.running(id))?.id;
-    const asked = proxy.requests("message.create");
+    const asked = proxy.requests(`GET /v1/sessions/${id}/stream`);
     await proxy.plug(await proxy.pull());
     const rest = all(events);
     if (sampling === ENDLESS) {
@@ -208,7 +222,7 @@ test("an answer that the server finishes without its client is waited for, and c
     const answer = last.type === "response.completed" ? last.message : null;
     expect(answer).toMatchObject({ finish_reason: sampling === ENDLESS ? "cancelled" : "length" });
     if (before) expect(answer!.id).toBe(before);
-    expect(proxy.requests("message.create")).toBe(asked);
+    expect(proxy.requests(`GET /v1/sessions/${id}/stream`)).toBe(asked);
   }
   expect(await client.sessions.messages(id)).toHaveLength(4);
   expect(await client.sessions.running(id)).toBeNull();

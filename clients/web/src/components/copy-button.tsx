@@ -32,6 +32,7 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
 /** Copies a text. Without the clipboard's interface, which browsers offer to secure addresses only, selects and copies it. */
 async function copy(text: string): Promise<void> {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const focused = document.activeElement;
   const area = document.createElement("textarea");
   area.value = text;
   area.className = "unseen";
@@ -39,5 +40,6 @@ async function copy(text: string): Promise<void> {
   area.select();
   const done = document.execCommand("copy");
   area.remove();
+  if (focused instanceof HTMLElement) focused.focus({ preventScroll: true });
   if (!done) throw new UserError("The browser does not let this page copy.");
 }

@@ -88,7 +88,7 @@ export function NameDialog() {
         }}
       >
         <label for="title">Title</label>
-        <input id="title" name="title" defaultValue={asked.title} maxLength={200} required autofocus autocomplete="off" onFocus={(event) => event.currentTarget.select()} />
+        <input id="title" name="title" dir="auto" defaultValue={asked.title} maxLength={200} required autofocus autocomplete="off" onFocus={(event) => event.currentTarget.select()} />
         <div class="buttons">
           <button type="button" onClick={() => asked.answer(null)}>
             Cancel

@@ -16,7 +16,8 @@ export function Markdown({ source, marks = [], running = false }: { source: stri
   const tree = useMemo(() => parseMarkdown(source), [source]);
   const placed = place(tree, marks);
   const depths = [...new Set(tree.children.flatMap((node) => (node.type === "heading" ? node.depth : [])))].sort();
-  return <div class={running ? "words markdown running" : "words markdown"}>{children(tree, { source, placed, depths })}</div>;
+  const context = { source, placed, depths, blocks: new Set<Nodes>(tree.children) };
+  return <div class={running ? "words markdown running" : "words markdown"}>{children(tree, context)}</div>;
 }
 
 interface Context {
@@ -24,6 +25,13 @@ interface Context {
   placed: ReadonlyMap<Nodes, readonly Mark[]>;
   /** The levels of headings in the text, in order. They are shown as h2, h3 and so on, below the page's h1. */
   depths: readonly number[];
+  /** The blocks of the text. What they contain has their direction, except code. */
+  blocks: ReadonlySet<Nodes>;
+}
+
+/** Lets the browser find out whether a block is written from right to left. */
+function direction(node: Nodes, { blocks }: Context): { dir?: "auto" } {
+  return blocks.has(node) ? { dir: "auto" } : {};
 }
 
 /** Assigns each mark to the last leaf that begins before it. */
@@ -67,9 +75,9 @@ function shown(node: Nodes, context: Context): ComponentChildren {
     case "text":
       return text(node, context);
     case "paragraph":
-      return <p>{children(node, context)}</p>;
+      return <p {...direction(node, context)}>{children(node, context)}</p>;
     case "heading":
-      return h(`h${Math.min(6, 2 + Math.max(0, context.depths.indexOf(node.depth)))}`, {}, children(node, context));
+      return h(`h${Math.min(6, 2 + Math.max(0, context.depths.indexOf(node.depth)))}`, direction(node, context), children(node, context));
     case "strong":
       return <strong>{children(node, context)}</strong>;
     case "emphasis":
@@ -77,13 +85,13 @@ function shown(node: Nodes, context: Context): ComponentChildren {
     case "delete":
       return <del>{children(node, context)}</del>;
     case "blockquote":
-      return <blockquote>{children(node, context)}</blockquote>;
+      return <blockquote {...direction(node, context)}>{children(node, context)}</blockquote>;
     case "thematicBreak":
       return <hr />;
     case "break":
       return <br />;
     case "list":
-      return node.ordered ? <ol start={node.start ?? 1}>{children(node, context)}</ol> : <ul>{children(node, context)}</ul>;
+      return h(node.ordered ? "ol" : "ul", { ...(node.ordered && { start: node.start ?? 1 }), ...direction(node, context) }, children(node, context));
     case "listItem":
       return (
         <li>
@@ -92,7 +100,7 @@ function shown(node: Nodes, context: Context): ComponentChildren {
         </li>
       );
     case "table":
-      return <Table rows={node.children} align={node.align ?? []} context={context} />;
+      return <Table rows={node.children} align={node.align ?? []} context={context} {...direction(node, context)} />;
     case "link":
       return isSafeLink(node.url) ? (
         <a href={node.url} target="_blank" rel="noopener noreferrer nofollow">
@@ -159,12 +167,12 @@ function formula(node: Nodes & { value: string }, context: Context): ComponentCh
   );
 }
 
-function Table({ rows, align, context }: { rows: readonly TableRow[]; align: readonly (string | null)[]; context: Context }) {
+function Table({ rows, align, context, dir }: { rows: readonly TableRow[]; align: readonly (string | null)[]; context: Context; dir?: "auto" }) {
   const cells = (row: TableRow, kind: "th" | "td") =>
     row.children.map((cell, n) => h(kind, { key: n, class: align[n] ?? undefined, ...(kind === "th" && { scope: "col" }) }, children(cell, context)));
   const [head, ...body] = rows;
   return (
-    <div class="table" tabIndex={0} role="region" aria-label="Table">
+    <div class="table" tabIndex={0} role="region" aria-label="Table" dir={dir}>
       <table>
         {head && (
           <thead>

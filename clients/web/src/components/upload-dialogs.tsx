@@ -56,9 +56,9 @@ export function PasteDialog() {
         }}
       >
         <label for="pasted-text">Text</label>
-        <textarea id="pasted-text" name="text" rows={8} required autofocus defaultValue={pasted.value} />
+        <textarea id="pasted-text" name="text" dir="auto" rows={8} required autofocus defaultValue={pasted.value} />
         <label for="pasted-name">Name</label>
-        <input id="pasted-name" name="name" placeholder="Pasted text" maxLength={100} autocomplete="off" />
+        <input id="pasted-name" name="name" dir="auto" placeholder="Pasted text" maxLength={100} autocomplete="off" />
         <div class="buttons">
           <button type="button" onClick={close}>
             Cancel

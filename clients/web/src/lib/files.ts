@@ -1,4 +1,5 @@
 /** The browser's dialog to choose files. */
+import { UserError } from "../state/errors.js";
 import { showErrors } from "../state/library.js";
 
 /** Opens the dialog, and calls `use` with the chosen files. `accept`: types and extensions, separated by commas. */
@@ -16,21 +17,24 @@ export function chooseFiles({ accept, multiple = false }: { accept: string; mult
   input.click();
 }
 
-/** Returns the dropped files, those in dropped folders included. Leaves out hidden ones, which the system made. */
+/** Returns the dropped files, those in dropped folders included. Leaves out hidden ones, which the system made. Throws `UserError` if there are none. */
 export async function droppedFiles({ items, files }: DataTransfer): Promise<File[]> {
   // Both lists are empty after the event.
   const [flat, entries] = [[...files], [...items].map((item) => item.webkitGetAsEntry())];
   if (!entries.some((entry) => entry?.isDirectory)) return flat;
-  return (await Promise.all(entries.map((entry) => (entry ? filesIn(entry) : [])))).flat();
+  const found = (await Promise.all(entries.map((entry) => (entry ? filesIn(entry) : [])))).flat();
+  if (found.length === 0) throw new UserError("There is no file in what you dropped.");
+  return found;
 }
 
 async function filesIn(entry: FileSystemEntry): Promise<File[]> {
   if (entry.name.startsWith(".")) return [];
-  if (entry.isFile) return [await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject))];
+  const refuse = () => new UserError(`The browser cannot read ${entry.name}, so nothing was uploaded. Drop what it can read.`);
+  if (entry.isFile) return [await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, () => reject(refuse())))];
   const reader = (entry as FileSystemDirectoryEntry).createReader();
   const found: File[] = [];
   for (;;) {
-    const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject)); // a browser returns 100 at most
+    const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, () => reject(refuse()))); // a browser returns 100 at most
     if (some.length === 0) return found;
     for (const each of some) found.push(...(await filesIn(each)));
   }

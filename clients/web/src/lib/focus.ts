@@ -10,6 +10,8 @@ export function rememberOpener(element: Element): void {
 /** Closes the panel and returns the focus to the element that opened it. */
 export function closePanel(): void {
   const opener = document.querySelector<HTMLElement>("[data-opened]");
+  const restore = () => (opener?.isConnected ? opener : document.querySelector<HTMLElement>("#question, main"))?.focus();
+  // Not before the panel has closed: on a narrow screen, it hides the element.
+  addEventListener("hashchange", () => requestAnimationFrame(restore), { once: true });
   navigate({ panel: null });
-  requestAnimationFrame(() => (opener?.isConnected ? opener : document.querySelector<HTMLElement>("#question, main"))?.focus());
 }

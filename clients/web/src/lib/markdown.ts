@@ -1,5 +1,5 @@
 /** Parses answers as Markdown, with tables and formulas, into a tree whose nodes know their place in the source. */
-import type { Nodes, Root } from "mdast";
+import type { Nodes, Root, RootContent } from "mdast";
 import { fromMarkdown } from "mdast-util-from-markdown";
 import { gfmFromMarkdown } from "mdast-util-gfm";
 import { mathFromMarkdown } from "mdast-util-math";
@@ -7,7 +7,28 @@ import { gfm } from "micromark-extension-gfm";
 import { math } from "micromark-extension-math";
 
 export function parseMarkdown(source: string): Root {
-  return fromMarkdown(withDollars(source), { extensions: [gfm(), math()], mdastExtensions: [gfmFromMarkdown(), mathFromMarkdown()] });
+  const tree = fromMarkdown(withDollars(source), { extensions: [gfm(), math()], mdastExtensions: [gfmFromMarkdown(), mathFromMarkdown()] });
+  flatten(tree, source);
+  return tree;
+}
+
+/** How deep nodes can be nested. Deeper ones, as an answer that loops can have, would exceed the browser's stack. */
+const DEEPEST = 40;
+/** The only children that lists, tables and their rows can have. */
+const PARTS = new Set(["listItem", "tableRow", "tableCell"]);
+
+/** Replaces nodes that are nested too deeply by their source. */
+function flatten(tree: Root, source: string): void {
+  let level: Nodes[] = [tree];
+  for (let depth = 1; level.length; depth++) {
+    for (const node of depth < DEEPEST ? [] : level)
+      if ("children" in node) node.children = node.children.map((child) => (PARTS.has(child.type) ? child : asText(child, source))) as never;
+    level = level.flatMap((node): Nodes[] => ("children" in node ? node.children : []));
+  }
+}
+
+function asText(node: RootContent, source: string): RootContent {
+  return { type: "text", value: source.slice(...extent(node)), ...(node.position && { position: node.position }) };
 }
 
 /** Matches code, in which nothing is a formula, or else a formula in LaTeX's brackets. */

@@ -25,13 +25,19 @@ addEventListener("drop", (event) => {
   void showErrors(async () => uploadHere(await files));
 });
 
+/** Whether the text is just the names or paths of the files: file managers copy both. */
+function isNamed(files: readonly File[], text: string): boolean {
+  const names = text.split(/[\r\n]+/).map((line) => line.trim().split(/[/\\]/).at(-1));
+  return files.every(({ name }) => names.includes(name)) && names.every((name) => !name || files.some((file) => file.name === name));
+}
+
 // Files can be pasted everywhere; a text only where it is not pasted into a field.
 addEventListener("paste", (event) => {
   if (document.querySelector("dialog[open]") || !event.clipboardData) return;
   const files = [...event.clipboardData.files];
   const text = event.clipboardData.getData("text/plain");
   const typing = event.target instanceof Element && event.target.closest("input, textarea");
-  if (files.length && !text) void showErrors(() => uploadHere(files));
+  if (files.length && (!text || isNamed(files, text))) void showErrors(() => uploadHere(files));
   else if (text.trim() && !typing && route.value.session === null) pasted.value = text;
   else return;
   event.preventDefault();

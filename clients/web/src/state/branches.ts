@@ -1,5 +1,6 @@
 /** Branches: sessions that continue an earlier part of another one, after a question was edited or asked again. */
 import { type Message, type Session, newIdempotencyKey } from "everlong-client";
+import { UserError } from "./errors.js";
 import { addFound, addSession, loadSession, modelOf, nextPages, sessionPages, sessions, upgraded } from "./library.js";
 import { draft } from "./questions.js";
 import { navigate, route } from "./route.js";
@@ -7,11 +8,24 @@ import { client, retryWhileOffline } from "./server.js";
 import { ask, loadMessages, takesQuestions } from "./turns.js";
 import { type Upload, moveEnded, openConversation, uploadAgain, uploadAll, uploadFiles } from "./uploads.js";
 
-/** Asks `question` in a new branch, which has the messages before the message `id`, and opens it. */
+/** The ids of sessions of which a branch is being created. */
+const branching = new Set<string>();
+
+/** Asks `question` in a new branch, which has the messages before the message `id`, and opens it. Does nothing at a second click. */
 export async function askInBranch(session: Session, id: string, question: string): Promise<void> {
+  if (branching.has(session.id)) return;
+  branching.add(session.id);
+  try {
+    await branchAt(session, id, question);
+  } finally {
+    branching.delete(session.id);
+  }
+}
+
+async function branchAt(session: Session, id: string, question: string): Promise<void> {
   const messages = await loadMessages(session.id); // another page may have extended an answer
   const index = messages.findIndex((message) => message.id === id);
-  if (index < 0) throw new Error("The conversation no longer has this question.");
+  if (index < 0) throw new UserError("The conversation no longer has this question.");
   const past = messages.slice(0, index);
   const branch = await createBranch(session, session.documents, past, past.length ? session.title : null);
   if (takesQuestions(branch)) void ask(branch.id, question);

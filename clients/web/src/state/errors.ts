@@ -15,6 +15,8 @@ const BY_CODE: Record<string, string> = {
   overloaded: "The server has too much to do. Try again in a minute.",
   missing_scope: "Your API key does not allow this. Ask whoever runs this server for another key.",
   state_unusable: "This conversation belongs to a model that this server no longer has. Start a new conversation about its documents.",
+  session_not_found: "This conversation was deleted.",
+  document_not_found: "This document was deleted.",
   internal_error: "The server has failed. Try again; if it fails again, tell whoever runs it.",
 };
 

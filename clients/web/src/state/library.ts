@@ -44,24 +44,34 @@ export async function showErrors(work: () => Promise<unknown>): Promise<void> {
 
 /** Loads the model, the formats, and the first page of documents and sessions. */
 export async function refresh(): Promise<void> {
+  const before = new Set([...documents.value.keys(), ...sessions.value.map(({ id }) => id)]);
   const [served, formatList, documentPage, sessionPage] = await retryWhileOffline(() =>
     Promise.all([client.models(), client.documents.formats(), client.documents.list({ limit: PAGE_SIZE }), client.sessions.list({ limit: PAGE_SIZE })]),
   );
   models.value = served;
   formats.value = formatList;
-  documents.value = new Map(withOlder(documentPage, documents.value.values()).map((document) => [document.id, document]));
-  sessions.value = withOlder(sessionPage, sessions.value);
+  documents.value = new Map(merged(documentPage, [...documents.value.values()], before).map((document) => [document.id, document]));
+  sessions.value = merged(sessionPage, sessions.value, before);
   nextPages.value = { documents: nextCursor(documentPage), sessions: nextCursor(sessionPage) };
   loaded.value = true;
   void pollPending();
   for (const session of sessionPage.data) void followSession(session);
 }
 
-/** The first page of a list, and the known items that are older: those loaded by their id, by a search or with a later page. */
-function withOlder<T extends { id: string; created_at: number }>(page: List<T>, known: Iterable<T>): T[] {
+/**
+ * The first page of a list, and the known items that are older: those loaded by their id, by a search or with a later page. `before`:
+ * the ids that were known when the page was requested; what has been added or removed here since then has been added or removed.
+ */
+function merged<T extends { id: string; created_at: number }>(page: List<T>, known: readonly T[], before: ReadonlySet<string>): T[] {
   const listed = new Set(page.data.map(({ id }) => id));
+  const here = new Set(known.map(({ id }) => id));
   const last = page.has_more ? page.data.at(-1) : undefined;
-  return [...page.data, ...[...known].filter(({ id, created_at }) => last && created_at <= last.created_at && !listed.has(id))];
+  const others = known.filter(({ id }) => !listed.has(id));
+  return [
+    ...others.filter(({ id }) => !before.has(id)),
+    ...page.data.filter(({ id }) => here.has(id) || !before.has(id)),
+    ...others.filter(({ id, created_at }) => before.has(id) && last && created_at <= last.created_at),
+  ];
 }
 
 function nextCursor(page: List<{ id: string }>): string | null {
@@ -188,7 +198,7 @@ async function followSession(session: Session): Promise<void> {
     updateSession(now);
     if (now.answering) setTimeout(() => void followSession(now), ANSWER_DELAY);
   } catch {
-    sessions.value = sessions.value.filter(({ id }) => id !== session.id);
+    removeSessionLocally(session.id);
   }
 }
 
@@ -249,11 +259,17 @@ export async function createSession(ids: readonly string[], shouldNavigate: () =
     (each) => each.messages === 0 && each.status !== "failed" && each.documents.join() === ids.join() && (chosen ?? each.model) === each.model,
   );
   const options = { idempotencyKey: newIdempotencyKey(), model: chosen };
-  const session = empty ?? (await retryWhileOffline(() => client.sessions.create([...ids], options)));
+  const session = empty ?? (await retryWhileOffline(() => client.sessions.create([...ids], options)).catch(refreshIfDeleted));
   if (!empty) addSession(session);
   if (!shouldNavigate()) return null;
   navigate({ session: session.id, panel: null });
   return session.id;
+}
+
+/** Shows what there is, if the page has used what another tab or program has deleted. Throws the error. */
+async function refreshIfDeleted(error: unknown): Promise<never> {
+  if (error instanceof NotFoundError) await refresh();
+  throw error;
 }
 
 export async function fork(id: string): Promise<void> {
@@ -263,19 +279,41 @@ export async function fork(id: string): Promise<void> {
   navigate({ session: session.id, panel: null });
 }
 
+/** Removes a session from the page. */
+function removeSessionLocally(id: string): void {
+  sessions.value = sessions.value.filter((session) => session.id !== id);
+}
+
+/** Runs `work`. If the session does not exist any more, removes it from the page, and throws the error. */
+export async function withSession<T>(id: string, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
+    if (error instanceof NotFoundError) removeSessionLocally(id);
+    throw error;
+  }
+}
+
+/** Deletes something, which another tab or program may have deleted already. */
+async function deleteOnce(work: () => Promise<void>): Promise<void> {
+  await retryWhileOffline(work).catch((error: unknown) => {
+    if (!(error instanceof NotFoundError)) throw error;
+  });
+}
+
 export async function rename(id: string, title: string): Promise<void> {
   updateSession(await retryWhileOffline(() => client.sessions.rename(id, title)));
 }
 
 export async function removeSession(id: string): Promise<void> {
-  await retryWhileOffline(() => client.sessions.delete(id));
+  await deleteOnce(() => client.sessions.delete(id));
   forgetSession(id);
-  sessions.value = sessions.value.filter((session) => session.id !== id);
+  removeSessionLocally(id);
   if (route.value.session === id) navigate({ session: null, panel: null });
 }
 
 export async function removeDocument(id: string): Promise<void> {
-  await retryWhileOffline(() => client.documents.delete(id));
+  await deleteOnce(() => client.documents.delete(id));
   removeLocally(id);
   const { panel } = route.value;
   if (panel?.kind === "text" && panel.document === id) navigate({ panel: null });

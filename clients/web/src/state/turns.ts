@@ -2,9 +2,11 @@
 import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message, Model, Session } from "everlong-client";
 import { NotFoundError, StreamError } from "everlong-client";
+import { Paced } from "../lib/paced.js";
 import { errorText } from "./errors.js";
-import { modelOf, sessions, showErrors, updateSession } from "./library.js";
+import { modelOf, sessions, showErrors, updateSession, withSession } from "./library.js";
 import { askedQuestions, forgetAsked, isIn, isWaiting, markWaiting, rememberAsked } from "./questions.js";
+import { route } from "./route.js";
 import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
 import { answerSettings, sampling } from "./settings.js";
 
@@ -37,7 +39,8 @@ let requestCount = 0;
 
 /** Loads the messages of a session, and returns them. Ignores a response that comes after the response to a newer request. */
 export async function loadMessages(session: string): Promise<readonly Message[]> {
-  const [number, messages] = await retryWhileOffline(async () => [++requestCount, await client.sessions.messages(session)] as const);
+  const load = async () => [++requestCount, await client.sessions.messages(session)] as const;
+  const [number, messages] = await withSession(session, () => retryWhileOffline(load));
   if (number > (shownRequest.get(session) ?? 0)) {
     shownRequest.set(session, number);
     sessionMessages.value = new Map(sessionMessages.value).set(session, messages);
@@ -79,18 +82,14 @@ export async function ask(session: string, question: string, extended: Message |
   setTurn(session, fresh);
   if (!extended) rememberAsked(session, question, sessionMessages.value.get(session)?.length ?? sessions.value.find(({ id }) => id === session)?.messages ?? 0);
   const stopWaiting = markWaiting(session);
-  const sentences = new SentenceAnnouncer();
-  // Text that the next frame will show. With one update per token of a fast model, the page would not respond to clicks.
-  let pendingText = "";
-  let frame = 0;
-  const flush = () => {
-    cancelAnimationFrame(frame);
-    frame = 0;
+  const sentences = new SentenceAnnouncer(session);
+  let pendingText = ""; // which `showing` will show
+  const showing = new Paced(() => {
     if (!pendingText) return;
     update({ text: now().text + pendingText, state: now().state === "stopping" ? "stopping" : "answering" });
     sentences.add(pendingText);
     pendingText = "";
-  };
+  });
   let emptyAnswer = false;
   let finish = true;
   try {
@@ -105,9 +104,9 @@ export async function ask(session: string, question: string, extended: Message |
           } else if (event.type === "response.evidence") update({ evidence: event.evidence });
           else if (event.type === "response.output_text.delta") {
             pendingText += event.delta;
-            frame ||= requestAnimationFrame(flush);
+            showing.request();
           } else if (event.type === "response.completed") {
-            flush();
+            showing.runNow();
             sentences.end();
             emptyAnswer = event.message.finish_reason === "cancelled" && event.message.content === "";
           }
@@ -127,7 +126,7 @@ export async function ask(session: string, question: string, extended: Message |
     setTurn(session, null);
     updateSession(await retryWhileOffline(() => client.sessions.get(session)));
   } catch (error) {
-    flush();
+    showing.runNow();
     update({ state: "failed", error: errorText(error) });
   } finally {
     stopWaiting();
@@ -205,9 +204,14 @@ export function withdraw(session: string): string {
   return question;
 }
 
-/** Announces an answer to screen readers sentence by sentence, because single words are hard to follow. */
+/** Announces an answer to screen readers sentence by sentence, because single words are hard to follow, while its session is shown. */
 class SentenceAnnouncer {
+  readonly #session: string;
   #rest = "";
+
+  constructor(session: string) {
+    this.#session = session;
+  }
 
   restart(): void {
     this.#rest = "";
@@ -217,11 +221,15 @@ class SentenceAnnouncer {
     this.#rest += text;
     const whole = /^[\s\S]*[.!?:\n](?=\s)/.exec(this.#rest);
     if (!whole) return;
-    announcement.value = whole[0];
+    this.#say(whole[0]);
     this.#rest = this.#rest.slice(whole[0].length);
   }
 
   end(): void {
-    announcement.value = `${this.#rest} (end of the answer)`;
+    this.#say(`${this.#rest} (end of the answer)`);
+  }
+
+  #say(text: string): void {
+    if (route.value.session === this.#session) announcement.value = text;
   }
 }

@@ -64,6 +64,11 @@ export function resumeUpload(key: number): void {
   controls.get(key)?.resume();
 }
 
+// A closed tab ends its uploads: lets the browser ask the user first.
+addEventListener("beforeunload", (event) => {
+  if (!uploads.value.every(hasEnded)) event.preventDefault();
+});
+
 let freeUploadSlots = MAX_UPLOADS;
 const waitingUploads: (() => void)[] = [];
 

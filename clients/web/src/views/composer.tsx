@@ -50,6 +50,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
         </label>
         <textarea
           id="question"
+          dir="auto"
           ref={box}
           rows={1}
           value={text}

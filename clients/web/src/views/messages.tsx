@@ -134,6 +134,7 @@ function QuestionForm({ text, note, onClose, onSend }: { text: string; note: str
     >
       <textarea
         aria-label="Question"
+        dir="auto"
         rows={Math.min(8, changed.split("\n").length + 1)}
         value={changed}
         onInput={(event) => setChanged(event.currentTarget.value)}

@@ -26,6 +26,11 @@ const close = () => {
   sidebarOpen.value = false;
 };
 
+/** Closes the sidebar when the focus moves to what it covers. */
+function closeBehindFocus({ currentTarget, relatedTarget }: preact.TargetedFocusEvent<HTMLElement>): void {
+  if (relatedTarget instanceof Element && !currentTarget.contains(relatedTarget) && !relatedTarget.closest("dialog")) close();
+}
+
 export function Sidebar() {
   const { session } = route.value;
   const open = sidebarOpen.value;
@@ -38,7 +43,7 @@ export function Sidebar() {
   return (
     <>
       <div class={open ? "shade" : "shade away"} onClick={close} />
-      <nav ref={nav} class={open ? "sidebar open" : "sidebar"} aria-label="Conversations">
+      <nav ref={nav} class={open ? "sidebar open" : "sidebar"} aria-label="Conversations" onFocusOut={open ? closeBehindFocus : undefined}>
         <div class="brand">
           <img src="/assets/icon.svg" alt="" width="26" height="26" />
           <span>everlong</span>
@@ -114,7 +119,7 @@ function Finder() {
   if (chosen === null)
     return (
       <div class="finder" role="search">
-        <input type="search" aria-label="Search conversations" placeholder="Search" title="Searches titles, messages and the names of documents" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
+        <input type="search" dir="auto" aria-label="Search conversations" placeholder="Search" title="Searches titles, messages and the names of documents" value={query.value} onInput={(event) => (query.value = event.currentTarget.value)} />
         <Menu label="Conversations: more" sign="⋯">
           <button onClick={() => (grouping.value = grouping.value === "date" ? "document" : "date")}>
             {grouping.value === "date" ? "Group by document" : "Group by date"}
