@@ -118,7 +118,8 @@ def test_fingers_can_hit_everything(new_tab: Callable[..., Tab], server: Server,
     for place in ("", talk, f"{talk}/memory"):
         go(page, place)
         targets = page.evaluate(TARGETS)
-        assert len(targets) > 4
+        # Of the memory, which covers the conversation: the button to close it, and what is folded up.
+        assert len(targets) > (1 if place.endswith("/memory") else 4)
         assert [each for each in targets if min(each[1:]) < 24] == []
     go(page, talk)
     for name in ("Memory", "More", "+ Add a document", "Copy the answer", "Regenerate", "Edit the question"):
