@@ -502,6 +502,7 @@ export interface components {
             model?: string | null;
             /** @enum {string} */
             role: "user" | "assistant";
+            standalone_question?: string | null;
             usage?: components["schemas"]["Usage"] | null;
         };
         /** @description A part of a document's text, with the same offsets as `Evidence`. */

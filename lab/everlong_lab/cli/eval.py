@@ -226,7 +226,11 @@ def questions(
     key: Annotated[str | None, Option(help="Use this API key.", envvar="EVERLONG_API_KEY")] = None,
     model: Annotated[str | None, Option(help="Let the server of its own serve this model.")] = None,
     evidence_only: Annotated[
-        bool, Option("--evidence-only", help="Search only, without a server; takes seconds once texts are indexed.")
+        bool,
+        Option(
+            "--evidence-only",
+            help="Search only, without a server; takes seconds once texts are indexed. Follow-up questions are not rewritten.",
+        ),
     ] = False,
     embeddings: Annotated[
         str, Option(help="With --evidence-only: auto, off or a folder, as in everlong serve.")

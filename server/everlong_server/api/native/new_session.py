@@ -35,6 +35,7 @@ class PastMessage(Wire):
     usage: Usage | None = None
     evidence: list[Evidence] | None = None
     citations: list[Citation] | None = None
+    standalone_question: str | None = Field(None, min_length=1, pattern=r"\S")
 
 
 class CreateSession(Wire):
@@ -67,11 +68,11 @@ def past_messages(messages: Sequence[PastMessage], max_chars: int) -> list[dict[
             )
         if role == "user" and not message.content.strip():
             raise InvalidRequest(f"messages.{n}.content: a question must not be empty", param="messages")
-        if len(message.content) > max_chars:
-            raise TooLarge(
-                f"messages.{n}.content has {len(message.content)} characters, the limit is {max_chars}",
-                param="messages",
-            )
+        for name, text in (("content", message.content), ("standalone_question", message.standalone_question or "")):
+            if len(text) > max_chars:
+                raise TooLarge(
+                    f"messages.{n}.{name} has {len(text)} characters, the limit is {max_chars}", param="messages"
+                )
         fields = message.model_dump(exclude_none=True)
         stored.append({"id": new_id("msg"), "object": "message", "created_at": now()} | fields)
     return stored

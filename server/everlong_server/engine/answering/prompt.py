@@ -111,7 +111,8 @@ class PromptBuilder:
         """Return the prompt that extends the last answer: its last tokens, after the messages that the memory has not read."""
         model, answer, snapshot = self._engine.model, context.continued, context.session.snapshot
         assert answer is not None, "only an answer can be extended"
-        asked = context.previous.question if context.previous else ""
+        standalone = answer.standalone_question
+        asked = standalone or (context.previous.question if context.previous else "")
         # The continuation sees the same tokens as the first part did: see `build`.
         searched, reused = (
             bool(answer.evidence or (recall.passages and context.session.documents)),
@@ -123,7 +124,6 @@ class PromptBuilder:
             own = 0 if prompt_only else None
             *earlier, question, cut = context.unread
             template, passages = None, paragraphs(answer.evidence[::-1], self._template.gap)
-            standalone = answer.standalone_question
             asks = question.content if standalone is None else standalone
             if standalone is None and self._template.gap is not None and len(earlier) > 1:
                 before = Exchange(earlier[-2].content, earlier[-1].content)
@@ -139,7 +139,8 @@ class PromptBuilder:
             visible = RECENT_TOKENS + snapshot.position - len(snapshot.open) - reused
         # The state has the whole answer if that ended with a segment: see `SessionTurns`.
         tokens = tokens or model.tokenizer.encode(LINE_BREAK)
-        return Prompt(tokens, list(answer.evidence), visible, own, self._start(context, visible, own), asked)
+        start = self._start(context, visible, own)
+        return Prompt(tokens, list(answer.evidence), visible, own, start, asked, standalone=standalone)
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,

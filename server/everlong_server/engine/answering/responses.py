@@ -159,7 +159,8 @@ class ResponseTurns:
         )  # fmt: skip
         if files is not None:
             try:
-                searched = await self._store_search.call(response.question, files, turn.evidence or ())
+                question = turn.standalone_question or response.question
+                searched = await self._store_search.call(question, files, turn.evidence or ())
             except BaseException:
                 await turn.events.aclose()  # it is admitted, but nobody else knows of it yet
                 raise

@@ -121,8 +121,10 @@ class Retriever:
         if await self._passages.shown_whole(documents):
             return None
         rewritten = await self._rewriter.standalone(question, context.exchanges, cost)
-        # A question that comes back as it was stands alone already, or the model does not see what it refers to.
-        if rewritten is None or _same_words(rewritten, question):
+        # A question that comes back as it was stands alone already, or the model does not see what it refers to. Small models sometimes
+        # repeat an earlier question, which would be answered once more instead of this one.
+        known = (question, *(exchange.question for exchange in context.exchanges))
+        if rewritten is None or any(_same_words(rewritten, each) for each in known):
             return None
         found = await asyncio.to_thread(search_query, rewritten, None)
         return (rewritten, found) if found is not None and found.asks else None

@@ -82,6 +82,8 @@ class Turn:
     """What the search found; None before that."""
     text: str = ""
     """The answer so far."""
+    standalone_question: str | None = None
+    """See `AnswerMessage`; known with the first event."""
     _answer: AnswerRequest | None = None
     _engine: Engine | None = None
     _error: Exception | None = None
@@ -218,6 +220,7 @@ class TurnRunner:
                     context, content, recall, shown, may_decline=grammar is None, cost=usage
                 )
                 turn.evidence = evidence = await self._located(prompt.evidence)
+            turn.standalone_question = prompt.standalone
             request = self._request(context, prompt, params, grammar)
             turn.attach(request, self._engine)
             message = AnswerMessage(

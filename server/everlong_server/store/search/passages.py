@@ -216,7 +216,9 @@ class Passages:
         for document_id in documents:
             with contextlib.suppress(NotFound):
                 existing.append(await self._documents.get(document_id))
-        return shown_whole(existing)
+            if not shown_whole(existing):  # a search can have hundreds of documents
+                return False
+        return True
 
     async def all_indexed(self, documents: Sequence[str]) -> bool:
         """Whether all of `documents` exist and have an index. Only then does an empty result mean that nothing matches."""

@@ -8,6 +8,8 @@ import json
 import httpx
 import pytest
 
+from everlong_server.api.native.new_session import PastMessage, past_messages
+from everlong_server.errors import TooLarge
 from everlong_server.store.redis import keys
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY
@@ -301,6 +303,7 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
     first = server.session(document)
     answer = server.say(first["id"], "Who is Alice?", **GREEDY)
     asked, answered = server.http.get(f"/v1/sessions/{first['id']}/messages").json()["data"]
+    answered["standalone_question"] = "Who is Alice Liddell?"
     body = {"documents": [document], "messages": [asked, answered], "parent": first["id"]}
     made = server.http.post("/v1/sessions", json=body)
     assert made.status_code == 201, made.text
@@ -309,7 +312,8 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
     assert branch["position"] == first["position"], "the memory has not read them yet"
     stored = server.http.get(f"/v1/sessions/{branch['id']}/messages").json()["data"]
     assert [message["content"] for message in stored] == ["Who is Alice?", answer["content"]]
-    assert [message["evidence"] for message in stored[1:]] == [answered["evidence"]]
+    for name in ("evidence", "standalone_question"):
+        assert [message[name] for message in stored[1:]] == [answered[name]]
     assert {message["id"] for message in stored}.isdisjoint({asked["id"], answered["id"]})
 
     empty = server.session(document)
@@ -337,6 +341,13 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
 def test_earlier_messages_that_are_no_conversation(server: Server, messages: list[dict], says: str) -> None:
     answer = server.http.post("/v1/sessions", json={"messages": messages})
     assert says in server.error(answer, 422, "invalid_value", "messages")["message"]
+
+
+@pytest.mark.parametrize("name", ["content", "standalone_question"])
+def test_earlier_messages_are_no_longer_than_new_ones(name: str) -> None:
+    answer = PastMessage.model_validate({"role": "assistant", "content": "I.", name: "x" * 11})
+    with pytest.raises(TooLarge, match=f"messages.1.{name} has 11 characters, the limit is 10"):
+        past_messages([PastMessage(role="user", content="Who?"), answer], 10)
 
 
 def test_instructions_are_a_system_message_for_one_answer(server: Server, document: str) -> None:

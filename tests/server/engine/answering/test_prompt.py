@@ -190,6 +190,19 @@ def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny
     assert continued.context_start == read
 
 
+def test_an_answer_to_a_rewritten_question_is_continued_as_one_to_that_question(model: Path) -> None:
+    """Its citations are for this question, and the stream of the continuation names it from its first event on."""
+    engine = SimpleNamespace(model=load_model(str(model), models_dir=model.parent))
+    standalone = "Why did the queen leave?"
+    cut = AnswerMessage("m", "s", "model", 0.0, 0, (), content="Because", standalone_question=standalone)
+    context = TurnContext(
+        Session("", "", "", ("doc",), Snapshot(position=40), 2), engine.model.memory.initial_state(1), (),
+        [Exchange("Why?", "Because")], AsyncMock(), continued=cut,
+    )  # fmt: skip
+    prompt = PromptBuilder(engine, None, INSTRUCT).continuation(context, Recall(4, 96))  # type: ignore[arg-type]
+    assert (prompt.question, prompt.standalone) == (standalone, standalone)
+
+
 def test_a_conversation_begins_anew_with_its_system_message_if_there_is_evidence(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -290,6 +303,7 @@ def test_a_question_is_repeated_if_the_message_refers_to_it_and_there_is_room(
         ("Why did she do that?", None, False, None),
         ("Why did she do that?", "Because she was tired.", False, None),
         ("Why did she do that?", "why did she do that", False, None),
+        ("Why, and where to?", "Who left?", False, None),
         ("Why did she do that?", "Why did the queen leave?", True, None),
         ("Where did Dinah sleep?", "Where?", False, None),
         ("Why did you say that?", "Why?", False, None),

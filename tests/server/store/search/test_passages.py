@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong_server.engine.answering.search.question import search_query
+from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.splitting import Piece, split
@@ -54,6 +55,21 @@ def test_passages_of_a_novel_are_about_seventy_words_and_end_with_sentences() ->
 @given(st.lists(st.sampled_from(["a", " ", ".", "\n", "é", "字", "。", "😀", "word ", "End. "]), max_size=900))
 def test_any_text_is_cut_without_gaps(parts: list[str]) -> None:
     check("".join(parts))
+
+
+def test_only_documents_up_to_the_first_long_one_are_looked_up(tmp_path: Path) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    short, long = shelf.add("A boat."), shelf.add("A boat. " * 1000)
+    assert asyncio.run(shelf.passages.shown_whole([short, "doc_deleted"]))
+    looked_up = []
+
+    async def get(id: str) -> Document:
+        looked_up.append(id)
+        return shelf.documents[id]
+
+    shelf.get = get  # type: ignore[method-assign]
+    assert not asyncio.run(shelf.passages.shown_whole([short, long, *[short] * 200]))
+    assert looked_up == [short, long]
 
 
 def test_a_line_without_spaces_is_cut_at_the_greatest_length_between_characters() -> None:
