@@ -84,6 +84,7 @@ class Turn:
     """The answer so far."""
     standalone_question: str | None = None
     """See `AnswerMessage`; known with the first event."""
+    _cancelled: bool = False
     _answer: AnswerRequest | None = None
     _engine: Engine | None = None
     _error: Exception | None = None
@@ -91,11 +92,14 @@ class Turn:
     def attach(self, answer: AnswerRequest, engine: Engine) -> None:
         """Attach the running answer, so that it can be cancelled. Re-raises the error if the turn has failed already."""
         self._answer, self._engine = answer, engine
+        if self._cancelled:  # while the prompt was made
+            engine.cancel(answer)
         if self._error is not None:
             raise self._error
 
     def cancel(self) -> None:
         """End the answer within one decode step, with `finish_reason` "cancelled". Its text so far is committed."""
+        self._cancelled = True
         if self._answer is not None and self._engine is not None:
             self._engine.cancel(self._answer)
 
@@ -254,6 +258,7 @@ class TurnRunner:
                 gen_ai__usage__output_tokens=message.usage.completion_tokens,
                 everlong__tokens__reused=message.usage.reused_tokens,
                 everlong__evidence=len(evidence),
+                everlong__question__rewritten=prompt.standalone is not None,
                 everlong__finish_reason=message.finish_reason,
             )
             if answer.finished is not None:

@@ -241,7 +241,7 @@ class Engine:
                     if isinstance(event.error, InterruptedError):
                         raise event.error
                     raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
-                if isinstance(event, AnswerFinished):
+                if isinstance(event, AnswerFinished) and not answer.auxiliary:
                     self._durations.append(event.seconds)
                 yield event  # a caller that has its last event may not resume this generator
                 if isinstance(event, AnswerFinished):

@@ -76,6 +76,7 @@ class AnswerRequest(_Scheduled):
     the state keeps no tokens. The tokens in `open` still become part of the state with their segment.
     `sink`: `Engine.answer` sets its own. `grammar`: constrains the answer. `text_before`: the last tokens of a text that the
     answer continues. `refusal`: the answer if the evidence in the prompt lacks one; None generates an answer in any case.
+    `auxiliary`: it prepares another answer, so it does not count as one in the engine's `typical_seconds`.
     """
 
     state: MemoryState
@@ -89,6 +90,7 @@ class AnswerRequest(_Scheduled):
     grammar: Grammar | None = None
     text_before: Sequence[int] = ()
     refusal: Refusal | None = None
+    auxiliary: bool = False
     # The fields below belong to the runner.
     hidden_open: int = 0
     """Number of leading tokens of `open` that the answer does not attend to."""

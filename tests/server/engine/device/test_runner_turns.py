@@ -258,6 +258,10 @@ async def test_a_refused_caller_learns_when_to_retry(model) -> None:
         assert 0 < sum(took) <= time.perf_counter() - start
         assert engine.typical_seconds == sum(took) / 4
         assert refused() == math.ceil(sum(took))
+        rewriting = answer(model, queue.Queue(), 2)
+        rewriting.auxiliary = True
+        assert isinstance([event async for event in engine.answer(rewriting)][-1], AnswerFinished)
+        assert engine.typical_seconds == sum(took) / 4, "what prepares an answer is none"
     finally:
         await engine.stop()
 

@@ -1,6 +1,7 @@
 """`QueryRewriter`: rewrites a question that refers to the conversation, so that it can be searched for, and understood, without it.
 
-The model itself rewrites it, as in conversational search (query rewriting: arXiv 2004.01909 and others).
+The model itself rewrites it: conversational question reformulation (Lin et al. 2020, arXiv 2004.01909), here with examples in the prompt
+instead of training.
 """
 
 from __future__ import annotations
@@ -60,9 +61,8 @@ class QueryRewriter:
             return None
         model = self._engine.model
         params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS, stop=["\n"])
-        request = AnswerRequest(
-            model.memory.initial_state(1), [], self._prompt(question, exchanges), params, 0, owner=self._tenant
-        )
+        state, prompt = model.memory.initial_state(1), self._prompt(question, exchanges)
+        request = AnswerRequest(state, [], prompt, params, 0, owner=self._tenant, auxiliary=True)
         finished: AnswerFinished | None = None
         try:
             async with contextlib.aclosing(self._engine.answer(request)) as events:

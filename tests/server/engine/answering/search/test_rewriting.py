@@ -52,7 +52,7 @@ def test_the_model_sees_the_conversation_and_answers_for_the_tenant(model: Model
     said = model.tokenizer.decode(request.prompt, skip_special=False)
     conversation = "Question: Who is the captain?\nAnswer: Ahab, of the Pequod.\nQuestion: Who is his mate?\n"
     assert f"{conversation}Follow-up: and what is he like" in said
-    assert (request.owner, request.params.temperature) == ("alice", 0)
+    assert (request.owner, request.params.temperature, request.auxiliary) == ("alice", 0, True)
     assert cost.tokens == 7 + len(request.prompt)
 
 

@@ -1,0 +1,29 @@
+"""`Turn`: a cancellation counts at any time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from everlong_server.engine.answering.turn import Turn
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_answer_is_cancelled_also_if_its_prompt_is_not_made_yet(early: bool) -> None:
+    """A model may take seconds to rewrite the question."""
+    turn, engine, answer = Turn("msg_1"), SimpleNamespace(cancel=Mock()), Mock()
+    if early:
+        turn.cancel()
+    turn.attach(answer, engine)  # type: ignore[arg-type]
+    if not early:
+        turn.cancel()
+    engine.cancel.assert_called_once_with(answer)
+
+
+def test_a_turn_that_has_failed_begins_no_answer() -> None:
+    turn, engine, answer = Turn("msg_1"), SimpleNamespace(cancel=Mock()), Mock()
+    turn.fail(ValueError("the lease is lost"))
+    with pytest.raises(ValueError, match="lease"):
+        turn.attach(answer, engine)  # type: ignore[arg-type]
