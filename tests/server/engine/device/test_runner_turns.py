@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import queue
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -77,17 +78,21 @@ def test_answers_are_stepped_during_the_prefill_of_a_segment(model, monkeypatch,
     memory, S = model.memory, model.memory.segment_length
     text = torch.randint(5, 500, (4 * S,), generator=torch.Generator().manual_seed(0))
     expected = memory.read(text[None], memory.initial_state(1))
-    real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
+    real_read, real_step, inside, stepped = memory.read, memory.step, [False], threading.Event()
 
     def read(tokens: torch.Tensor, state: Any) -> Any:
         inside[0] = True
         try:
-            return real_read(tokens, state)
+            after = real_read(tokens, state)
+            if stall == 0.0:
+                stepped.wait(30)  # a tiny segment is read so fast that no step may fall into it
+            return after
         finally:
             inside[0] = False
 
     def step(*args: Any) -> Any:
-        steps_inside[0] += inside[0]
+        if inside[0]:
+            stepped.set()
         return real_step(*args)
 
     def run(*, beside: bool) -> AnswerFinished:
@@ -112,7 +117,7 @@ def test_answers_are_stepped_during_the_prefill_of_a_segment(model, monkeypatch,
     monkeypatch.setattr(memory, "step", step)
     beside = run(beside=True)
     assert (beside.open, beside.text) == (alone.open, alone.text)
-    assert (steps_inside[0] > 0) == (stall == 0.0)
+    assert stepped.is_set() == (stall == 0.0)
 
 
 def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> None:
@@ -151,12 +156,14 @@ async def test_a_memory_view_of_one_tenant_does_not_wait_for_all_documents_of_an
 def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[Any]]) -> list[Any]:
     """Return the results of `run`, after checks: other answers are stepped while a segment is committed, with the same results;
     if the segment cannot be read, the first answer fails and no other."""
-    real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
+    real_read, real_step, inside, stepped = memory.read, memory.step, [False], threading.Event()
 
     def read(tokens: torch.Tensor, state: Any) -> Any:
         inside[0] = True
         try:
-            return real_read(tokens, state)
+            after = real_read(tokens, state)
+            stepped.wait(30)  # a tiny segment is read so fast that no step may fall into it
+            return after
         finally:
             inside[0] = False
 
@@ -164,7 +171,8 @@ def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callab
         raise MemoryError("no room")
 
     def step(*args: Any) -> Any:
-        steps_inside[0] += inside[0]
+        if inside[0]:
+            stepped.set()
         return real_step(*args)
 
     expected = run()
@@ -172,7 +180,7 @@ def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callab
     monkeypatch.setattr(memory, "step", step)
     for end, before in zip(run(), expected, strict=True):
         assert (end.open, end.text, end.state.digest()) == (before.open, before.text, before.state.digest())
-    assert steps_inside[0] > 0
+    assert stepped.is_set()
     monkeypatch.setattr(memory, "read", no_read)
     failed, other = run()
     assert isinstance(failed, RequestFailed)
