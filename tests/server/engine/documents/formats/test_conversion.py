@@ -22,6 +22,7 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.outline import OutlineEntry, at
 from tests import files
 from tests.process import Server
+from tests.server.engine.documents.formats.reports.opendocument import odf
 
 MADE = Path(__file__).parents[4] / "data" / "formats"
 HTML = """<!DOCTYPE html><html><head><title>t</title><style>p { color: red }</style></head><body>
@@ -359,6 +360,12 @@ def test_the_server_lists_its_formats(server: Server) -> None:
         "zip": files.zipped({"a.txt": "A line."}),
         "tar": gzip.compress(b"A line."),
         "image": scanned("A line."),
+        "ipynb": b'{"cells": [{"cell_type": "markdown", "metadata": {}, "source": "A line."}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}',
+        "odg": odf(
+            "<draw:page><draw:rect><text:p>A line.</text:p></draw:rect></draw:page>",
+            "drawing",
+            mimetype="application/vnd.oasis.opendocument.graphics",
+        ),
         "ppt": lzma.decompress((MADE / "libreoffice.ppt.xz").read_bytes()),
     } | {
         path.suffix[1:]: path.read_bytes()
