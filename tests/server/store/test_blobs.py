@@ -25,7 +25,9 @@ from everlong_server.store.texts.blobs import Blobs, BlobStoreError
 
 def test_a_store_whose_package_is_missing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(BlobStoreError, match=r"EVERLONG_BLOB_URL\), a URL of the kind 's3': Install s3fs to access S3"):
+    with pytest.raises(
+        BlobStoreError, match=r"EVERLONG_BLOB_URL\): cannot open a URL that begins with 's3': Install s3fs to access S3"
+    ):
         Blobs("s3://bucket/documents")
 
 

@@ -29,7 +29,7 @@ export async function droppedFiles({ items, files }: DataTransfer): Promise<File
 
 async function filesIn(entry: FileSystemEntry): Promise<File[]> {
   if (entry.name.startsWith(".")) return [];
-  const refuse = () => new UserError(`The browser cannot read ${entry.name}, so nothing was uploaded. Drop what it can read.`);
+  const refuse = () => new UserError(`The browser cannot read ${entry.name}, so nothing was uploaded. Drop the other files again without it.`);
   if (entry.isFile) return [await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, () => reject(refuse())))];
   const reader = (entry as FileSystemDirectoryEntry).createReader();
   const found: File[] = [];

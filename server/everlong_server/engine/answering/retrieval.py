@@ -36,9 +36,9 @@ _LONG_MARGIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """What the prompt of a message asks and shows.
+    """What the prompt of a message contains.
 
-    `question`: what it asks: the question of the message, or its rewriting. `found`: passages to choose evidence from, best first; None if the documents
+    `question`: the question of the message, or the rewritten one. `found`: passages to choose evidence from, best first; None if the documents
     were not searched. `lacks_answer`: the documents do not hold the answer. `margin`: see `Prompt`; the evidence may not hold the answer. `small_talk`: the
     message has no words to search for. `template`: None takes that of the model. `previous`: what the message may refer to, if `template` does not repeat it.
     """
@@ -53,7 +53,7 @@ class Retrieved:
 
 
 class Retriever:
-    """Searches for the messages to one model."""
+    """Searches documents for passages that answer the messages to one model."""
 
     def __init__(
         self, engine: Engine, passages: Passages, template: Template, rewriter: QueryRewriter | None = None

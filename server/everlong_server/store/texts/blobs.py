@@ -53,7 +53,9 @@ class Blobs:
             ValueError,
         ) as error:  # the package for this kind of store is missing, or there is no such kind
             scheme = self.url.partition(":")[0]
-            raise BlobStoreError(f"--blob-url (EVERLONG_BLOB_URL), a URL of the kind {scheme!r}: {error}") from error
+            raise BlobStoreError(
+                f"--blob-url (EVERLONG_BLOB_URL): cannot open a URL that begins with {scheme!r}: {error}"
+            ) from error
         # A cached listing would hide what other servers write. Not every file system takes this as an option.
         fs.invalidate_cache()
         fs.dircache.use_listings_cache = False

@@ -48,12 +48,13 @@ class QueryRewriter:
     """Rewrites questions by one model, greedily: the same conversation gives the same question."""
 
     def __init__(self, engine: Engine, tenant: str) -> None:
-        """`tenant`: on whose behalf the model computes."""
+        """`tenant`: the tenant that the questions are rewritten for."""
         self._engine = engine
         self._tenant = tenant
 
     async def standalone(self, question: str, exchanges: Sequence[Exchange], cost: TokenCost | None = None) -> str | None:  # fmt: skip
-        """Return the question with what it refers to in `exchanges`, the newest last. None if the model does not come to an end.
+        """Return the question, rewritten so that it can be understood without `exchanges` (newest last). None if the question has more than
+        `_MAX_CHARS` characters, or if the model does not finish within `_MAX_TOKENS`.
 
         Adds the tokens that the device computes to `cost`.
         """
