@@ -15,12 +15,18 @@ _UNSEEN = re.compile(
 )
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:([,.'’ \u066c])\d{3})(?:\1\d{3})*(?![\d])")
 _SEPARATOR = re.compile(r"\D")
+_AFTER_FIGURE = re.compile(r"(?<=\d[-/:_])\d\d\D")
+"""The last part of a date or time, with a separator."""
 _ESCAPED = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 """Escapes of JSON, such as `\\u00e9`: code units of UTF-16."""
 _ASCII_WORD = re.compile(r"[^\W_]+")
 _DIVIDED = re.compile(r"(?<![^\W\d_])([^\W\d_]+)-\r?\n[ \t]*([^\W\d_]+)")
 """A word that a hyphen divides at the end of a line, or one that is written with this hyphen."""
 _OTHER_DIGIT = re.compile(r"[^\D0-9]")
+# Chinese, Japanese and Korean; Thai, Lao, Burmese and Khmer.
+PAIRED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+TRIPLED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+"""Characters of languages that are written without spaces, as in a regular expression."""
 _PIECE = re.compile(r"\S{1,256}|\s+")
 
 
@@ -48,6 +54,11 @@ def without_separators(text: str) -> str:
     return _GROUPED.sub(lambda match: _SEPARATOR.sub("", match[0]), text)
 
 
+def without_certain_separators(text: str) -> str:
+    """Return the text without separators of thousands, except those that can separate two numbers: see `other_words`."""
+    return _GROUPED.sub(lambda match: match[0] if _can_be_two(match) else _SEPARATOR.sub("", match[0]), text)
+
+
 def words_in(text: str) -> list[str]:
     """Return the words of a searchable text."""
     return (_ASCII_WORD if text.isascii() else _word()).findall(text)
@@ -56,11 +67,11 @@ def words_in(text: str) -> list[str]:
 def other_words(written: str, text: str, plain: str) -> Iterator[str]:
     """Yield further words, for places of a text that can be read in two ways. `text`: what is `written`, `composed`; `plain`: also `without_separators`.
 
-    "100 200" can be two columns of a table, and "1,100,200" at the beginning of a line three. A hyphen at the end of a line can only divide a
-    word. The n of an escaped line end is not a part of the next word. `C:\\ubeef` can be a path.
+    "100 200" can be two columns of a table, "1,100,200" at the beginning of a line three, and "2026-03-05,120" a date and a number.
+    A hyphen at the end of a line can only divide a word. The n of an escaped line end is not a part of the next word. `C:\\ubeef` can be a path.
     """
     for number in _GROUPED.finditer(text) if plain != text else ():
-        if number[1] == " " or (number[1] == "," and text[max(0, number.start() - 1) : number.start()] in ("", "\n")):
+        if _can_be_two(number):
             yield from number[0].split(number[1])
     for divided in _DIVIDED.finditer(text) if "-\n" in text or "-\r" in text else ():
         if divided[2].islower():
@@ -69,6 +80,13 @@ def other_words(written: str, text: str, plain: str) -> Iterator[str]:
         yield from _after_escape().findall(text)
     for escaped in _ESCAPED.findall(written) if "\\u" in written else ():
         yield from _ASCII_WORD.findall(escaped)
+
+
+def _can_be_two(number: re.Match[str]) -> bool:
+    """Return whether a number with separators of thousands can also be several numbers."""
+    text, start = number.string, number.start()
+    at_line_start = text[max(0, start - 1) : start] in ("", "\n")
+    return number[1] == " " or (number[1] == "," and at_line_start) or bool(_AFTER_FIGURE.match(text, start))
 
 
 @cache

@@ -1,8 +1,7 @@
 """`Passages`: cuts documents into passages of about seventy words, and finds passages by words and by meaning.
 
-Each document has an index of words in one SQLite file, a sidecar built from its text alone: FTS5 keeps the terms of each passage
-and of the headings it is below. Its vectors follow in the background; until then it is searched by words alone. Passages are ranked
-over all documents of a search together, so that their scores can be compared.
+Each document has an index of words, a sidecar built from its text alone: FTS5 keeps the terms of each passage and of the headings above it.
+Its vectors follow in the background; until then, the search is by words. Passages of all documents of a search are ranked together.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ SEARCHERS = Pool("everlong-search", 4)
 class Passage:
     """A piece of a document. `start`, `end`: offsets in characters of the text; `start_byte`, `end_byte`: in bytes of its UTF-8.
 
-    `start_token`, `end_token`: offsets in the model's tokens of the text, covering every token that has a character of the
-    passage; None until `TokenOffsets` sets them. `score`: 1 ÷ its rank in a search. `share`: the share of the query's
-    words that it has, weighted by their rarity, 0 to 1. `similarity`: cosine with the query; None if it has no vector or was not compared.
-    `page`, `section`: where it begins, if the document has these.
+    `start_token`, `end_token`: offsets in the model's tokens of the text, covering every token that has a character of the passage; None until
+    `TokenOffsets` sets them. `score`: 1 ÷ its rank in a search. `share`: the share of the query's words that it has, weighted by their rarity,
+    0 to 1. `similarity`: cosine with the query; None if it has no vector or was not compared. `figures`: how rare the
+    figures of the query are that it has, 0 to 1. `page`, `section`: where it begins, if the document has these.
     """
 
     document: str
@@ -60,6 +59,7 @@ class Passage:
     score: float = 0.0
     share: float = 0.0
     similarity: float | None = None
+    figures: float = 0.0
     page: int | None = None
     section: str | None = None
     start_token: int | None = None
@@ -129,8 +129,8 @@ class Passages:
         query is about the whole text, or a part with a number, such as "chapter 6": the beginnings of passages that cover it, and the
         best ones. Of the passages for any other question that names a part, most are from there.
 
-        Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the
-        background: until then, the search in their document is by words alone.
+        Deleted documents are skipped. Missing and damaged indexes are built first. Missing and damaged vectors are built in the background:
+        until then, the search in their document is by words alone.
         """
         return await self._searched(
             documents, query.text, partial(self._search, query, limit, by_sentences), asyncio.to_thread
@@ -240,15 +240,14 @@ class Passages:
         with contextlib.ExitStack() as stack:
             searched, parts = self._parts(documents, stack, damaged)
             named = named_part(query, parts)
-            ranking = rank(parts, query.words, vector)
+            ranking = rank(parts, query.words, vector, query.figures)
             reranker = self._reranker(parts)
             score_sentences = None if reranker is None else partial(reranker.scores, query.text)
             candidates = limit if score_sentences is None or by_sentences else max(limit, CANDIDATES)
             chosen = self._chosen(query, vector, parts, ranking, named, limit, candidates)
 
             def read(numbers: Sequence[int]) -> list[Passage]:
-                passages = (self._passage(n, searched, parts, ranking) for n in numbers)
-                return _numbered([passage for passage in passages if passage is not None])
+                return _numbered([p for n in numbers if (p := self._passage(n, searched, parts, ranking)) is not None])
 
             if chosen.cover:
                 found = read(chosen.in_turns(limit, best=1 if by_sentences else None))
@@ -265,7 +264,7 @@ class Passages:
                 own = () if named is None else named.within(start, end)
                 beginning = self._passage(int([*own, start][0]), searched, parts, ranking)
                 how = (similarity, by_document, beginning, score_sentences, partial(self._header, searched, parts))
-                found = sentences.ordered(found, query.words, *how)
+                found = sentences.ordered(found, query.words, *how, query.figures)
             elif score_sentences is not None:
                 order = reranked_passages(found, by_document, score_sentences)
                 found = _numbered([found[n] for n, _ in order[:limit]])
@@ -289,7 +288,8 @@ class Passages:
                 whole = min(whole, self._vectors.nearest(self._vectors.of_text(query.alone), WHOLE))
         if named is None:
             return choose(query, parts, ranking, limit, whole, best)
-        return choose_in_part(query, parts, ranking, limit, best, named, rank(parts, query.words, vector), whole)
+        without_name = rank(parts, query.words, vector, query.figures)
+        return choose_in_part(query, parts, ranking, limit, best, named, without_name, whole)
 
     def _overview(
         self, documents: Sequence[Document], parts: Sequence[Indexed], first: Ints, named: NamedPart | None
@@ -312,7 +312,7 @@ class Passages:
         """Rank the passages of the documents, as `_search` does. Blocks."""
         with contextlib.ExitStack() as stack:
             searched, parts = self._parts(documents, stack, damaged)
-            ranking = rank(parts, query.words, vector)
+            ranking = rank(parts, query.words, vector, query.figures)
             relevance = ranking.relevance
             if only is not None:
                 relevance = np.where(accepted(parts, only), relevance, 0)
@@ -347,10 +347,10 @@ class Passages:
     ) -> Passage | None:
         """Return a ranked passage by its number, without its score; None if the document was deleted meanwhile."""
         which = int(np.searchsorted(ranking.first, n, side="right")) - 1
-        place = word_index.place_of(parts[which].index, int(n - ranking.first[which]))
-        passage = self._read(documents[which], *place)
+        passage = self._read(documents[which], *word_index.place_of(parts[which].index, int(n - ranking.first[which])))
         similarity = round(float(ranking.similarities[n]), 4) if parts[which].vectors is not None else None
-        return passage and replace(passage, share=round(float(ranking.shares[n]), 3), similarity=similarity)
+        share, figures = round(float(ranking.shares[n]), 3), float(ranking.figures[n])
+        return passage and replace(passage, share=share, similarity=similarity, figures=figures)
 
     def _header(self, documents: Sequence[Document], parts: Sequence[Indexed], sentence: Passage) -> Passage | None:
         """Return the row that names the columns of the table that a sentence is in; None if it is in none."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from everlong_server.store.search.figures.find import Figure
 from everlong_server.store.texts.outline import OutlineEntry
 
 
@@ -15,6 +16,7 @@ class Query:
     `asks`: it is a question. A remark is searched for more strictly, since it may be small talk. `everyday`: it
     has no other words, like "How are you?". `message_start`: where the message begins in `text`, behind the question before it.
     `alone`: the message without the question before it. None if `text` has no such question, or the message has no words of its own to search for.
+    `figures`: dates and other figures of several parts, each with a weight. Their parts are among the words.
     """
 
     text: str
@@ -23,6 +25,7 @@ class Query:
     everyday: bool = False
     message_start: int = 0
     alone: str | None = None
+    figures: Mapping[Figure, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from everlong_server.store.search.figures.find import Figure
 from everlong_server.store.search.query import PassageFilter
 from everlong_server.store.search.terms import stop_words, terms_of
 from everlong_server.store.texts import outline
@@ -56,7 +57,8 @@ class Indexed:
 class Ranking:
     """`scores`: [passages], for their order alone. `shares`: of the words of the query, weighted by rarity. `similarities`: cosine with
     the query, 0 where a passage was not compared. `compared`: whether the passage has a vector, as the query has. `by_words`: BM25,
-    without the neighbours' share. `first`: [documents + 1], number of each document's first passage."""
+    without the neighbours' share. `first`: [documents + 1], number of each document's first passage. `figures`: how rare the figures of the
+    query are that each passage has, 0 to 1."""
 
     scores: Floats
     shares: Floats
@@ -64,23 +66,31 @@ class Ranking:
     compared: Bools
     by_words: Floats
     first: Ints
+    figures: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property
     def relevance(self) -> Floats:
-        """Return `scores` scaled to 0 to 1: 1 for a passage that is first by words and by meaning (or words, if there are no vectors)."""
-        rankings = 2 if self.compared.any() else 1
+        """Return `scores` scaled to 0 to 1: 1 for a passage that is first by words and by meaning (or words, if there are no vectors), and has
+        the figures of the query, if any passage has."""
+        rankings = (2 if self.compared.any() else 1) + float(self.figures.max(initial=0))
         scaled: Floats = self.scores * np.float32(RANK_OFFSET / rankings)
         return scaled
 
 
-def rank(parts: Sequence[Indexed], words: Mapping[str, float], vector: Floats | None) -> Ranking:
-    """Rank all passages of the documents. `vector`: of the query; None: by words alone.
+def rank(
+    parts: Sequence[Indexed],
+    words: Mapping[str, float],
+    vector: Floats | None,
+    figures: Mapping[Figure, float] | None = None,
+) -> Ranking:
+    """Rank all passages of the documents. `vector`: of the query; None: by words alone. `figures`: those whose parts are among the words.
 
     A passage without a vector has its rank by words for its rank by meaning, too: one that was added a moment ago, whose vector is
-    being built, does not lose against others for that.
+    being built, does not lose against others for that. A figure counts as much as a ranking, if a single passage has it: its meaning
+    tells little, and so both rankings can be of other passages.
     """
     first = np.cumsum([0, *(part.size for part in parts)])
-    by_words, shares = _match_words(parts, words, first)
+    by_words, shares, rarities = _match_words(parts, words, figures or {}, first)
     similarities, compared = np.zeros(first[-1], np.float32), np.zeros(first[-1], np.bool_)
     if vector is not None:
         for part, start, end in zip(parts, first[:-1], first[1:], strict=True):
@@ -90,34 +100,61 @@ def rank(parts: Sequence[Indexed], words: Mapping[str, float], vector: Floats | 
     scores = _reciprocal(_with_neighbours(by_words, first))
     if compared.any():
         scores += np.where(compared, _reciprocal(similarities), scores)
-    return Ranking(scores, shares, similarities, compared, by_words, first)
+    having = np.minimum(rarities / np.float32(_rarity(first[-1], 1)), np.float32(1)) if len(scores) else rarities
+    scores += having / np.float32(RANK_OFFSET)
+    return Ranking(scores, shares, similarities, compared, by_words, first, having)
 
 
-def _match_words(parts: Sequence[Indexed], words: Mapping[str, float], first: Ints) -> tuple[Floats, Floats]:
-    """Return the BM25 score of each passage, and its share of the words."""
+def _match_words(
+    parts: Sequence[Indexed], words: Mapping[str, float], figures: Mapping[Figure, float], first: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Return the BM25 score of each passage, its share of the words, and the rarity of the figures that it has.
+
+    A passage with a figure has one more word, and all parts of the figure: "5 March" has the 03 of 2026-03-05. The others do not lack this word.
+    """
     count = int(first[-1])
-    scores, shares = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    weights: list[float] = []
+    shares: Floats = np.zeros(count, np.float32)
+    weights = list[float]()
+    scores, rarities, also_having = _match_figures(parts, figures, first)
     for terms, weight in _terms(parts, words).items():
-        in_text, in_headings = (
-            np.concatenate(
-                [
-                    _occurrences(part.index, term, column) + start
-                    for part, term, start in zip(parts, terms, first, strict=False)
-                ]
-                or [np.zeros(0, np.int64)]
-            )
-            for column in ("text", "headings")
-        )
-        having, times = np.unique(in_text, return_counts=True)
+        having, times = np.unique(_occurrences(parts, terms, "text", first), return_counts=True)
         rarity = weight * _rarity(count, len(having))
         weights.append(rarity)
-        scores[having] += rarity * times * (_K1 + 1) / (times + _K1)
+        scores[having] += rarity * _saturated(times)
         shares[having] += rarity
-        below = np.unique(in_headings)
+        otherwise = np.setdiff1d(also_having.get(terms, having), having)
+        scores[otherwise] += rarity
+        shares[otherwise] += rarity
+        below = np.unique(_occurrences(parts, terms, "headings", first))
         scores[below] += weight * _HEADING_WEIGHT * _rarity(count, len(below))
-    shares /= sum(sorted(weights)[-_HEAVIEST:]) or 1
-    return scores, np.minimum(shares, 1.0)
+    totals = rarities + np.float32(sum(sorted(weights)[-_HEAVIEST:]))
+    shares = np.minimum((shares + rarities) / np.where(totals > 0, totals, np.float32(1)), np.float32(1))
+    return scores, shares, rarities
+
+
+def _match_figures(
+    parts: Sequence[Indexed], figures: Mapping[Figure, float], first: Ints
+) -> tuple[Floats, Floats, dict[tuple[str, ...], Ints]]:
+    """Return the BM25 score of each passage for the figures, and the rarity of those that it has, [passages]; and for each term of their parts
+    the passages that have its figure. Of the terms of a figure, the rarest one that a passage has counts."""
+    count = int(first[-1])
+    scores, rarities = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    having_part: dict[tuple[str, ...], Ints] = {}
+    for figure, weight in figures.items():
+        in_text, in_headings, rarest = (np.zeros(count, np.float32) for _ in range(3))
+        for term in figure.terms:
+            having, times = np.unique(_occurrences(parts, [term] * len(parts), "text", first), return_counts=True)
+            rarity = weight * _rarity(count, len(having))
+            in_text[having] = np.maximum(in_text[having], rarity * _saturated(times))
+            rarest[having] = np.maximum(rarest[having], rarity)
+            below = np.unique(_occurrences(parts, [term] * len(parts), "headings", first))
+            heading = weight * _HEADING_WEIGHT * _rarity(count, len(below))
+            in_headings[below] = np.maximum(in_headings[below], heading)
+        scores += in_text + in_headings
+        rarities += rarest
+        for terms in _terms(parts, dict.fromkeys(figure.words, weight)):
+            having_part[terms] = np.union1d(having_part.get(terms, np.zeros(0, np.int64)), np.flatnonzero(rarest))
+    return scores, rarities, having_part
 
 
 def weighted(words: Mapping[str, float], languages: Sequence[str]) -> dict[str, float]:
@@ -143,11 +180,20 @@ def _terms(parts: Sequence[Indexed], words: Mapping[str, float]) -> dict[tuple[s
     return found
 
 
-def _occurrences(index: Any, term: str, column: str) -> Ints:
-    """Return the passage number of each occurrence of `term` in a column."""
-    # As one string: fetching one row per occurrence takes three times as long.
-    row = index.execute("SELECT group_concat(doc) FROM places WHERE term = ? AND col = ?", (term, column)).fetchone()
-    return np.fromstring(row[0] or "", np.int64, sep=",")
+def _saturated(times: Ints) -> NDArray[np.float64]:
+    """Return how much a term counts that a passage has so many times."""
+    return times * (_K1 + 1) / (times + _K1)
+
+
+def _occurrences(parts: Sequence[Indexed], terms: Sequence[str], column: str, first: Ints) -> Ints:
+    """Return the passage number of each occurrence of a term in a column. `terms`: the term in each document."""
+    found = [np.zeros(0, np.int64)]
+    for part, term, start in zip(parts, terms, first, strict=False):
+        # As one string: fetching one row per occurrence takes three times as long.
+        query = "SELECT group_concat(doc) FROM places WHERE term = ? AND col = ?"
+        row = part.index.execute(query, (term, column)).fetchone()
+        found.append(np.fromstring(row[0] or "", np.int64, sep=",") + start)
+    return np.concatenate(found)
 
 
 def _reciprocal(scores: Floats) -> Floats:

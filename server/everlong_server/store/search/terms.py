@@ -16,19 +16,24 @@ import Stemmer
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 from stop_words import LANGUAGE_MAPPING, get_stop_words
 
-from everlong_server.store.search.normalise import composed, other_words, searchable, without_separators, words_in
+from everlong_server.store.search.figures.find import figure_terms
+from everlong_server.store.search.normalise import (
+    PAIRED,
+    TRIPLED,
+    composed,
+    other_words,
+    searchable,
+    without_separators,
+    words_in,
+)
 
 _SAMPLE = 20_000
 """Characters of a text that its language is recognised by."""
 _SURE = 40
 """Letters that a text must have to recognise its language; a shorter one counts as English."""
-# Chinese, Japanese and Korean: two characters make a term. Thai, Lao, Burmese and Khmer have letters: three.
-_PAIRED, _TRIPLED = (
-    "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff",
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff",
-)
-_RUN = re.compile(f"(?P<paired>[{_PAIRED}]+)|(?P<tripled>[{_TRIPLED}]+)|[^{_PAIRED}{_TRIPLED}]+")
-_UNSPACED = re.compile(f"[{_PAIRED}{_TRIPLED}]")
+# Two characters of Chinese, Japanese and Korean make a term. Thai, Lao, Burmese and Khmer have letters: three.
+_RUN = re.compile(f"(?P<paired>[{PAIRED}]+)|(?P<tripled>[{TRIPLED}]+)|[^{PAIRED}{TRIPLED}]+")
+_UNSPACED = re.compile(f"[{PAIRED}{TRIPLED}]")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^A-Za-z\d]+")
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u0640\u064b-\u065f\u0670]")
 """Accents; points of Hebrew and signs of Arabic that most texts leave out, and the stroke that stretches Arabic words."""
@@ -48,10 +53,20 @@ class Terms:
 
     def of(self, text: str) -> list[str]:
         """Return the terms of a text, in its order; then those of words that can be read in another way."""
-        known = self._known
-        found: list[str] = []
+        readable = composed(text)
+        return self._of(text, readable, without_separators(readable))
+
+    def with_figures(self, text: str) -> list[str]:
+        """Return the terms of a text, as `of` does; then those of its figures of several parts, such as dates."""
         readable = composed(text)
         plain = without_separators(readable)
+        found = self._of(text, readable, plain)
+        found += figure_terms(readable, plain)
+        return found
+
+    def _of(self, text: str, readable: str, plain: str) -> list[str]:
+        known = self._known
+        found: list[str] = []
         for word in chain(words_in(plain), other_words(text, readable, plain)):
             terms = known.get(word)
             if terms is None:

@@ -7,7 +7,8 @@ import errno
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,7 +20,7 @@ from everlong_server.errors import Damaged
 from everlong_server.store.records import Document
 from everlong_server.store.search.rows import Tables
 from everlong_server.store.search.splitting import VERSION, Headings, split
-from everlong_server.store.search.terms import Terms, language_of, terms_of
+from everlong_server.store.search.terms import language_of, terms_of
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import BuildCancelled
 
@@ -27,11 +28,13 @@ _MAPPED = 1 << 30
 """Bytes of an index that are memory-mapped, so that they are read from the page cache without a copy."""
 _WORDS = "USING fts5(text, headings, content='', columnsize=0, tokenize='ascii')"
 """Holds terms, separated by spaces. The tokenizer `ascii` takes every character outside ASCII as part of a term."""
-_LAYOUT = 100 * VERSION + 3
+_LAYOUT = 100 * VERSION + 4
 """Version of the index, which contains that of the cuts. An index with another one counts as damaged and is built again."""
 HEADING = "¶"
 """Term in front of each heading's terms, so that a phrase can begin with a heading."""
 _ROWS_AT_ONCE = 512
+_HEADINGS = 64
+"""Headings whose terms are remembered: those that a passage is below are mostly those of the passage before."""
 _SAMPLE = 1 << 16
 """Bytes of a text that its language is recognised by."""
 
@@ -82,7 +85,8 @@ def _index(blobs: Blobs, document: Document, path: Path, stop: threading.Event) 
         index.execute("INSERT INTO document VALUES (?)", (language,))
         file.seek(document.text_offset)
         headings, tables, terms = Headings(), Tables(), terms_of(language)
-        title = terms.of(PurePath(document.filename or "").stem)
+        title = terms.with_figures(PurePath(document.filename or "").stem)
+        of_heading = lru_cache(_HEADINGS)(terms.with_figures)
         pieces = enumerate(split(file))
         while batch := list(islice(pieces, _ROWS_AT_ONCE)):
             if stop.is_set():
@@ -92,7 +96,11 @@ def _index(blobs: Blobs, document: Document, path: Path, stop: threading.Event) 
             found = (table for _, p in batch for table in tables.of(p))
             index.executemany("INSERT INTO tables VALUES (?, ?, ?, ?, ?)", found)
             texts = (
-                (n, " ".join(terms.of(p.text)), " ".join([*title, *_heading_terms(headings.of(p.text), terms)]))
+                (
+                    n,
+                    " ".join(terms.with_figures(p.text)),
+                    " ".join([*title, *_heading_terms(headings.of(p.text), of_heading)]),
+                )
                 for n, p in batch
             )
             index.executemany("INSERT INTO words(rowid, text, headings) VALUES (?, ?, ?)", texts)
@@ -116,10 +124,10 @@ def header_at(index: Any, start: int) -> tuple[int, int, int, int] | None:
     return tuple(found[:4]) if found is not None and start < found[4] else None
 
 
-def _heading_terms(headings: Sequence[str], terms: Terms) -> Iterator[str]:
+def _heading_terms(headings: Sequence[str], of_heading: Callable[[str], Sequence[str]]) -> Iterator[str]:
     for heading in headings:
         yield HEADING
-        yield from terms.of(heading)
+        yield from of_heading(heading)
 
 
 def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:

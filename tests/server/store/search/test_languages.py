@@ -120,6 +120,7 @@ def test_words_that_differ_in_a_vowel_sign_alone_are_told_apart(tmp_path: Path) 
     [
         ("Sales 120 130 145", {"120", "130", "145"}), ("7,777,888\n8,250,999,x", {"777", "888", "250", "999"}),
         ("12:30 250 people", {"30", "250"}), ("1 234 567 people", {"1234567"}),
+        ("7,2026-03-05,120,9", {"05", "120"}), ("14:35:20.123", {"20", "123"}),
     ],
 )  # fmt: skip
 def test_numbers_side_by_side_are_found_one_by_one(text: str, numbers: set[str]) -> None:

@@ -39,6 +39,13 @@ def test_a_passage_that_both_orders_have_near_the_top_is_first() -> None:
     assert reranked(passages(9, 8), [True] * 2, by_number)[0] == (0, 1)
 
 
+def test_a_passage_with_the_date_of_the_query_comes_before_what_the_model_prefers() -> None:
+    texts = passages(0, 9, 2, 8)
+    assert [n for n, _ in reranked(texts, [True] * 4, by_number, [0.9, 0, 0, 0])] == [0, 1, 3, 2]
+    assert [n for n, _ in reranked(texts, [True] * 4, by_number, [0, 0, 0.1, 0.1])] == [1, 0, 3, 2]
+    assert reranked(passages(9, 8), [True] * 2, by_number, [0.9, 0])[0] == (0, pytest.approx(1))
+
+
 def test_the_best_sentence_of_a_passage_counts() -> None:
     order = reranked(
         [*passages(5), "1 is small, as everybody can see. 9 is much larger than that one."], [True] * 2, by_number

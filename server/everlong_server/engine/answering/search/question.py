@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
+from everlong_server.store.search.figures.find import Figure, figures_in
 from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.terms import other_stop_words, words
@@ -107,6 +109,8 @@ _PRO_FORMS = frozenset([
 _PREVIOUS_WEIGHT = 0.5
 """Weight of the words of the previous question."""
 
+_Item = TypeVar("_Item")
+
 
 def search_query(question: str, previous: str | None) -> Query | None:
     """Return what to search for, for a question and the one before it; None for a message without words to search for.
@@ -124,14 +128,23 @@ def search_query(question: str, previous: str | None) -> Query | None:
     if everyday and asks:
         own = list(dict.fromkeys(all_words))
     weights = dict.fromkeys(_first_and_last(own, _MAX_WORDS), 1.0)
+    figures = dict.fromkeys(_first_and_last(_figures(question), _MAX_WORDS), 1.0)
     text, start, alone = question[-_MAX_CHARS:], 0, None
     if follows and previous is not None:
         alone = text if own else None
         earlier = [word for word in words(previous) if word.casefold() not in STOP_WORDS and word not in weights]
         weights |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(weights)), _PREVIOUS_WEIGHT)
+        others = [figure for figure in _figures(previous) if figure not in figures]
+        figures |= dict.fromkeys(_first_and_last(others, _MAX_WORDS - len(figures)), _PREVIOUS_WEIGHT)
         before = f"{previous[-_MAX_CHARS:]} "
         text, start = before + text, len(before)
-    return Query(text, weights, asks, everyday, start, alone) if weights else None
+    return Query(text, weights, asks, everyday, start, alone, figures) if weights else None
+
+
+def _figures(text: str) -> list[Figure]:
+    """Return the figures of a message; of a long one, those at its beginning and end."""
+    shown = text if len(text) <= 2 * _MAX_CHARS else f"{text[:_MAX_CHARS]} {text[-_MAX_CHARS:]}"
+    return figures_in(f" {shown}")  # at the beginning of a line, 1,299.00 could be two cells of a table
 
 
 def _refers_back(message: Sequence[str], own: Sequence[str]) -> bool:
@@ -284,8 +297,8 @@ def _in_english(message: Sequence[str]) -> bool:
     return known > 0 and all(sum(word in others for word in message) <= known for others in other_stop_words())
 
 
-def _first_and_last(words: Sequence[str], most: int) -> list[str]:
-    """Return `most` different words, half of them from the beginning and half from the end."""
+def _first_and_last(words: Sequence[_Item], most: int) -> list[_Item]:
+    """Return `most` different words or figures, half of them from the beginning and half from the end."""
     words = list(dict.fromkeys(words))
     last = most // 2
     return words if len(words) <= most else words[: most - last] + words[len(words) - last :]
