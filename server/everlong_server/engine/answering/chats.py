@@ -103,9 +103,9 @@ class ChatTurns:
         shown = format.definitions(tools.shown) if format and tools and tools.shown else ""
         if checkpoint is not None:
             after, session, state, included = checkpoint.session.id, checkpoint.session, checkpoint.state, 0
-            if checkpoint.question and not any(exchange.answer for exchange in exchanges[-1:]):
-                asked = exchanges[-1].question if exchanges else checkpoint.question
-                exchanges = [*exchanges[:-1], Exchange(asked, checkpoint.answer or "")]
+            newest = exchanges[-1] if exchanges else Exchange(checkpoint.question or "", "")
+            if checkpoint.question and not newest.answer:
+                exchanges = [*exchanges[:-1], Exchange(newest.question, checkpoint.answer or "")]
         else:
             if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
                 await self._documents.readings.ensure(fingerprint, documents)
