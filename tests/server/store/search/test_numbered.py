@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,16 +36,52 @@ def asked(
     return asyncio.run(run())
 
 
+class Book:
+    """The story with its index."""
+
+    def __init__(self, folder: Path, embedder: Embedder | None) -> None:
+        self._loop = asyncio.Runner()
+        self._corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
+        self._document = self._loop.run(self._corpus.add(STORY_TEXT, "book.md"))
+
+    def asked(self, questions: Sequence[str], *, sentences: bool) -> list[Found]:
+        return [self._loop.run(self._found(question, sentences)) for question in questions]
+
+    async def _found(self, question: str, sentences: bool) -> Found:
+        query = search_query(question, None)
+        assert query is not None
+        return await self._corpus.passages.find([self._document.id], query, 32, by_sentences=sentences)
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def by_words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
+    """The story without vectors, indexed once for all tests."""
+    book = Book(tmp_path_factory.mktemp("words"), None)
+    yield book
+    book.close()
+
+
+@pytest.fixture(scope="module")
+def by_meaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
+    """The story with vectors, indexed once for all tests."""
+    book = Book(tmp_path_factory.mktemp("meaning"), Embedder.packaged())
+    yield book
+    book.close()
+
+
 def part_of(text: str, start: str, end: str | None) -> range:
     return range(text.index(start), len(text) if end is None else text.index(end))
 
 
-def test_of_several_parts_all_are_searched(tmp_path: Path) -> None:
+def test_of_several_parts_all_are_searched(by_words: Book) -> None:
     second, fourth = (
         part_of(STORY_TEXT, f"##  CHAPTER {n}.", f"##  CHAPTER {after}.") for n, after in (("II", "III"), ("IV", "V"))
     )
     question = "Who speaks: the Red Queen in chapter 2, or Tweedledum in chapter four?"
-    (found,) = asked(tmp_path, STORY_TEXT, [question], None, sentences=False)
+    (found,) = by_words.asked([question], sentences=False)
     places = [p.start for p in found.passages]
     inside = [any(part.start - 1 <= place < part.stop for part in (second, fourth)) for place in places]
     assert inside.count(True) >= 2 * inside.count(False)
@@ -74,9 +110,9 @@ def test_a_heading_at_the_end_of_a_passage_is_not_cut(tmp_path: Path, size: int)
     assert "egg" in found.passages[0].text
 
 
-@pytest.mark.parametrize("meaning", [False, True], ids=["words", "meaning"])
+@pytest.mark.parametrize("searched", ["by_words", "by_meaning"])
 @pytest.mark.parametrize("sentences", [False, True], ids=["passages", "sentences"])
-def test_it_finds_mostly_passages_of_this_part(tmp_path: Path, meaning: bool, sentences: bool) -> None:
+def test_it_finds_mostly_passages_of_this_part(request: pytest.FixtureRequest, searched: str, sentences: bool) -> None:
     sixth = part_of(STORY_TEXT, "##  CHAPTER VI.", "##  CHAPTER VII.")
     questions = [
         "What happens in chapter 6?",
@@ -84,10 +120,8 @@ def test_it_finds_mostly_passages_of_this_part(tmp_path: Path, meaning: bool, se
         "how does the sixth chapter end",
         "Who talks to Alice in chapter six?",
     ]
-    embedder = Embedder.packaged() if meaning else None
-    for question, found in zip(
-        questions, asked(tmp_path, STORY_TEXT, questions, embedder, sentences=sentences), strict=True
-    ):
+    meaning, book = searched == "by_meaning", request.getfixturevalue(searched)
+    for question, found in zip(questions, book.asked(questions, sentences=sentences), strict=True):
         assert len(found.passages) > 5, question
         inside = [sixth.start - 1 <= p.start < sixth.stop for p in found.passages]
         assert inside.count(True) >= 2 * inside.count(False), question
@@ -96,10 +130,10 @@ def test_it_finds_mostly_passages_of_this_part(tmp_path: Path, meaning: bool, se
             assert any("Humpty Dumpty" in p.text and "CHAPTER VI" in p.text for p in found.passages), question
 
 
-def test_a_question_about_a_whole_part_gets_all_of_its_parts(tmp_path: Path) -> None:
+def test_a_question_about_a_whole_part_gets_all_of_its_parts(by_meaning: Book) -> None:
     ninth = part_of(STORY_TEXT, "##  CHAPTER IX.", "##  CHAPTER X.")
     questions = ["What is chapter 9 about?", "Summarise chapter nine.", "What happens in the ninth chapter?"]
-    for found in asked(tmp_path, STORY_TEXT, questions, Embedder.packaged(), sentences=True):
+    for found in by_meaning.asked(questions, sentences=True):
         assert found.overview is not None
         assert {4 * (p.start - ninth.start) // len(ninth) for p in found.passages} >= {0, 1, 2, 3}
 
@@ -186,10 +220,10 @@ def test_a_dotted_number_that_no_heading_has_names_no_part(tmp_path: Path) -> No
     assert len({p.start * 5 // len(STORY_TEXT) for p in found.passages}) > 1
 
 
-def test_a_number_that_no_heading_has_names_no_part(tmp_path: Path) -> None:
+def test_a_number_that_no_heading_has_names_no_part(by_words: Book) -> None:
     numbers = ["What is apollo 11?", "How many are 6 of the chapters?", "What does chapter 40 say?", "Who is one?"]
     questions = [f"{number} Who is Humpty Dumpty?" for number in numbers]
-    for found in asked(tmp_path, STORY_TEXT, questions, None, sentences=False):
+    for found in by_words.asked(questions, sentences=False):
         assert len({p.start * 5 // len(STORY_TEXT) for p in found.passages}) > 1
 
 
