@@ -15,7 +15,7 @@ Readers = Annotated[
     str,
     Option("--readers", help="Compare these readers, with commas: everlong, kreuzberg, markitdown, pandoc, docling."),
 ]
-Interpreter = Annotated[str, Option(help="The Python that has the libraries; default this one.", metavar="PATH")]
+Interpreter = Annotated[str, Option(help="The Python that has the libraries; default: this one.", metavar="PATH")]
 
 
 def _chosen(names: str, python: str) -> list[str]:
