@@ -96,8 +96,8 @@ class Compact(BackboneReader):
         b.hidden(x, kv=b.new_kv(1, 1), at=at, observer=lambda layer, queries, keys: shown.add(layer))
         if len(shown) < b.layers:
             raise BackboneError(
-                f"{type(b.model).__name__}: this memory chooses by the queries of every layer, which this architecture does "
-                "not show; use the memory `window`"
+                f"{type(b.model).__name__}: this memory needs the queries of every layer, and cannot read those of this "
+                "architecture; use the memory `window`"
             )
 
     @property
