@@ -1,4 +1,4 @@
-"""Which model a server serves if none is named."""
+"""Chooses the model that a server serves if the settings name none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SegmentReader`: the interface of every memory in this package. tests/models/memory_contract.py checks what all must obey."""
+"""`SegmentReader`: the interface of every memory in this package. tests/models/memory_contract.py checks the rules for all memories."""
 
 from __future__ import annotations
 

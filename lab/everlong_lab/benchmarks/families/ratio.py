@@ -1,7 +1,7 @@
 """`everlong bench families`: decode and prefill of every family with the fast path, as a ratio to Llama at equal sizes: as many heads, key
 heads and weights.
 
-Both models run in turns in one process, also at every decode step, and the fastest of each counts. So what else the machine does meanwhile slows down both.
+Both models run in turns in one process, also at every decode step, and the fastest of each counts. So other load on the machine slows down both.
 """
 
 from __future__ import annotations

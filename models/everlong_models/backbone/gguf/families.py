@@ -1,4 +1,4 @@
-"""What GGUF files of each architecture have: names of tensors and metadata, and the config of transformers that they stand for."""
+"""Map GGUF files of each architecture to transformers: the names of tensors and metadata, and the config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`DetachedAnswers`: generates answers to their end, whether or not anybody still reads their events."""
+"""`DetachedAnswers`: completes answers even if their clients disconnect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every Redis key of everlong: its name, what it holds, and what ends it. No other module builds a key."""
+"""Every Redis key of everlong: its name, what it holds, and when it is deleted. No other module builds a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the passages for a query from their ranking: whether any is about it, and whether the query is about the whole text.
+"""Chooses the passages for a query from their ranking: finds out whether any passage is about the query, and whether the query is about the whole text.
 
 If the text holds the answer in some place, passages there stand out in the scores. A question about the whole text ("What is this
 about?", "List the characters") is nearer in meaning to a question of that kind than to any passage. Its passages cover the text.

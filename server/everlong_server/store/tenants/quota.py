@@ -1,7 +1,7 @@
 """`Quota`: the limits of a tenant, counted in Redis so that all replicas agree.
 
-These are own scripts rather than a library's. Libraries limit rates well, but none has slots that a dead replica gives back, or
-bytes that are counted in the same step that stores them.
+everlong has scripts of its own, because no library has slots that a dead replica gives back, or bytes that are counted in the same
+step that stores them.
 """
 
 from __future__ import annotations

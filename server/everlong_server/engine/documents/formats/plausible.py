@@ -1,4 +1,4 @@
-"""How plausible a text is as one that people write, by the Unicode properties of its characters alone."""
+"""Scores how plausible it is that people wrote a text, from the Unicode properties of its characters alone."""
 
 from __future__ import annotations
 
