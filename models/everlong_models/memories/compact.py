@@ -234,7 +234,7 @@ class Compact(BackboneReader):
         return self.backbone.logits(hidden), after
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Prefill `tokens` behind the kept entries."""
+        """Prefill `tokens` after the kept entries."""
         self.check_segment(tokens, state)
         kv, before = self._context(state, self.segment_length), self._used(state)
         hidden = self.backbone.hidden(self.backbone.embed(tokens), kv=kv, at=before, keep=1)

@@ -82,7 +82,7 @@ class NamedPart:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What can be the name of a part: where it stands in a question, its word in small letters, and its numbers.
+    """A possible name of a part: its position in a question, its word in small letters, and its numbers.
 
     `sections`: numbers of sections, such as (4, 2), instead of a word and numbers.
     """

@@ -37,7 +37,7 @@ def _script(character: str) -> str:
 
 
 def odd_share(text: str) -> float:
-    """Return the share of the characters outside ASCII that stand where people hardly write such ones.
+    """Return the share of the characters outside ASCII that are in places where people hardly write such characters.
 
     Those are letters of two scripts in one word, a few letters of another script among Latin words, a capital inside a word,
     a sign between two letters, a mark without its letter, and control characters.
