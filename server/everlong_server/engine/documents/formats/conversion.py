@@ -182,7 +182,7 @@ def _run(
     kind = format_id or kind
     if kind in FORMATS and not FORMATS[kind].readable:
         raise UnsupportedMedia(
-            f"the document is {_name(kind)}, which this server cannot read without "
+            f"the document is {_name(kind)}; to read this format, the server's operator must run "
             f"pip install 'everlong[{FORMATS[kind].extra}]'",
             param="file",
         )
