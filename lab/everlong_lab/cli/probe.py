@@ -54,7 +54,7 @@ def _train_probe(
     threads: Threads = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Train the probe that predicts whether the passages before a question hold its answer.
+    """Train the probe that predicts whether passages hold the answer to a question.
 
     The model reads a prompt for each question, some without the right passages, and a conversation about each of the short texts. With a model of
     1.5 billion weights on two cores, that takes two to four seconds a prompt, and 20 seconds a conversation.

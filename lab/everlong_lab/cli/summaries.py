@@ -8,7 +8,7 @@ SUMMARIES = {
     "bench": "Measure speed and memory, and compare them with the targets.",
     "train": "Train a memory as a recipe describes.",
     "train-reranker": "Train the reranker, which chooses the sentences that instruct models are shown.",
-    "train-probe": "Train the probe that predicts whether the passages before a question hold its answer.",
+    "train-probe": "Train the probe that predicts whether passages hold the answer to a question.",
     "prompts": "Write prompts with questions about texts, as training data for `everlong train`.",
     "sentences": "Rewrite the short answers of training prompts as sentences.",
     "eval": "Measure the quality of models and their answers.",
