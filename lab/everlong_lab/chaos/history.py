@@ -74,7 +74,7 @@ class _History:
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def reached(self, count: int) -> None:
-        """Wait for so many operations."""
+        """Wait for this many operations."""
         while self.done < count:
             self._more.clear()
             await self._more.wait()

@@ -43,7 +43,7 @@ _UNGATED = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "falcon": "ffn_h
 def run(
     *, families: Sequence[str], width: int, layers: int, tokens: int, turns: int, progress: Callable[[str], None]
 ) -> Report:
-    """Measure these families: prefill of so many `tokens`, then decode steps, around random models of this size."""
+    """Measure these families: prefill of this many `tokens`, then decode steps, around random models of this size."""
     rows: list[dict[str, Any]] = []
     llamas: dict[int, Backbone] = {}
     for kind in families:

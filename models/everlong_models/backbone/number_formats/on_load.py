@@ -86,7 +86,7 @@ def quantised_bytes(config: Any, method: Method, dtype: torch.dtype) -> int:
 
 
 def _can_quantise(method: Method, columns: int) -> bool:
-    """Return whether torchao quantises a matrix with so many columns, rather than leave it as it is."""
+    """Return whether torchao quantises a matrix with this many columns, rather than leave it as it is."""
     return method != "int4" or columns % GROUP == 0
 
 

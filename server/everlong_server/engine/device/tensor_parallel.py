@@ -175,7 +175,7 @@ def on_all_processes(model: Model, rows: DecodeRows) -> tuple[SegmentReader, Dec
 def load_parallel(size: int, kind: str, **load: Any) -> ParallelModel:
     """Load a model into `size` processes. `kind`: of device, `cpu` or `cuda`. `load`: the other arguments of `load_model`.
 
-    Raises `ConfigError` for a model, a memory or a machine for which so many are not possible, and the errors of `load_model`.
+    Raises `ConfigError` for a model, a memory or a machine for which this many are not possible, and the errors of `load_model`.
     """
     progress = load.pop("progress")
     workers = Workers(size, kind, load)

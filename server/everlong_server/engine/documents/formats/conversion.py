@@ -202,7 +202,7 @@ def _outputs(
 ) -> tuple[bytes, bytes]:
     """Wait for the process, and return what it wrote to the standard output and the standard error.
 
-    Raises `subprocess.TimeoutExpired` if it takes more than so many `seconds`.
+    Raises `subprocess.TimeoutExpired` if it takes more than this many `seconds`.
     """
     deadline = time.monotonic() + seconds
     last = ""

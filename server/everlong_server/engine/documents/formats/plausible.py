@@ -46,7 +46,7 @@ def odd_share(text: str) -> float:
     odd = sum(
         each.isupper() and not each.isascii() and _script(each) == "LATIN" for each in _BEFORE_NUMBER.findall(text)
     )
-    short = [0, 0, 0]  # letters in runs of so many
+    short = [0, 0, 0]  # letters in runs of this many
     ideographs = sum(_script(character) in _IDEOGRAPHS for character in text)
     for match in _WORD.finditer(text):
         word = match[0]
