@@ -1,9 +1,9 @@
-"""`AnswerProbe`: tells whether the passages before a question, or the conversation, hold its answer, by what the model has cached for the prompt.
+"""`AnswerProbe`: predicts from a prompt's KV cache whether its passages, or the conversation, hold the answer to its question.
 
     score = w · v + b    they hold the answer if score ≥ 0
 
-v are the values (of attention) that one layer has cached for the last token of the prompt. A linear classifier of them knows more than the
-model's words: the model answers in any case (docs/research/lab-notes.md). A model folder can contain a probe of its model.
+v are the values (of attention) that one layer has cached for the last token of the prompt. A linear classifier on these values tells more than
+the model's words: the model answers in any case (docs/research/lab-notes.md). A model folder can contain a probe of its model.
 """
 
 from __future__ import annotations

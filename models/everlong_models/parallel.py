@@ -58,7 +58,7 @@ class Ranks:
     def join(self, config: PretrainedConfig, device: torch.device) -> dict[str, Any]:
         """Connect the processes, and return the arguments for transformers' `from_pretrained`.
 
-        Raises `ConfigError` if transformers cannot split a model with this `config` into so many parts.
+        Raises `ConfigError` if transformers cannot split a model with this `config` into this many parts.
         """
         config = config.get_text_config()
         self._require_divisible(config)

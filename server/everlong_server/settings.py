@@ -89,7 +89,7 @@ class Settings(BaseSettings):
         (), description="Further models that requests can name, as a JSON list; --models may also be repeated."
     )
     models_memory: int | None = Field(
-        None, ge=1, description="Memory in bytes that the loaded models may take, as estimated; unset: what is free."
+        None, ge=1, description="Estimated bytes of memory that all loaded models may take; unset: the free memory."
     )
     model_idle_seconds: float = Field(
         300.0, ge=0, description="Time in seconds after which a model of `models` that nothing uses is unloaded."
@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     )
     gpu_quantize: Literal["int8", "fp8", "int4"] | None = Field(
         None,
-        description="On a GPU, hold the weights of linear layers in these numbers, by torchao (the extra gpu-quantize); unset: bfloat16, or as the checkpoint has them.",
+        description="On a GPU, store the weights of linear layers in this format, with torchao (the extra gpu-quantize); unset: in bfloat16, or as the checkpoint has them.",
     )
     bfloat16: bool | None = Field(
         None,
@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(MiB, ge=1024, description="Maximum size of a JSON body or WebSocket frame, in bytes.")
     max_message_chars: int = Field(200_000, ge=1, description="Maximum length of a message, in characters.")
     recall_passages: int = Field(
-        96, ge=0, le=96, description="Maximum number of passages searched for a question; 0 turns recall off."
+        96, ge=0, le=96, description="Maximum number of passages found for a question; 0 turns the search off."
     )
     recall_tokens: int | None = Field(
         None,

@@ -195,7 +195,7 @@ finally:
     imported = {*done.stderr.split()}
     if args == ["--help"]:
         assert "serve Start the server." in words(done.stdout)
-        assert "train Train a memory by a recipe." in words(done.stdout)
+        assert "train Train a memory as a recipe describes." in words(done.stdout)
         packages = ("everlong_server", "everlong_lab")
         assert imported <= {f"{package}{module}" for package in packages for module in ("", ".cli", ".cli.summaries")}
     else:

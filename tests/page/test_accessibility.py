@@ -100,7 +100,7 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     expect(page.locator("#question")).to_be_focused()
     keys.press("Escape")
     keys.press("n")
-    expect(page.locator("h1")).to_have_text("Ask a long text")
+    expect(page.locator("h1")).to_have_text("Ask about a long text")
 
 
 TARGETS = """() => [...document.querySelectorAll("a[href], button, input, select, summary, textarea")]

@@ -221,7 +221,7 @@ def test_a_rewritten_question_is_shown(tab: Tab, talk: str) -> None:
     tab.open(talk)
     basis = tab.page.locator(".usage")
     basis.locator("summary").click()
-    expect(basis).to_contain_text("The model understood it as “How tall is the <b>tower</b>?”")
+    expect(basis).to_contain_text("The model understood the question as “How tall is the <b>tower</b>?”")
 
 
 def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Server) -> None:
@@ -229,8 +229,8 @@ def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Serve
     document = server.upload(TEXT)["id"]
     session = server.session(document)["id"]
     page = tab.page
-    searching = page.get_by_placeholder("Ask about it: answers rest on the search until it is read")
-    waiting = page.get_by_placeholder("You can ask when the documents are read")
+    searching = page.get_by_placeholder("Ask about it. Until it is read, answers use the search only")
+    waiting = page.get_by_placeholder("You can ask when the server has read the documents")
     serve_model(page, recall_passages=0)
     tab.open(session)
     expect(waiting).to_be_visible()
@@ -241,7 +241,7 @@ def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Serve
     (stored,) = answers(server, session)
     expect(basis.locator("summary")).to_contain_text(f" alone: the memory had read {stored['memory_progress']:.0%} of")
     basis.locator("summary").click()
-    expect(basis).to_contain_text("of the documents, and was not used.")
+    expect(basis).to_contain_text("The memory was not used, because it had read only")
     page.get_by_role("button", name="Regenerate").click()
     expect(page).not_to_have_url(re.compile(session))
     expect(page.locator(".usage")).to_have_count(1)

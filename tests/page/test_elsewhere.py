@@ -31,7 +31,7 @@ def test_what_was_deleted_elsewhere_can_be_deleted_here(tab: Tab, server: Server
     page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()
     confirm(page)
-    expect(page.locator("h1")).to_have_text("Ask a long text")
+    expect(page.locator("h1")).to_have_text("Ask about a long text")
     expect(page.locator(".sidebar")).not_to_contain_text("Deleted twice")
     for n in range(2):
         page.get_by_role("checkbox", name=f"twice {n}.txt").check()
@@ -120,7 +120,7 @@ def test_what_was_added_or_deleted_while_the_lists_are_loaded_stays_so(tab: Tab,
     page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()
     confirm(page)
-    expect(page.locator("h1")).to_have_text("Ask a long text")
+    expect(page.locator("h1")).to_have_text("Ask about a long text")
     drop(page, ("added.txt", "A note added meanwhile."))
     expect(page.locator("h1")).to_have_text("added.txt")
     session = session_of(page)

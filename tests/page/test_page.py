@@ -101,7 +101,7 @@ def test_the_memory_of_a_recurrent_model_is_described_in_plain_words(tab: Tab, s
     panel.get_by_text("The parts of the memory, in numbers").click()
     assert "token" in panel.inner_text()
     expect(panel).to_contain_text("All tokens so far, mixed into one state; older ones fade")
-    expect(panel).to_contain_text("It takes 3.8 MB in all layers. Half of a token has faded after 5 to 10 tokens")
+    expect(panel).to_contain_text("It takes 3.8 MB in all layers. The weight of a token halves after 5 to 10 tokens")
 
 
 def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
@@ -137,7 +137,7 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-    expect(page.locator("h1")).to_have_text("Ask a long text")
+    expect(page.locator("h1")).to_have_text("Ask about a long text")
     assert server.http.get(f"/v1/sessions/{fork}").status_code == 404
     assert server.http.get(f"/v1/sessions/{talk}").status_code == 200
     tab.open(fork)

@@ -132,12 +132,12 @@ def refuse(page: Page, status: int, code: str, message: str) -> None:
 REFUSALS = {
     (415, "unsupported_media_type", "the document is a program: upload text or a supported format (GET /v1/formats)"):
         "The server cannot read this kind of file. It reads text, PDF,",
-    (415, "unsupported_media_type", "the document is a picture, which this server cannot read without pip install 'everlong[ocr]'"):
+    (415, "unsupported_media_type", "the document is a picture; to read this format, the server's operator must run pip install 'everlong[ocr]'"):
         "This server does not recognise text in pictures.",
     (415, "unsupported_media_type", "the file is text, not an archive: upload it to /v1/documents"):
         "This file is not an archive. Choose it again",
     (429, "queued_limit", "your tenant has reached its limit of 9 documents being read or waiting to be read; the archive has 20"):
-        "This archive has more files than this server reads for you at a time.",
+        "This archive has more files than you may have waiting on this server.",
     (422, "unreadable_document", "the PDF is encrypted: upload it without a password"):
         "This file is protected by a password. Save a copy without the password",
     (422, "unreadable_document", "the file is damaged (OSError)"):

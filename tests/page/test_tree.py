@@ -23,7 +23,7 @@ START = """
   - button "Settings"
   - button "Keys"
 - main:
-  - heading "Ask a long text" [level=1]
+  - heading "Ask about a long text" [level=1]
   - button "Choose files"
   - button "Paste a text"
   - group: /Text, PDF, Word/

@@ -1,8 +1,8 @@
 """`everlong bench drafts`: how much faster answers are with guesses of their next tokens, without HTTP.
 
 Questions about the packaged text get the passages and the prompt that they get in the server. Two engines with the same model answer each
-prompt in turns, greedily: one guesses, the other does not. So what else the machine does meanwhile slows down both; the processor time of
-a token depends on that least.
+prompt in turns, greedily: one guesses, the other does not. So other load on the machine slows down both. The processor time of a token
+depends least on other load.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _STEPS, _TURNS, _ROWS = 32, 3, 8192
 
 
 def run(file: Path, text: str, *, models_dir: Path, tokens: int, progress: Callable[[str], None]) -> Report:
-    """Prefill so many `tokens` of `text`, and decode its next 32. Raises `BackboneError` for a file that is not supported."""
+    """Prefill this many `tokens` of `text`, and decode its next 32. Raises `BackboneError` for a file that is not supported."""
     stored = GGUFFile(file)
     if reason := unsupported_reason(stored):
         raise BackboneError(f"{file} cannot be served from one copy: {reason}")

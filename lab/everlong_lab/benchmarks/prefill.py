@@ -33,7 +33,7 @@ _PEAK_SIZES = {"cpu": (1024, 2048), "cuda": (8192,)}
 def run(
     *, quick: bool, progress: Callable[[str], None], documents: Sequence[int] = (1,), device: str = "cpu"
 ) -> Report:
-    """Reads with every memory, so many `documents` side by side: around a tiny backbone, around the default one (not if
+    """Reads with every memory, this many `documents` side by side: around a tiny backbone, around the default one (not if
     `quick`), and from scratch."""
     segments = 3 if quick else 8
     models_dir = load_settings().models_dir.expanduser()

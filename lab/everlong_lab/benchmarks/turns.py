@@ -1,7 +1,7 @@
 """`everlong bench peers --prompt N`: everlong and llama.cpp's server answer chats of N tokens in turns, with the same GGUF file.
 
-Both servers run all the time, with as many threads as PyTorch takes, and one of them is asked at a time. So what else the machine
-does meanwhile slows down both.
+Both servers run all the time, with as many threads as PyTorch takes, and one of them is asked at a time. So other load on
+the machine slows down both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`everlong bench chaos`: break everything that can break while the server is used; nothing acknowledged may be lost.
+"""`everlong bench chaos`: inject faults while the server is used, and check that nothing acknowledged is lost.
 
 `processes` runs a cluster, `load` uses it and records what was acknowledged, `faults` breaks it, and `campaign` does all
 three and reports.

@@ -1,4 +1,4 @@
-"""Record what concurrent clients do to the same sessions while parts break, for a checker of linearizability (`lab/checker`).
+"""Record the operations of concurrent clients on the same sessions during faults, for a linearizability checker (`lab/checker`).
 
 Each operation has two lines with the same id. The first is written before it is sent and returns null. The second has what was
 returned, and the time of the first try and of the final answer (monotonic nanoseconds). An operation without a second line may have
@@ -74,7 +74,7 @@ class _History:
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def reached(self, count: int) -> None:
-        """Wait for so many operations."""
+        """Wait for this many operations."""
         while self.done < count:
             self._more.clear()
             await self._more.wait()

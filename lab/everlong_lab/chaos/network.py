@@ -1,4 +1,4 @@
-"""`network`: hosts in network namespaces on one bridge, where what a host sends to another can be lost. Linux only, as root."""
+"""`network`: hosts in network namespaces on one bridge, where packets from one host to another can be dropped. Linux only, as root."""
 
 from __future__ import annotations
 

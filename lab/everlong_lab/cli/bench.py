@@ -15,19 +15,19 @@ from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail
 
 bench = Typer(add_completion=False, no_args_is_help=True, help="Measure performance and compare it with targets.")
 
-Quick = Annotated[bool, Option(help="Use smaller sizes, to try it out.")]
+Quick = Annotated[bool, Option(help="Use smaller sizes, for a quick trial.")]
 
 
 @bench.command()
 def flat(
-    streams: Annotated[str, Option(help="Generate so many answers at a time, separated by commas.")] = "1",
+    streams: Annotated[str, Option(help="Numbers of answers at a time, separated by commas.")] = "1",
     memories: Annotated[str | None, Option(help="Measure these memories, separated by commas.")] = None,
-    backbone: Annotated[str | None, Option(help="Use this backbone; default a tiny random one.")] = None,
+    backbone: Annotated[str | None, Option(help="Use this backbone; default: a tiny random one.")] = None,
     device: Device = "cpu",
     output: Output = None,
     quick: Quick = False,
 ) -> None:
-    """Check that time per token and memory do not depend on how much was read."""
+    """Check that time per token and memory do not depend on the number of tokens read."""
     from everlong_lab.benchmarks import flat
     from everlong_models.model import MEMORIES
 
@@ -48,7 +48,7 @@ def flat(
 
 @bench.command()
 def read(
-    documents: Annotated[str, Option(help="Read so many documents at a time, separated by commas.")] = "1",
+    documents: Annotated[str, Option(help="Numbers of documents at a time, separated by commas.")] = "1",
     device: Device = "cpu",
     output: Output = None,
     quick: Quick = False,
@@ -65,14 +65,14 @@ def read(
 def drafts(
     model: Annotated[str, Option(help="Use this model: a name that `everlong models list` shows.")],
     draft_tokens: Annotated[
-        int | None, Option(help="Guess so many tokens in a step; default as the server.", min=1)
+        int | None, Option(help="Guess this many tokens in a step; default: the server's number.", min=1)
     ] = None,
-    tokens: Annotated[int, Option(help="Generate at most so many tokens for an answer.", min=2)] = 96,
-    turns: Annotated[int, Option(help="Ask each question so often.", min=1)] = 1,
+    tokens: Annotated[int, Option(help="Generate at most this many tokens for an answer.", min=2)] = 96,
+    turns: Annotated[int, Option(help="Ask each question this many times.", min=1)] = 1,
     device: Device = "cpu",
     output: Output = None,
 ) -> None:
-    """Compare the speed of answers with guesses of their next tokens and without."""
+    """Compare the speed of answers with and without guesses of their next tokens (prompt lookup decoding)."""
     from everlong_lab.benchmarks import drafts
     from everlong_server.settings import SettingsError
 
@@ -88,7 +88,7 @@ def drafts(
 
 @bench.command()
 def restart(output: Output = None, quick: Quick = False) -> None:
-    """Compare the time to an answer right after a restart with that before it."""
+    """Compare the time to the first token right after a restart with the time before it."""
     from everlong_lab.benchmarks import restart
 
     measured(lambda: restart.run(quick=quick, progress=progress), output)
@@ -96,13 +96,13 @@ def restart(output: Output = None, quick: Quick = False) -> None:
 
 @bench.command()
 def restore(
-    tokens: Annotated[int, Option(help="Read so many tokens.", min=1000)] = 15_000,
+    tokens: Annotated[int, Option(help="Read this many tokens.", min=1000)] = 15_000,
     width: Annotated[int, Option(help="Use a model of this width, a multiple of 64.", min=64)] = 768,
-    layers: Annotated[int, Option(help="Use a model of so many layers.", min=3)] = 12,
+    layers: Annotated[int, Option(help="Use a model of this many layers.", min=3)] = 12,
     output: Output = None,
     quick: Quick = False,
 ) -> None:
-    """Compare the time to an answer after a kill with transformers' and llama.cpp's, for a random hybrid model."""
+    """Compare the time to an answer after `kill -9` with transformers and llama.cpp, for a random hybrid model."""
     from everlong_lab.benchmarks import restore
 
     if width % 64:
@@ -112,11 +112,11 @@ def restore(
 
 @bench.command()
 def start(
-    starts: Annotated[int, Option(help="Count so many starts, after one that is not counted.", min=1)] = 5,
+    starts: Annotated[int, Option(help="Measure this many starts, after one that does not count.", min=1)] = 5,
     output: Output = None,
     quick: Quick = False,
 ) -> None:
-    """Measure the time from the command to the first token, with a model served before."""
+    """Measure the time from `everlong serve` to the first token, with a model that was served before."""
     from everlong_lab.benchmarks import start
 
     measured(lambda: start.run(starts=starts, quick=quick, progress=progress), output)
@@ -124,11 +124,11 @@ def start(
 
 @bench.command()
 def families(
-    only: Annotated[str | None, Option(help="Measure these families, separated by commas; default all.")] = None,
+    only: Annotated[str | None, Option(help="Measure these families, separated by commas; default: all.")] = None,
     width: Annotated[int, Option(help="Use models of this width, a multiple of 128.", min=128)] = 1024,
-    layers: Annotated[int, Option(help="Use models of so many layers.", min=1)] = 6,
-    tokens: Annotated[int, Option(help="Prefill so many tokens.", min=64)] = 1024,
-    turns: Annotated[int, Option(help="Measure each model so often.", min=1)] = 7,
+    layers: Annotated[int, Option(help="Use models of this many layers.", min=1)] = 6,
+    tokens: Annotated[int, Option(help="Prefill this many tokens.", min=64)] = 1024,
+    turns: Annotated[int, Option(help="Measure each model this many times.", min=1)] = 7,
     output: Output = None,
 ) -> None:
     """Compare the speed of every family that has the fast path with Llama's, at equal sizes."""
@@ -146,7 +146,7 @@ def families(
 def one_copy(
     file: Annotated[Path, Argument(help="A GGUF file.", metavar="FILE")],
     text: Annotated[Path, Option(help="Use the beginning of this text.")],
-    tokens: Annotated[int, Option(help="Prefill so many tokens.", min=64)] = 1000,
+    tokens: Annotated[int, Option(help="Prefill this many tokens.", min=64)] = 1000,
     models_dir: ModelsDir = None,
     output: Output = None,
 ) -> None:
@@ -167,9 +167,9 @@ def one_copy(
 
 @bench.command()
 def peers(
-    lengths: Annotated[str, Option(help="Use documents of so many tokens, separated by commas.")] = "2000,8000",
+    lengths: Annotated[str, Option(help="Lengths of documents in tokens, separated by commas.")] = "2000,8000",
     peers: Annotated[
-        str, Option(help="Compare these: everlong's memories window and rmt, transformers, llama.cpp, recall.")
+        str, Option(help="Compare these: window and rmt (memories), transformers, llama.cpp, recall (the search).")
     ] = "window,rmt,transformers,llama.cpp,recall",
     model: Annotated[
         str, Option(help="Use this model for all: a name that `everlong models list` shows, or a GGUF file.")
@@ -177,15 +177,15 @@ def peers(
     prompt: Annotated[
         int | None,
         Option(
-            help="Instead, send chats of so many tokens to everlong and to llama.cpp's server, in turns.",
+            help="Instead, send chats of this many tokens to everlong and to llama.cpp's server, in turns.",
             min=50,
             max=8000,
         ),
     ] = None,
-    turns: Annotated[int, Option(help="With --prompt, measure each server so often.", min=1)] = 3,
+    turns: Annotated[int, Option(help="With --prompt, measure each server this many times.", min=1)] = 3,
     output: Output = None,
 ) -> None:
-    """Compare with transformers, llama.cpp, and recall alone, on the same document and questions."""
+    """Compare everlong with transformers, llama.cpp, and the search alone, on the same documents and questions."""
     from everlong_lab.benchmarks.peers import PEERS, PeerMissing, run
     from everlong_lab.benchmarks.turns import run as run_turns
 
@@ -195,7 +195,7 @@ def peers(
         return
     chosen = [name.strip() for name in peers.split(",")]
     if unknown := [name for name in chosen if name not in PEERS]:
-        raise fail(f"--peers: no {unknown[0]!r}; must be of {', '.join(PEERS)}")
+        raise fail(f"--peers: unknown name {unknown[0]!r}; choose from {', '.join(PEERS)}")
     sizes = _numbers("--lengths", lengths, 500)
     with reported(PeerMissing):
         measured(lambda: run(lengths=sizes, peers=chosen, model=model, progress=progress), output)
@@ -204,19 +204,19 @@ def peers(
 @bench.command()
 def serve(
     memory: Annotated[str, Option(help="Use this memory around the default backbone.")] = "rmt",
-    lengths: Annotated[str, Option(help="Use documents of so many tokens, separated by commas.")] = "1000,10000,100000",
-    streams: Annotated[str, Option(help="Send so many requests at a time, separated by commas.")] = "1,4,16,32,64",
-    rounds: Annotated[int, Option(help="Send so many requests per stream in each turn.", min=1)] = 2,
-    turns: Annotated[int, Option(help="Alternate so often between the server and the engine alone.", min=1)] = 2,
-    written: Annotated[int, Option(help="Generate so many tokens per answer.", min=2)] = 32,
-    first_ms: Annotated[float, Option(help="Set goodput's limit for the first token.", min=0)] = 5000.0,
-    token_ms: Annotated[float, Option(help="Set goodput's limit for each further token.", min=0)] = 200.0,
+    lengths: Annotated[str, Option(help="Lengths of documents in tokens, separated by commas.")] = "1000,10000,100000",
+    streams: Annotated[str, Option(help="Numbers of concurrent requests, separated by commas.")] = "1,4,16,32,64",
+    rounds: Annotated[int, Option(help="Send this many requests per stream in each turn.", min=1)] = 2,
+    turns: Annotated[int, Option(help="Alternate this often between the server and the engine.", min=1)] = 2,
+    written: Annotated[int, Option(help="Generate this many tokens per answer.", min=2)] = 32,
+    first_ms: Annotated[float, Option(help="Goodput: milliseconds to the first token, at most.", min=0)] = 5000.0,
+    token_ms: Annotated[float, Option(help="Goodput: milliseconds for each further token, at most.", min=0)] = 200.0,
     recall: Annotated[bool, Option(help="Put passages before the questions.")] = False,
     guidellm: Annotated[str, Option(help="Use this program as the load generator.")] = "guidellm",
     ab: Annotated[str | None, Option(help="Also measure with Apache's ab, which needs little CPU time.")] = None,
     output: Output = None,
 ) -> None:
-    """Measure throughput with many concurrent requests, and that of the engine alone, with guidellm's load."""
+    """Measure the throughput of the server and of the engine alone, with many concurrent requests from guidellm."""
     from everlong_lab.benchmarks.serve import LoadGeneratorMissing, ServePlan, run
 
     sizes, at_once = _numbers("--lengths", lengths, 500), _numbers("--streams", streams, 1)
@@ -227,8 +227,8 @@ def serve(
 
 @bench.command()
 def sessions(
-    sessions: Annotated[int, Option(help="Create so many sessions.", min=2)] = 200,
-    tokens: Annotated[int, Option(help="Give each session a document of so many tokens.", min=1000)] = 100_000,
+    sessions: Annotated[int, Option(help="Create this many sessions.", min=2)] = 200,
+    tokens: Annotated[int, Option(help="Give each session a document of this many tokens.", min=1000)] = 100_000,
     output: Output = None,
     quick: Quick = False,
 ) -> None:
@@ -240,13 +240,13 @@ def sessions(
 
 @bench.command()
 def crowd(
-    sockets: Annotated[int, Option(help="Open so many idle WebSockets.", min=0)] = 200,
-    uploads: Annotated[int, Option(help="Run so many endless uploads.", min=0)] = 64,
-    written: Annotated[int, Option(help="Generate so many tokens per answer.", min=32)] = 128,
+    sockets: Annotated[int, Option(help="Open this many idle WebSockets.", min=0)] = 200,
+    uploads: Annotated[int, Option(help="Run this many endless uploads.", min=0)] = 64,
+    written: Annotated[int, Option(help="Generate this many tokens per answer.", min=32)] = 128,
     output: Output = None,
     quick: Quick = False,
 ) -> None:
-    """Compare an answer's speed alone with that during many idle connections and uploads."""
+    """Compare the speed of an answer with and without many idle connections and uploads."""
     from everlong_lab.benchmarks import many_clients as crowd
 
     if not sockets + uploads:
@@ -262,13 +262,13 @@ bench.command("readers")(readers)
 
 @bench.command()
 def recall(
-    megabytes: Annotated[float, Option(help="Index so much text.", min=0.1)] = 10.0,
+    megabytes: Annotated[float, Option(help="Index this many megabytes.", min=0.1)] = 10.0,
     texts: Annotated[
         Path | None,
-        Option(help="Use the texts (.md, .txt) in this folder; default a novel, repeated.", file_okay=False),
+        Option(help="Use the texts (.md, .txt) in this folder; default: a novel, repeated.", file_okay=False),
     ] = None,
-    questions: Annotated[int, Option(help="Search for so many questions.", min=1)] = 200,
-    rounds: Annotated[int, Option(help="Alternate so often between reading and indexing.", min=1)] = 3,
+    questions: Annotated[int, Option(help="Search for this many questions.", min=1)] = 200,
+    rounds: Annotated[int, Option(help="Alternate this many times between reading and indexing.", min=1)] = 3,
     models_dir: ModelsDir = None,
     output: Output = None,
 ) -> None:
@@ -293,18 +293,16 @@ def soak(
             metavar="FOLDER",
         ),
     ],
-    minutes: Annotated[
-        float, Option(help="Put load on the server for so many minutes, over all runs.", min=0.1)
-    ] = 180.0,
-    clients: Annotated[int, Option(help="Run so many concurrent clients.", min=1, max=256)] = 4,
-    every: Annotated[float, Option(help="Sample every so many seconds.", min=0.1)] = 5.0,
-    faults: Annotated[float, Option(help="Inject a fault every so many seconds on average.", min=0.1)] = 60.0,
-    warm_up: Annotated[float, Option(help="Leave so many minutes of each run out of the slopes.", min=0)] = 5.0,
+    minutes: Annotated[float, Option(help="Run the load for this many minutes, over all runs.", min=0.1)] = 180.0,
+    clients: Annotated[int, Option(help="Run this many concurrent clients.", min=1, max=256)] = 4,
+    every: Annotated[float, Option(help="Seconds between two samples.", min=0.1)] = 5.0,
+    faults: Annotated[float, Option(help="Mean number of seconds between two faults.", min=0.1)] = 60.0,
+    warm_up: Annotated[float, Option(help="Leave this many first minutes of a run out of the slopes.", min=0)] = 5.0,
     warm_up_answers: Annotated[
-        int, Option(help="Leave out so many answers of each run, too: caches fill with them.", min=0)
+        int, Option(help="Also leave out this many first answers of a run: they fill the caches.", min=0)
     ] = 2000,
-    rest: Annotated[float, Option(help="Let each client pause for so many seconds after a round.", min=0)] = 0.0,
-    model: Annotated[str | None, Option(help="Serve this model; default a tiny random one.")] = None,
+    rest: Annotated[float, Option(help="Let each client pause for this many seconds after a round.", min=0)] = 0.0,
+    model: Annotated[str | None, Option(help="Serve this model; default: a tiny random one.")] = None,
     output: Output = None,
 ) -> None:
     """Check that memory, open files, Redis and latency stay level under hours of load with faults."""
@@ -323,19 +321,19 @@ def history(
         Path,
         Argument(help="Write the history to this file; continue if it has one.", metavar="FILE", callback=writable),
     ],
-    operations: Annotated[int, Option(help="Record so many operations.", min=1)] = 100_000,
-    faults: Annotated[int, Option(help="Inject so many faults.", min=0)] = 50,
-    minutes: Annotated[float, Option(help="Stop after so many minutes.", min=0)] = 60.0,
-    clients: Annotated[int, Option(help="Run so many concurrent clients.", min=1, max=256)] = 8,
-    replicas: Annotated[int, Option(help="Run so many server processes on one Redis.", min=1, max=64)] = 3,
+    operations: Annotated[int, Option(help="Record this many operations.", min=1)] = 100_000,
+    faults: Annotated[int, Option(help="Inject this many faults.", min=0)] = 50,
+    minutes: Annotated[float, Option(help="Stop after this many minutes.", min=0)] = 60.0,
+    clients: Annotated[int, Option(help="Run this many concurrent clients.", min=1, max=256)] = 8,
+    replicas: Annotated[int, Option(help="Run this many server processes on one Redis.", min=1, max=64)] = 3,
     seed: Annotated[int, Option(help="Choose operations by this seed.", min=0)] = 0,
     sentinel: Annotated[
         bool,
-        Option(help="Use Redis with Sentinel and part the hosts, with network namespaces (Linux, as root)."),
+        Option(help="Use Redis with Sentinel, and cut the network between the hosts (Linux, as root)."),
     ] = False,
     output: Output = None,
 ) -> None:
-    """Record concurrent operations on sessions during faults, for the checker of linearizability in lab/checker."""
+    """Record concurrent operations on sessions during faults, for the linearizability checker in lab/checker."""
     from everlong_lab.chaos import ClusterError
     from everlong_lab.chaos.history import HistoryPlan, run
 
@@ -346,26 +344,28 @@ def history(
 
 @bench.command()
 def chaos(
-    points: Annotated[int, Option(help="Kill so many replicas while they are busy.", min=0)] = 300,
-    minutes: Annotated[float, Option(help="Stop after so many minutes.", min=0)] = 60.0,
+    points: Annotated[int, Option(help="Kill this many replicas while they are busy.", min=0)] = 300,
+    minutes: Annotated[float, Option(help="Stop after this many minutes.", min=0)] = 60.0,
     seed: Annotated[int, Option(help="Choose requests, faults and their times by this seed.", min=0)] = 0,
-    replicas: Annotated[int, Option(help="Run so many server processes on one Redis.", min=1, max=64)] = 3,
-    workers: Annotated[int, Option(help="Run so many concurrent callers.", min=1, max=256)] = 4,
-    away: Annotated[float, Option(help="End each outage after at most so many seconds.", min=0.2)] = 6.0,
-    burst: Annotated[int, Option(help="Kill at most so many replicas without recovery in between.", min=1, max=2)] = 2,
-    model: Annotated[Path | None, Option(help="Serve this model folder; default a tiny random model.")] = None,
-    fault: Annotated[list[str] | None, Option(help="Inject only this fault of the report; may be repeated.")] = None,
+    replicas: Annotated[int, Option(help="Run this many server processes on one Redis.", min=1, max=64)] = 3,
+    workers: Annotated[int, Option(help="Run this many concurrent callers.", min=1, max=256)] = 4,
+    away: Annotated[float, Option(help="End each outage after at most this many seconds.", min=0.2)] = 6.0,
+    burst: Annotated[
+        int, Option(help="Kill at most this many replicas without recovery in between.", min=1, max=2)
+    ] = 2,
+    model: Annotated[Path | None, Option(help="Serve this model folder; default: a tiny random model.")] = None,
+    fault: Annotated[list[str] | None, Option(help="Inject only the fault of this name; may be repeated.")] = None,
     redis_program: Annotated[
-        str | None, Option(help="Use this redis-server or valkey-server; default the server's.")
+        str | None, Option(help="Use this redis-server or valkey-server; default: the server's.")
     ] = None,
     plot: Annotated[Path | None, Option(help="Plot memory and open files over time as PNG.", callback=writable)] = None,
     output: Output = None,
 ) -> None:
-    """Break processes, connections and disks during use: nothing acknowledged may be lost."""
+    """Inject faults into processes, connections and disks under load; check that nothing acknowledged is lost."""
     from everlong_lab.chaos import FAULTS, CampaignPlan, ClusterError, run
 
     if unknown := set(fault or ()) - set(FAULTS):
-        raise fail(f"--fault: no {unknown.pop()!r}; must be one of: {'; '.join(FAULTS)}")
+        raise fail(f"--fault: unknown fault {unknown.pop()!r}; choose from: {'; '.join(FAULTS)}")
     if redis_program and shutil.which(redis_program) is None:
         raise fail(f"--redis-program {redis_program}: no such program")
     if model is not None and not model.is_dir():

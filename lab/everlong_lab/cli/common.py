@@ -34,7 +34,9 @@ def writable(file: Path | None) -> Path | None:
     return file
 
 
-DataDir = Annotated[Path, Option(envvar="EVERLONG_DATA", help="Find data sets in this folder, packed or not.")]
+DataDir = Annotated[
+    Path, Option(envvar="EVERLONG_DATA", help="Find data sets in this folder, as folders or .tar.xz files.")
+]
 LabelledFile = Annotated[
     Path, Argument(help="JSON lines of questions: text, q, a and quote, as in docs/research/data.md.", metavar="FILE")
 ]
@@ -45,7 +47,7 @@ MoreData = Annotated[
 Output = Annotated[Path | None, Option("--json", help="Write the figures to this file.", callback=writable)]
 Device = Annotated[str, Option(help="Run on cpu, cuda, ….")]
 Seed = Annotated[int, Option(help="Choose the sample by this seed.", min=0)]
-Threads = Annotated[int | None, Option(help="Use so many CPU threads.", min=1)]
+Threads = Annotated[int | None, Option(help="Use this many CPU threads.", min=1)]
 
 
 @contextmanager
@@ -120,9 +122,9 @@ def names_of(given: str, known: Collection[str], option: str, *, none: bool = Fa
     """Parse names separated by commas, all of which must be `known`. `none`: allow none."""
     names = tuple(name.strip() for name in given.split(",") if name.strip())
     if unknown := [name for name in names if name not in known]:
-        raise fail(f"{option}: no {unknown[0]!r}; must be of {', '.join(known)}")
+        raise fail(f"{option}: unknown name {unknown[0]!r}; choose from {', '.join(known)}")
     if not (names or none):
-        raise fail(f"{option}: {given!r} has no names; must be of {', '.join(known)}")
+        raise fail(f"{option}: {given!r} has no names; choose from {', '.join(known)}")
     return names
 
 

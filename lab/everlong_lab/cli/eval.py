@@ -50,15 +50,15 @@ ModelNames = Annotated[
 eval.command()(remembers)
 
 Plot = Annotated[Path | None, Option(help="Write a plot to this file, as PNG.", callback=_drawable)]
-ModelOption = Annotated[str | None, Option(help="Measure this model; default the packaged backbone.")]
-MemoryOption = Annotated[str | None, Option(help="Use this memory around a backbone; default window.")]
+ModelOption = Annotated[str | None, Option(help="Measure this model; default: the packaged backbone.")]
+MemoryOption = Annotated[str | None, Option(help="Use this memory around a backbone; default: window.")]
 
 
 @eval.command()
 def horizon(
-    updates: Annotated[int, Option(help="Read so many segments.", min=1)] = 32,
-    basis: Annotated[int, Option(help="Use so many basis functions, N.", min=1)] = 512,
-    segment_length: Annotated[int, Option(help="Use segments of so many tokens, S.", min=2)] = 512,
+    updates: Annotated[int, Option(help="Read this many segments.", min=1)] = 32,
+    basis: Annotated[int, Option(help="Use this many basis functions, N.", min=1)] = 512,
+    segment_length: Annotated[int, Option(help="Use segments of this many tokens, S.", min=2)] = 512,
     tau: Annotated[float, Option(help="Let the past keep this share of the signal.")] = 0.5,
     plot: Plot = None,
     output: Output = None,
@@ -81,9 +81,13 @@ def horizon(
 @eval.command()
 def sorting(
     models: ModelNames,
-    lengths: Annotated[list[int] | None, Option(help="Sort so many symbols; default 4096, 8192, 16384.")] = None,
-    samples: Annotated[int, Option(help="Sort so many sequences of each length.", min=1)] = 64,
-    windows: Annotated[list[int] | None, Option(help="Compare with counting the last so many symbols.")] = None,
+    lengths: Annotated[
+        list[int] | None, Option(help="Sort this many symbols; may be repeated; default: 4096, 8192, 16384.")
+    ] = None,
+    samples: Annotated[int, Option(help="Sort this many sequences of each length.", min=1)] = 64,
+    windows: Annotated[
+        list[int] | None, Option(help="Compare with counting only the last symbols, this many; may be repeated.")
+    ] = None,
     plot: Plot = None,
     device: Device = "cpu",
     threads: Threads = None,
@@ -110,9 +114,11 @@ def language(
     models: ModelNames,
     data: DataDir = Path("data"),
     texts: Annotated[str, Option(help="Read a data set's held-out texts, or a file, NAME/PATH.")] = "books-260",
-    samples: Annotated[int, Option(help="Read so many runs of text.", min=1)] = 16,
-    segments: Annotated[int, Option(help="Read so many segments per run.", min=1)] = 128,
-    memory_lengths: Annotated[list[int] | None, Option(help="Use so many positions; default as trained.")] = None,
+    samples: Annotated[int, Option(help="Read this many runs of text.", min=1)] = 16,
+    segments: Annotated[int, Option(help="Read this many segments per run.", min=1)] = 128,
+    memory_lengths: Annotated[
+        list[int] | None, Option(help="Use this many positions; default: as in training.")
+    ] = None,
     forget: Annotated[list[str] | None, Option(help="Reset this state tensor before every segment.")] = None,
     line_ends: Annotated[
         bool, Option("--line-ends", help="Count ends of lines as words, as usual for WikiText.")
@@ -123,7 +129,7 @@ def language(
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Measure perplexity on held-out text, with the memory carried."""
+    """Measure perplexity on held-out text, with the memory carried from segment to segment."""
     from everlong_lab.eval.language import draw_language
     from everlong_lab.eval.language import language as measure
 
@@ -164,7 +170,7 @@ def _recall(given: str) -> Recall:
 
     sizes = given.split(",")
     if len(sizes) != 2 or not all(size.strip().isdecimal() and int(size) for size in sizes):
-        raise fail(f"--recall: {given!r}; must be two positive numbers: PASSAGES,TOKENS")
+        raise fail(f"--recall: {given!r}; must be two positive numbers, PASSAGES,TOKENS")
     passages, tokens = map(int, sizes)
     return Recall(passages, tokens)
 
@@ -175,15 +181,19 @@ def grounded(
     model: Annotated[str | None, Option(help="Use this model, as in everlong serve.")] = None,
     memory: Annotated[str | None, Option(help="Use this memory, as in everlong serve.")] = None,
     sets: Annotated[str, Option(help="Use these sets of questions.")] = "squad,fairytaleqa,squality",
-    lengths: Annotated[str, Option(help="Use documents of so many tokens.")] = "2000,8000,32000",
-    ways: Annotated[str, Option(help="Base answers on these; empty measures searches only.")] = (
+    lengths: Annotated[
+        str, Option(help="Lengths of the documents in tokens, separated by commas.")
+    ] = "2000,8000,32000",
+    ways: Annotated[str, Option(help="Measure answers from these sources; empty: measure only the search.")] = (
         "neither,memory,recall,both,ceiling,floor"
     ),
-    samples: Annotated[int, Option(min=1, help="Answer so many questions per set and length.")] = 60,
-    searches: Annotated[int, Option(min=1, help="Search for at least so many questions.")] = 300,
-    split: Annotated[Literal["test", "tune"], Option(help="Use this split; settings were chosen on tune.")] = "test",
+    samples: Annotated[int, Option(min=1, help="Answer this many questions per set and length.")] = 60,
+    searches: Annotated[int, Option(min=1, help="Search for at least this many questions.")] = 300,
+    split: Annotated[
+        Literal["test", "tune"], Option(help="Use this split of the data; we chose settings with tune.")
+    ] = "test",
     template: Annotated[str, Option(help="Combine passages and question by this template.")] = "few-words",
-    recall: Annotated[str | None, Option(help="Use at most PASSAGES,TOKENS; default as the server.")] = None,
+    recall: Annotated[str | None, Option(help="Use at most PASSAGES,TOKENS; default: as on the server.")] = None,
     seed: Seed = 0,
     output: Annotated[
         Path | None, Option("--json", help="Write figures, answers and scores to this file.", callback=writable)
@@ -221,10 +231,10 @@ def questions(
     file: Annotated[
         Path, Argument(help="Ask the questions of this file of JSON lines: text, question, pattern.", metavar="FILE")
     ],
-    texts: Annotated[list[Path] | None, Option(help="Find texts in this folder; default the file's own.")] = None,
-    url: Annotated[str | None, Option(help="Ask this server; default one of its own.")] = None,
+    texts: Annotated[list[Path] | None, Option(help="Find texts in this folder; default: the file's own.")] = None,
+    url: Annotated[str | None, Option(help="Ask this server; default: start one.")] = None,
     key: Annotated[str | None, Option(help="Use this API key.", envvar="EVERLONG_API_KEY")] = None,
-    model: Annotated[str | None, Option(help="Let the server of its own serve this model.")] = None,
+    model: Annotated[str | None, Option(help="Without --url: serve this model.")] = None,
     evidence_only: Annotated[
         bool,
         Option(
@@ -236,16 +246,16 @@ def questions(
         str, Option(help="With --evidence-only: auto, off or a folder, as in everlong serve.")
     ] = "auto",
     recall: Annotated[
-        str | None, Option(help="With --evidence-only: at most PASSAGES,TOKENS; default as the server.")
+        str | None, Option(help="With --evidence-only: at most PASSAGES,TOKENS; default: as on the server.")
     ] = None,
-    tokens: Annotated[int, Option(help="Let an answer have at most so many tokens.", min=1)] = 160,
+    tokens: Annotated[int, Option(help="Let an answer have at most this many tokens.", min=1)] = 160,
     one_session: Annotated[
         bool, Option("--one-session", help="Ask all questions about a text one after the other in one session.")
     ] = False,
     full: Annotated[bool, Option("--full", help="Print each question and its answer.")] = False,
     output: Output = None,
 ) -> None:
-    """Ask questions about texts, and count right answers and evidence that holds them."""
+    """Ask questions about texts; count the right answers, and how often the evidence holds the answer."""
     from everlong_lab.cli.questions import run
 
     run(file, [*(texts or []), file.parent], url=url, key=key, model=model, evidence_only=evidence_only,
@@ -257,8 +267,10 @@ def questions(
 def facts(
     models: ModelNames,
     kind: Annotated[Literal["memorize", "detect", "reasoning"], Option(help="Measure this task.")],
-    lengths: Annotated[str, Option(help="Use documents of so many segments.")] = "1,7,32,128,512,1024,2048,4096",
-    samples: Annotated[int, Option(help="Use so many documents per length and model.", min=1)] = 128,
+    lengths: Annotated[
+        str, Option(help="Lengths of the documents in segments, separated by commas.")
+    ] = "1,7,32,128,512,1024,2048,4096",
+    samples: Annotated[int, Option(help="Use this many documents per length and model.", min=1)] = 128,
     recite: Annotated[bool, Option("--recite", help="Let the model repeat the facts before the question.")] = False,
     plot: Plot = None,
     device: Device = "cpu",
@@ -266,7 +278,7 @@ def facts(
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Measure accuracy on facts in noise over growing documents, with the paper's figures."""
+    """Measure accuracy on facts in noise over growing documents, next to the paper's figures."""
     from everlong_lab.eval.facts import draw_facts
     from everlong_lab.eval.facts import facts as measure
 
@@ -291,22 +303,24 @@ def babilong(
     plain: Annotated[bool, Option("--plain", help="Measure the backbone alone, in its own window.")] = False,
     tasks: Annotated[str, Option(help="Measure these tasks, separated by commas.")] = "qa1,qa2,qa3,qa4,qa5",
     lengths: Annotated[
-        str, Option(help="Use these lengths; 1k is 1,024 tokens, 0k has no noise.")
+        str, Option(help="Lengths, separated by commas: 1k is 1,024 tokens, 0k has no noise.")
     ] = "0k,1k,2k,4k,8k,16k,32k",
-    samples: Annotated[int, Option(help="Ask so many questions per task and length.", min=1)] = 100,
+    samples: Annotated[int, Option(help="Ask this many questions per task and length.", min=1)] = 100,
     prompt: Annotated[
         Literal["auto", "few-shot", "bare"],
-        Option(help="Give instruction and examples, or none; auto: none if trained."),
+        Option(help="Put instruction and examples into the prompt, or none; auto: none if the memory is trained."),
     ] = "auto",
     seed: Seed = 0,
-    rows: Annotated[int | None, Option(help="Read so many samples at once; default 8, or 1 if --plain.", min=1)] = None,
+    rows: Annotated[
+        int | None, Option(help="Read this many samples at once; default: 8, or 1 if --plain.", min=1)
+    ] = None,
     data: DataDir = Path("data"),
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Measure BABILong (questions about facts hidden in books, qa1 to qa5), with published rows."""
+    """Measure BABILong (questions about facts hidden in books, qa1 to qa5), next to published results."""
     from everlong_lab.eval.progress import measure_babilong
     from everlong_lab.tasks.babi import LABELS
 
@@ -335,11 +349,11 @@ def dialogue(
         str | None,
         Option(
             help="Measure these: none, window (without and with the document, in the backbone's window), dialogue, memory "
-            "(the same through the memory); default none,window,memory, or dialogue,memory if the window is too small."
+            "(the same through the memory); default: none,window,memory, or dialogue,memory if the window is too small."
         ),
     ] = None,
-    samples: Annotated[int, Option(help="Use whole dialogues with at least so many responses.", min=1)] = 500,
-    written: Annotated[int, Option(help="Generate so many of the responses.", min=1)] = 200,
+    samples: Annotated[int, Option(help="Use whole dialogues, with at least this many responses in all.", min=1)] = 500,
+    written: Annotated[int, Option(help="Generate this many of the responses.", min=1)] = 200,
     seed: Seed = 0,
     data: DataDir = Path("data"),
     device: Device = "cpu",
@@ -347,7 +361,7 @@ def dialogue(
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Measure CMU-DoG (responses in a dialogue about a document), with published rows."""
+    """Measure CMU-DoG (responses in a dialogue about a document), next to published results."""
     from everlong_lab.eval.dialogue import WAYS
     from everlong_lab.eval.progress import measure_dialogue
 

@@ -15,7 +15,7 @@ Readers = Annotated[
     str,
     Option("--readers", help="Compare these readers, with commas: everlong, kreuzberg, markitdown, pandoc, docling."),
 ]
-Interpreter = Annotated[str, Option(help="The Python that has the libraries; default this one.", metavar="PATH")]
+Interpreter = Annotated[str, Option(help="The Python that has the libraries; default: this one.", metavar="PATH")]
 
 
 def _chosen(names: str, python: str) -> list[str]:
@@ -24,7 +24,7 @@ def _chosen(names: str, python: str) -> list[str]:
     chosen = names.split(",")
     for name in chosen:
         if name not in peers.READERS:
-            raise fail(f"{name} is no reader: choose among {', '.join(peers.READERS)}")
+            raise fail(f"{name}: unknown reader; choose from {', '.join(peers.READERS)}")
         if not peers.has(name, python):
             raise fail(f"{name} is not installed for {python}: install it, or leave it out of --readers")
     return chosen

@@ -37,15 +37,15 @@ def _train_probe(
             "--packaged/--no-packaged", help="Whether to use the packaged texts: 75 short ones, and 24 of a few pages."
         ),
     ] = True,
-    extend: Annotated[bool, Option("--extend", help="Begin with the model's own probe, and stay near to it.")] = False,
+    extend: Annotated[bool, Option("--extend", help="Start from the model's own probe, and stay close to it.")] = False,
     questions: Annotated[
         int,
         Option(
             min=2,
-            help="Use at most so many questions of the file, and of each kind (answered or not) in each data set.",
+            help="Use at most this many questions of the file, and of each kind (answered or not) in each data set.",
         ),
     ] = 350,
-    layer: Annotated[int, Option(min=0, help="Use the values of this layer, counted from 0.")] = 18,
+    layer: Annotated[int, Option(min=0, help="Use the attention values of this layer, counted from 0.")] = 18,
     wrongly: Annotated[
         float, Option(min=0, max=1, help="Decline at most this share of the questions whose answer the passages hold.")
     ] = 0.02,
@@ -54,7 +54,7 @@ def _train_probe(
     threads: Threads = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Train the probe that tells whether the passages before a question hold its answer.
+    """Train the probe that predicts whether passages hold the answer to a question.
 
     The model reads a prompt for each question, some without the right passages, and a conversation about each of the short texts. With a model of
     1.5 billion weights on two cores, that takes two to four seconds a prompt, and 20 seconds a conversation.

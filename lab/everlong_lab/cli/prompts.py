@@ -28,20 +28,20 @@ def _prompts(
     texts: Annotated[
         list[Path] | None, Option(help="Find the texts of --labelled in this folder. Repeat it for more folders.")
     ] = None,
-    questions: Annotated[int, Option(min=1, help="Use so many answerable questions per set.")] = 1_000,
-    impossible: Annotated[int, Option(min=1, help="Use so many unanswerable questions of SQuAD.")] = 300,
+    questions: Annotated[int, Option(min=1, help="Use this many answerable questions per set.")] = 1_000,
+    impossible: Annotated[int, Option(min=1, help="Use this many unanswerable questions of SQuAD.")] = 300,
     without: Annotated[float, Option(min=0, max=1, help="Hide the right passages of this share of questions.")] = 0.1,
     room: Annotated[str, Option(help="Use one of these numbers of tokens for passages.")] = "130,250,400",
-    turns: Annotated[int, Option(min=1, help="Ask at most so many questions about the same passages.")] = 3,
+    turns: Annotated[int, Option(min=1, help="Ask at most this many questions about the same passages.")] = 3,
     lengths: Annotated[
         str, Option(help="Hide the texts in documents of these lengths, in tokens.")
     ] = "2000,8000,32000",
-    per_document: Annotated[int, Option(min=1, help="Write at most so many prompts about a document.")] = 10,
+    per_document: Annotated[int, Option(min=1, help="Write at most this many prompts about a document.")] = 10,
     template: Annotated[
         str, Option(help="Use this template of the server's: few-words, or instruct for instruct models.")
     ] = "few-words",
     passages: Annotated[
-        int | None, Option(min=1, help="Let the search find so many passages; default as the server.")
+        int | None, Option(min=1, help="Let the search find this many passages; default: as on the server.")
     ] = None,
     embeddings: Annotated[str, Option(help="Search by meaning too: auto, off, or a model's folder.")] = "auto",
     seed: Seed = 0,

@@ -26,24 +26,28 @@ from everlong_server.cli.common import ModelsDir, out
 
 def remembers(
     data: DataDir = Path("data"),
-    model: Annotated[str | None, Option(help="Measure this model; default the packaged backbone.")] = None,
-    memory: Annotated[str | None, Option(help="Use this memory around a backbone; default window.")] = None,
+    model: Annotated[str | None, Option(help="Measure this model; default: the packaged backbone.")] = None,
+    memory: Annotated[str | None, Option(help="Use this memory around a backbone; default: window.")] = None,
     options: Annotated[str | None, Option(help='Set options of the memory: JSON, such as {"entries": 256}.')] = None,
     sets: Annotated[str, Option(help="Use these sets of questions.")] = "squality,qmsum,fairytaleqa,squad",
-    lengths: Annotated[str, Option(help="Use documents of at least so many tokens.")] = "4000,16000,64000",
-    ways: Annotated[str | None, Option(help="Base answers on these; default all.")] = None,
+    lengths: Annotated[
+        str, Option(help="Smallest lengths of the documents in tokens, separated by commas.")
+    ] = "4000,16000,64000",
+    ways: Annotated[str | None, Option(help="Measure answers from these sources; default: all.")] = None,
     documents: Annotated[
-        int, Option(min=2, help="Read so many documents per set and length, if there are as many.")
+        int, Option(min=2, help="Read this many documents per set and length, if there are as many.")
     ] = 8,
-    questions: Annotated[int, Option(min=1, help="Ask so many questions about each.")] = 8,
-    written: Annotated[int, Option(min=0, help="Write answers to so many of them, too.")] = 0,
+    questions: Annotated[int, Option(min=1, help="Ask this many questions about each document.")] = 8,
+    written: Annotated[int, Option(min=0, help="Also generate the answers to this many of the questions.")] = 0,
     whole: Annotated[
-        int, Option(min=1, help="Put documents of at most so many tokens into the backbone's context.")
+        int, Option(min=1, help="Put documents of at most this many tokens into the backbone's context.")
     ] = 31_000,
     embeddings: Annotated[
         str, Option(help="Search passages also by meaning: auto, off or a folder, as in everlong serve.")
     ] = "auto",
-    split: Annotated[Literal["test", "tune"], Option(help="Use this split; settings were chosen on tune.")] = "test",
+    split: Annotated[
+        Literal["test", "tune"], Option(help="Use this split of the data; we chose settings with tune.")
+    ] = "test",
     seed: Seed = 0,
     device: Device = "cpu",
     threads: Threads = None,

@@ -22,7 +22,7 @@ def _train_reranker(
     data: MoreData = None,
     rounds: Annotated[int, Option(min=1, help="Number of times to use each question.")] = 2,
     lr: Annotated[float, Option(min=0, help="Learning rate.")] = 1e-4,
-    max_minutes: Annotated[float | None, Option(min=0, help="Stop after so many minutes, with a checkpoint.")] = None,
+    max_minutes: Annotated[float | None, Option(min=0, help="Stop after this many minutes, with a checkpoint.")] = None,
     checkpoint: Annotated[
         Path | None, Option(callback=writable, help="Save the state to this file, and continue from it if it exists.")
     ] = None,

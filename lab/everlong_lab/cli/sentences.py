@@ -21,7 +21,7 @@ def _sentences(
     device: Device = "cpu",
     models_dir: ModelsDir = None,
 ) -> None:
-    """Put the answers of prompts into sentences, unless the question asks for a few words."""
+    """Rewrite the short answers of prompts as sentences, unless the question asks for a few words."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from everlong_lab.eval.grounded import sentences as grounded

@@ -18,19 +18,20 @@ def _train(
     recipe: Annotated[
         str | None, Argument(help="Train this recipe or YAML file; without it, list recipes.", metavar="RECIPE")
     ] = None,
-    folder: Annotated[Path | None, Option("--out", help="Write the run to this folder; default runs/RECIPE.")] = None,
+    folder: Annotated[Path | None, Option("--out", help="Write the run to this folder; default: runs/RECIPE.")] = None,
     data: DataDir = Path("data"),
     resume: Annotated[bool, Option("--resume", help="Continue from the folder's checkpoint.")] = False,
-    max_minutes: Annotated[float | None, Option(help="Stop after so many minutes, with a checkpoint.")] = None,
+    max_minutes: Annotated[float | None, Option(help="Stop after this many minutes, with a checkpoint.")] = None,
     device: Device = "cpu",
     bfloat16: Annotated[
-        bool, Option("--bfloat16", help="Multiply in bfloat16, as always on CUDA; for CPUs with instructions for it.")
+        bool,
+        Option("--bfloat16", help="Multiply in bfloat16, on a CPU that has instructions for it. CUDA always does."),
     ] = False,
     threads: Threads = None,
     changes: Annotated[list[str] | None, Option("--set", help="Change the recipe: KEY=VALUE; may be repeated.")] = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Train a memory by a recipe."""
+    """Train a memory as a recipe describes."""
     import torch
 
     from everlong_lab.train.console import train as run

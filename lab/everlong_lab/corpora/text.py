@@ -16,7 +16,7 @@ from everlong_models.errors import DataError
 from everlong_models.text.tokenizer import Tokenizer
 
 _HELD_OUT = 10
-"""One book in so many is held out."""
+"""One book in this many is held out."""
 
 
 def find(data: Path, name: str) -> Path:

@@ -112,7 +112,7 @@ def dialogue(
             model = None if backbone is None else in_window(backbone, longest)
         if model is None:
             raise ConfigError(
-                "ways", way, f"needs a {'memory' if way in READ else 'backbone'}, which this model has not"
+                "ways", way, f"needs a {'memory' if way in READ else 'backbone'}, which this model does not have"
             )
         answers = []
         for number, response in sampled.written:

@@ -227,7 +227,9 @@ def _wait(http: httpx.Client, name: str, id: str) -> None:
         if document["status"] == "ready" and share == 1.0:
             return
         if time.monotonic() - since > _PATIENCE:
-            raise DataError(f"the vectors of {name} are at {share:.0%} for {_PATIENCE:.0f} s: see the server's log")
+            raise DataError(
+                f"the vectors of {name} have been at {share:.0%} for {_PATIENCE:.0f} s: see the server's log"
+            )
         time.sleep(wait)  # between requests for the document's progress
         wait = min(1.0, wait * 1.5)
 

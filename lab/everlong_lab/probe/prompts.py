@@ -51,7 +51,7 @@ and one with a request."""
 
 
 class LabelledPrompt(NamedTuple):
-    """`source`: the name of the text. `before`: what stands before the question, with the passages. `holds`: whether they, or the conversation, hold the answer.
+    """`source`: the name of the text. `before`: the text before the question, with the passages. `holds`: whether they, or the conversation, hold the answer.
 
     `answer`: what the model says before the next prompt of the conversation; "" if none follows. `follows`: this prompt follows the previous one in the same conversation.
     """

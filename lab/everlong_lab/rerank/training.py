@@ -37,7 +37,7 @@ _NEAREST, _OTHERS = 4, 5
 _ROWS = 16
 """Passages in a batch. They have similar lengths, to limit padding, and can belong to several questions."""
 _HELD_OUT = 9
-"""One text in so many is held out. Its questions measure the training."""
+"""One text in this many is held out. Its questions measure the training."""
 _RANK = 64
 """Rank of the updates that are saved for each matrix (docs/research/lab-notes.md compares it with whole matrices)."""
 

@@ -35,8 +35,8 @@ _SHOWN, _SHOWN_IN_ALL = 100_000, 2_000_000
 
 class LanguageConfig(TaskConfig):
     """`texts`: a data set, or one file of it as NAME/PATH. `held_out`: evaluate on this instead of a part of `texts`, in
-    the same form; WikiText has its own. `characters`: whole texts are used until there are so many; of the held-out texts,
-    equal shares add up to so many. `vocabulary`: size of the tokenizer made for a model from scratch; 257 (the bytes and
+    the same form; WikiText has its own. `characters`: whole texts are used until there are this many; of the held-out texts,
+    equal shares add up to this many. `vocabulary`: size of the tokenizer made for a model from scratch; 257 (the bytes and
     an end mark) makes a character-level model of English."""
 
     name: Literal["language"] = "language"

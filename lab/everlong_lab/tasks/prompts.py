@@ -26,7 +26,7 @@ from everlong_models.errors import DataError, TokenError
 from everlong_models.memories.base import SegmentReader
 
 _HELD_OUT = 20
-"""One source in so many is held out."""
+"""One source in this many is held out."""
 _TRIES = 500
 
 

@@ -93,7 +93,7 @@ class Sorting(Task):
         return {"accuracy": right / count, "loss": loss / count}
 
     def window_accuracy(self, *, samples: int, segments: int, window: int) -> float:
-        """Return the accuracy of counting only the last `window` symbols: what a memory of so many tokens could reach
+        """Return the accuracy of counting only the last `window` symbols: what a memory of this many tokens could reach
         without extrapolating the drift. A symbol that the answer already contains is not predicted again."""
         V, L = self.config.symbols, segments * self._S
         right = count = 0

@@ -1,7 +1,7 @@
 """`Backbone`: a pretrained Hugging Face decoder with the interface that memories need.
 
 It maps embeddings to final hidden states, with an optional key/value tensor that the caller owns, and keeps nothing
-between calls. With `keep`, and since logits are a separate call, a memory pays only for the positions that it uses.
+between calls. A memory pays only for the positions that it uses: `keep` selects them, and logits are a separate call.
 """
 
 from __future__ import annotations

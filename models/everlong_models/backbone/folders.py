@@ -1,4 +1,4 @@
-"""Folders of models that were pulled or converted: they appear at once, complete."""
+"""Write the folders of pulled and converted models atomically: a folder appears only when it is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PrefixCache`: keys and values of the newest prompts, so that one that begins like another is not encoded again from its beginning."""
+"""`PrefixCache`: keys and values of the newest prompts. A prompt with the same first tokens reuses them."""
 
 from __future__ import annotations
 

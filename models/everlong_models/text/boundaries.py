@@ -27,7 +27,7 @@ _ALTERNATIVES = (
 _ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
 _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
 _LOOK_AHEAD = 8  # characters that must be known after a cut; the longest that a pattern looks ahead is a contraction
-_COMPOSED = 4  # at most so many characters become one in normalisation form C
+_COMPOSED = 4  # at most this many characters become one in normalisation form C
 _FORM_C = ({"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]})
 _JAMO = (range(0x1161, 0x1176), range(0x11A8, 0x11C3))
 """Vowels and final consonants of Korean, which Unicode composes with the character before by a rule, not by a table."""

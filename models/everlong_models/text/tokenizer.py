@@ -23,7 +23,7 @@ from everlong_models.text.boundaries import Boundaries, start_of
 
 _CHUNK = 1 << 16
 _SECTION, _RUN = 1 << 16, 4096
-"""A text is divided at multiples of so many bytes where so many characters follow that are all white space, or all not."""
+"""A text is divided at multiples of this many bytes where this many characters follow that are all white space, or all not."""
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _MAX_HELD = 8
 """Most tokens that are held back for an incomplete character, which has up to four bytes."""

@@ -1,4 +1,4 @@
-"""Answers about stored data are sent only when the master of Redis is known to be the master (see `Confirmation`)."""
+"""Sends a response about stored data only after confirming that it was read from the current master of Redis (see `Confirmation`)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def list_models(
     models_dir: ModelsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array instead of a table.")] = False,
 ) -> None:
-    """List the models that have a name: what they take, their licence, and whether they are on this machine."""
+    """List the models by name: their size and licence, and where they are on this machine."""
     folder = chosen_models_dir(models_dir)
     rows = [*_known(folder), *_shipped(folder), *_stored(folder)]
     default, others = _default(folder), _others(folder)
@@ -128,7 +128,7 @@ def pull(
     ],
     models_dir: ModelsDir = None,
 ) -> None:
-    """Download a model, unless it is here. Run it again after an interruption: it continues where it ended."""
+    """Download a model, unless this machine has it. After an interruption, run the command again: it continues."""
     from everlong_models import EverlongModelError
     from everlong_models.catalogue.pull import pull as pull_entry
     from everlong_models.lora import find_adapter

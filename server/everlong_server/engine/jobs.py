@@ -182,7 +182,7 @@ class JobWorker(ABC):
         return await self._requeue(job, claim)
 
     async def _leave_to_holder(self, job: Job, claim: Claim | None) -> bool:
-        """Leave the job to whoever has claimed it. Returns False if nobody has: a late write of our own has fenced us."""
+        """Leave the job to the replica that has claimed it. Returns False if none has: a late write of our own has fenced us."""
         holder = await self.holder(job.id, claim) if claim is not None else None
         if holder is None:
             return False

@@ -44,7 +44,7 @@ class Metrics:
         )
         self.tokens_accepted = counter(
             "everlong_tokens_accepted_total",
-            "Verified guesses that were right: tokens without a decode step of their own",
+            "Verified guesses that were right: these tokens needed no decode step of their own",
         )
         self.tokens_reused = counter(
             "everlong_tokens_reused_total", "Context tokens reused from memory instead of prefilled again"
@@ -57,7 +57,7 @@ class Metrics:
         )
         self.token_seconds = histogram(
             "everlong_token_seconds",
-            "Time between two tokens of one answer; about 0 for a token that was guessed right, which comes with the one before",
+            "Time between two tokens of one answer; about 0 for a right guess, which arrives together with the token before it",
             buckets=_TOKEN,
         )
         self.answer_seconds = histogram(

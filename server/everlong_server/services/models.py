@@ -240,7 +240,7 @@ class ServedModels:
         try:
             size = model.bytes = await asyncio.to_thread(self._source.measure, model.source)
         except EverlongModelError as error:
-            log.warning("the size of the model %s could not be measured: %s", model.name, error)
+            log.warning("cannot estimate how much memory the model %s takes: %s", model.name, error)
             raise _failed(model) from error
         while size is not None and (room := self._room()) < size:
             for other in sorted(self._others.values(), key=lambda each: each.unused_since):
@@ -309,7 +309,7 @@ class ServedModels:
             async with AsyncExitStack() as held:
                 await self.acquire(model.name, held)
         except Unavailable as error:
-            log.warning("the jobs of the model %s wait: %s", model.name, error)
+            log.warning("the jobs of the model %s wait until it can be loaded: %s", model.name, error)
             model.retry_at = time.monotonic() + _RETRY_SECONDS
 
     # The end

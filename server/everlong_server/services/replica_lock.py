@@ -37,7 +37,9 @@ class ReplicaLock:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._descriptor = _locked(self._file, os.O_CREAT)
             except OSError as error:
-                log.info("no lock file in the data folder, so a restarted server waits for leases: %s", error)
+                log.info(
+                    "cannot lock a file in the data folder; after a crash, the next server waits for leases: %s", error
+                )
         return self
 
     def __exit__(self, *_: object) -> None:

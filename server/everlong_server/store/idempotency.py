@@ -1,8 +1,8 @@
 """`IdempotencyRecords`: requests with an `Idempotency-Key`, so that a retry returns the first result.
 
 A record is written before any work starts, with the id that the new document, session or message will get. If the server is
-killed, whoever retries the request looks for an object with this id and so finds what was done already. There is no moment
-between an effect and its record at which a kill could lose either.
+killed, the retry looks for an object with this id, and so finds what was done already. There is no moment between an effect
+and its record at which a kill could lose either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Jobs`: a Redis stream of work to be done by one model, shared by all replicas; and the keys that say which replicas live.
+"""`Jobs`: a Redis stream of jobs for one model, shared by all replicas; and the keys that show which replicas are alive.
 
 Tenants take turns among the oldest `_SCAN_LIMIT` jobs of the queue. A tenant with more jobs than that delays the others; the setting
 `tenant_queued` prevents it. The jobs of one tenant are done in the order they were queued.

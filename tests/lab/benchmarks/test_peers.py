@@ -132,11 +132,11 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
     [
         (
             ["peers", "--peers", "window,vllm"],
-            "--peers: no 'vllm'; must be of window, rmt, transformers, llama.cpp, transformers-sampled, recall",
+            "--peers: unknown name 'vllm'; choose from window, rmt, transformers, llama.cpp, transformers-sampled, recall",
         ),
         (["peers", "--lengths", "2000,x"], "--lengths 2000,x: must be numbers separated by commas"),
         (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000"),
-        (["flat", "--memories", "rmt,lstm"], "--memories: no 'lstm'; must be of rmt, "),
+        (["flat", "--memories", "rmt,lstm"], "--memories: unknown name 'lstm'; choose from rmt, "),
         (["flat", "--memories", "rmt,lamemo", "--backbone", "a"], "--memories: lamemo does not use a backbone"),
         (
             ["flat", "--memories", "native", "--backbone", "a"],

@@ -88,7 +88,9 @@ def test_a_conversion_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("nonsense", "is no reader"), ("docling", "is not installed")], ids=["unknown", "missing"]
+    ("name", "said"),
+    [("nonsense", "nonsense: unknown reader"), ("docling", "is not installed")],
+    ids=["unknown", "missing"],
 )
 def test_a_reader_that_cannot_be_compared(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "has", lambda reader, python: reader != "docling")

@@ -325,8 +325,10 @@ def test_on_the_command_line_what_is_wrong_is_one_line(data: Path, tmp_path: Pat
     assert "no data set 'squad2_dev_half'" in error(
         "--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf"
     )
-    assert "--ways: no 'best'; must be of neither, memory" in error("--data", str(data), "--ways", "both,best")
-    assert "--sets: no 'bard'" in error("--data", str(data), "--sets", "bard")
+    assert "--ways: unknown name 'best'; choose from neither, memory" in error(
+        "--data", str(data), "--ways", "both,best"
+    )
+    assert "--sets: unknown name 'bard'" in error("--data", str(data), "--sets", "bard")
     assert "--lengths: '2k'; must be numbers" in error("--data", str(data), "--lengths", "2k")
     assert "--recall: '8'; must be two positive numbers" in error("--data", str(data), "--recall", "8")
-    assert "--template: no 'x'" in error("--data", str(data), "--template", "x")
+    assert "--template: unknown name 'x'" in error("--data", str(data), "--template", "x")

@@ -100,7 +100,7 @@ def test_a_document_whose_vectors_never_come_is_given_up_and_deleted(
     asked = questions.questions(file)
     with (
         httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle)) as http,
-        pytest.raises(DataError, match=r"vectors of handbook\.md are at 25%"),
+        pytest.raises(DataError, match=r"vectors of handbook\.md have been at 25%"),
     ):
         questions.ask(http, asked, questions.find_texts(["handbook.md"], [file.parent]), 4, lambda *_: None)
     assert deleted == ["/v1/documents/doc_1"]

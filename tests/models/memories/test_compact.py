@@ -111,5 +111,5 @@ def test_an_architecture_that_shows_no_queries_is_refused():
         vocab_size=97, n_embd=48, n_layer=2, n_head=4, rotary_dim=8, n_positions=128, bos_token_id=0, eos_token_id=0
     )
     model = compact(Backbone(transformers.GPTJForCausalLM(config).double().eval()))
-    with pytest.raises(BackboneError, match="GPTJForCausalLM: this memory chooses by the queries of every layer"):
+    with pytest.raises(BackboneError, match="GPTJForCausalLM: this memory needs the queries of every layer"):
         model.optimize()

@@ -153,7 +153,7 @@ def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None
 def test_bench_chaos_names_unknown_arguments() -> None:
     done = everlong("bench", "chaos", "--fault", "bad weather")
     assert done.returncode == 1
-    assert "no 'bad weather'" in done.stderr
+    assert "unknown fault 'bad weather'" in done.stderr
     assert "clock of a replica jumps" in done.stderr
     done = everlong("bench", "chaos", "--redis-program", "no-such-server")
     assert done.returncode == 1

@@ -91,7 +91,7 @@ def ingest(
         typer.Option("--ocr-language", help="The language of text in scanned pages and pictures, such as latin."),
     ] = None,
     unpack: Annotated[
-        bool, typer.Option("--unpack", help="Make a document of each file in the archives (zip, tar) named.")
+        bool, typer.Option("--unpack", help="Make a document of each file in the given archives (zip, tar).")
     ] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -124,7 +124,7 @@ def ask(
     words: Annotated[
         list[str],
         typer.Argument(
-            help="Files to ask about (- is standard input), and last the question.", metavar="[FILE]... QUESTION"
+            help="Files to ask about (- is standard input), then the question.", metavar="[FILE]... QUESTION"
         ),
     ],
     documents: DocumentIds = None,
@@ -209,7 +209,7 @@ def search(
     words: Annotated[
         list[str],
         typer.Argument(
-            help="Files (- is standard input) and ids of documents to search, and last the query.",
+            help="Files (- is standard input) and ids of documents to search, then the query.",
             metavar="FILE|ID... QUERY",
         ),
     ],

@@ -25,7 +25,7 @@ export function SettingsDialog() {
           <option value="dark">dark</option>
         </select>
         <p id="theme-help" class="note">
-          They apply to this page in this browser.
+          For this page in this browser.
         </p>
         <NumberField
           id="max-words"
@@ -39,7 +39,7 @@ export function SettingsDialog() {
           In words. A longer answer is cut, and can be continued.
         </NumberField>
         <NumberField id="temperature" label="Temperature" value={temperature} min={0} max={2} step={0.1} set={(temperature) => setAnswers({ temperature })}>
-          0 always takes the likeliest word; with higher values, answers vary and err more.
+          0 always takes the likeliest word. With higher values, answers vary more and are more often wrong.
         </NumberField>
         <label for="words">Text to read</label>
         <select id="words" aria-describedby="words-help" value={String(words ?? "")} disabled={served?.recall_passages === 0} onChange={({ currentTarget: { value } }) => setAnswers({ words: value ? Number(value) : null })}>
@@ -53,7 +53,7 @@ export function SettingsDialog() {
         <p id="words-help" class="note">
           {served?.recall_passages === 0
             ? "This server does not search: the model answers from its memory alone."
-            : "How much of the documents the search gives to the model with a question. More takes longer and can mislead small models. With none, it answers from its memory alone."}
+            : "How much text of the documents the model reads with each question. More text takes longer and can mislead small models. With none, the model answers from its memory alone."}
         </p>
         <label for="language">Answers in</label>
         <input
@@ -65,7 +65,7 @@ export function SettingsDialog() {
           onInput={({ currentTarget: { value } }) => setAnswers({ language: value.trim() || null })}
         />
         <p id="language-help" class="note">
-          Such as German. Small models do not always obey, and know few languages.
+          For example German. Small models know few languages, and do not always use the one that you choose.
         </p>
         {models.value.length > 1 && (
           <>
@@ -76,13 +76,13 @@ export function SettingsDialog() {
               ))}
             </select>
             <p id="model-help" class="note">
-              Of new conversations. A conversation keeps its model.
+              For new conversations. A conversation keeps its model.
             </p>
           </>
         )}
       </div>
       <p class="note">
-        They apply to your next questions. Empty fields are left to the server. {served && models.value.length === 1 && `It serves one model, ${served.id}.`}
+        These settings apply to your next questions. For an empty field, the server chooses the value. {served && models.value.length === 1 && `The server has one model, ${served.id}.`}
       </p>
       <div class="buttons">
         <button class="main" onClick={close}>

@@ -86,7 +86,7 @@ function Problem({ problem: { text, detail } }: { problem: UploadProblem }) {
 function progressOf({ file, each, sent, state, page }: Upload): string {
   if (sent < file.size) return `${size(sent)} of ${size(file.size)} uploaded${STATES[state] ?? ""}`;
   const place = page ? `: page ${page[0]} of ${page[1]}` : "";
-  return `${size(file.size)} uploaded. The server takes the text out of ${each ? "each file" : "it"}${place}.`;
+  return `${size(file.size)} uploaded. The server extracts the text of ${each ? "each file" : "the file"}${place}.`;
 }
 
 function PauseButton({ upload: { key, file, state } }: { upload: Upload }) {

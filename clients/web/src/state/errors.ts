@@ -7,17 +7,17 @@ export class UserError extends Error {}
 /** Errors that can have many causes, by their code. The server's messages for other codes are shown as they are. */
 const BY_CODE: Record<string, string> = {
   bytes_limit: "Your space on this server is full. Delete documents or conversations that you no longer need, then try again.",
-  queued_limit: "Too many of your documents are waiting to be read. Try again when some of them are read.",
-  tokens_limit: "You have used up what this server allows you a day. Try again tomorrow.",
+  queued_limit: "Too many of your documents are waiting to be read. Try again when the server has read some of them.",
+  tokens_limit: "You have used up your limit of text for today. Try again tomorrow.",
   requests_limit: "You have sent too many requests in the last minute. Try again in a minute.",
   streams_limit: "Too many of your questions are being answered. Try again when one of the answers is complete.",
   sessions_limit: "You have as many conversations as this server allows. Delete some, then try again.",
-  overloaded: "The server has too much to do. Try again in a minute.",
-  missing_scope: "Your API key does not allow this. Ask whoever runs this server for another key.",
+  overloaded: "The server is busy. Try again in a minute.",
+  missing_scope: "Your API key does not allow this. Ask the person who runs this server for another key.",
   state_unusable: "This conversation belongs to a model that this server no longer has. Start a new conversation about its documents.",
   session_not_found: "This conversation was deleted.",
   document_not_found: "This document was deleted.",
-  internal_error: "The server has failed. Try again; if it fails again, tell whoever runs it.",
+  internal_error: "The server has failed. Try again. If it fails again, tell the person who runs it.",
 };
 
 export function errorText(error: unknown): string {
@@ -57,10 +57,10 @@ export function uploadProblem(error: unknown, formats: string, limit: string): U
 function refusal(error: unknown, formats: string, limit: string): string | null {
   if (!(error instanceof APIStatusError)) return null;
   const { code, message, param } = error;
-  if (code === "queued_limit" && message.includes("the archive has")) return "This archive has more files than this server reads for you at a time. Divide it into smaller archives.";
+  if (code === "queued_limit" && message.includes("the archive has")) return "This archive has more files than you may have waiting on this server. Split it into smaller archives.";
   if (code === "unsupported_media_type" && message.includes("not an archive")) return "This file is not an archive. Choose it again, and upload it as one document.";
   if (code === "unsupported_media_type" && message.includes("pip install"))
-    return "This server does not recognise text in pictures. Choose a file that contains text, or ask whoever runs the server to install everlong[ocr].";
+    return "This server does not recognise text in pictures. Choose a file that contains text, or ask the person who runs the server to install everlong[ocr].";
   if (code === "unsupported_media_type") return `The server cannot read this kind of file. It reads ${formats}: save the text in one of these formats, and choose that file.`;
   if (code === "empty_document") return "There is no text in this file. Choose another one.";
   if (code === "too_large") return `This file, or the text in it, is larger than this server accepts (${limit}). Split it, and choose the parts.`;

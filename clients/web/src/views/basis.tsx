@@ -18,7 +18,7 @@ export function Basis({ message }: { message: Message }) {
         {message.standalone_question && (
           <>
             <dt>Question</dt>
-            <dd>The model understood it as “{message.standalone_question}”, and the search looked for this.</dd>
+            <dd>The model understood the question as “{message.standalone_question}”. The search used these words.</dd>
           </>
         )}
         <dt>Passages</dt>
@@ -61,14 +61,14 @@ function summary(passages: number, progress: number | null | undefined): string 
 }
 
 function unread(progress: number): string {
-  return `It had read ${percent(progress)} of the documents, and was not used. It reads this question and its answer after the documents.`;
+  return `The memory was not used, because it had read only ${percent(progress)} of the documents. It reads this question and its answer after the documents.`;
 }
 
 /** How much of `tokens` tokens of context the memory of a model holds. */
 function memoryShare(tokens: number, served: Model | null): string {
-  if (tokens === 0) return "It was empty: the model read the whole conversation again.";
+  if (tokens === 0) return "The memory was empty, so the model read the whole conversation again.";
   const kept = served?.remembered_tokens ?? null;
-  if (kept !== null && kept < tokens) return `It holds ${pages(kept)} of ${pages(tokens)} before the question (${percent(kept / tokens)}), and none of the rest.`;
+  if (kept !== null && kept < tokens) return `It holds ${pages(kept)} of ${pages(tokens)} before the question (${percent(kept / tokens)}), and nothing of the rest.`;
   if (kept !== null) return `It holds all of the text before the question, ${pages(tokens)}.`;
   if (served?.state_bytes) return `It holds the text before the question, ${pages(tokens)}, in ${size(served.state_bytes)}, without most details.`;
   return `The model had read ${pages(tokens)} before the question.`;
@@ -86,7 +86,7 @@ export function promise(served: Model | null): string {
   const memory =
     served?.memory === "window"
       ? "The model sees no other part of the text."
-      : "Besides, the model has a memory of the text, which loses most details.";
+      : "The model also has a memory of the text, which loses most details.";
   return `For each question, the server searches the text, and the answer rests on the passages that it finds. ${memory}`;
 }
 

@@ -80,6 +80,6 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
 
 function placeholder(status: Session["status"], open: boolean): string {
   if (status === "failed") return "";
-  if (!open) return "You can ask when the documents are read";
-  return status === "ready" ? "Ask about it" : "Ask about it: answers rest on the search until it is read";
+  if (!open) return "You can ask when the server has read the documents";
+  return status === "ready" ? "Ask about it" : "Ask about it. Until it is read, answers use the search only";
 }

@@ -34,7 +34,7 @@ export function Home() {
     <div class="home">
       <header class="bar">
         <MenuButton />
-        <h1>Ask a long text</h1>
+        <h1>Ask about a long text</h1>
       </header>
       <div class={dragging.value ? "drop over" : "drop"}>
         <p class="large with-mouse">Drop one or several documents here</p>

@@ -62,18 +62,18 @@ function keptTokens(memory: SessionMemory, total: number): number {
   return keptOf(memory, total).reduce((sum, [start, end]) => sum + end - start, 0);
 }
 
-/** What is kept and what has faded, in plain words. */
+/** What the memory keeps and what it has lost, in plain words. */
 function summary(memory: SessionMemory, total: number): string {
   const unchanged = unchangedParts(memory);
   const kept = keptTokens(memory, total);
   if (unchanged.length === 0 && memory.memory !== "native")
-    return `The memory is a compressed form of the whole text so far, ${pages(total)}. It loses details: for those, the answer rests on the passages that the search finds.`;
+    return `The memory is a compressed form of the whole text so far, ${pages(total)}. It loses details. Answers about details rest on the passages that the search finds.`;
   if (memory.memory === "native") {
-    const carried = `The model carries the whole text so far, ${pages(total)}, in its own recurrent state. The older a word is, the less of it is left: for details, the answer rests on the passages that the search finds.`;
+    const carried = `The model carries the whole text so far, ${pages(total)}, in its own recurrent state. The older a word is, the less of it is left. Answers about details rest on the passages that the search finds.`;
     return unchanged.length > 0 ? `${carried} Its layers with attention see ${pages(Math.min(kept, total))} word for word.` : carried;
   }
-  if (kept >= total) return `The model sees the whole text so far, ${pages(total)}, word for word.`;
-  return `The model sees ${pages(kept)} of ${pages(total)} word for word, at the beginning and at the end (${percent(kept / total)}). The rest has faded: for that, the answer rests on the passages that the search finds.`;
+  if (kept >= total) return `The memory holds the whole text so far, ${pages(total)}, word for word.`;
+  return `The memory holds ${pages(kept)} of ${pages(total)} word for word, at the beginning and at the end (${percent(kept / total)}). Answers about the rest of the text use the passages that the search finds.`;
 }
 
 function MemoryOverview({ memory, used }: { memory: SessionMemory; used: readonly Evidence[] }) {
@@ -215,7 +215,7 @@ function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]
         {part.age === 0 ? "Written with the last token" : `Last written ${plural(part.age, "token")} ago`}
         {change !== null && `; the open segment would change it by ${percent(change)}`}
         {bytes !== null && `. It takes ${size(bytes)}${parts.length > 1 ? " in all layers" : ""}`}
-        {decays.length > 0 && `. Half of a token has faded after ${threeDigits(Math.min(...decays))}${decays.length > 1 ? ` to ${threeDigits(Math.max(...decays))}` : ""} tokens`}
+        {decays.length > 0 && `. The weight of a token halves after ${threeDigits(Math.min(...decays))}${decays.length > 1 ? ` to ${threeDigits(Math.max(...decays))}` : ""} tokens`}
       </p>
     </div>
   );
@@ -241,13 +241,13 @@ function SignalLayers({ layers, memory }: { layers: readonly MemoryLayer[]; memo
       {best.attention && (
         <div class="lane">
           <h3>Attention</h3>
-          <p class="note">Where the latest words attend to. One row per layer, the last layer on top.</p>
+          <p class="note">Which part of the text the latest words attend to. One row per layer, the last layer on top.</p>
           <HeatMap rows={layers.map((layer) => resample(layer, layer.attention ?? []))} kind="attention" />
         </div>
       )}
       <div class="lane">
         <h3>Space</h3>
-        <p class="note">How much of the memory each position has.</p>
+        <p class="note">How much of the memory each part of the text takes.</p>
         <HeatMap rows={layers.map((layer) => resample(layer, Array(layer.edges.length - 1).fill(1 / (layer.edges.length - 1))))} kind="space" />
       </div>
       <div class="lane">

@@ -167,7 +167,7 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
   };
   return (
     <>
-      <Question text={turn.question} edit={failed && !turn.continues ? askInstead : null} note="This question is asked instead." />
+      <Question text={turn.question} edit={failed && !turn.continues ? askInstead : null} note="The new question replaces this one." />
       <article class="answer" aria-label="Answer" aria-busy={!failed}>
         {turn.text ? (
           <Markdown source={turn.text} running={!failed} />

@@ -1,7 +1,7 @@
 """`everlong bench families`: decode and prefill of every family with the fast path, as a ratio to Llama at equal sizes: as many heads, key
 heads and weights.
 
-Both models run in turns in one process, also at every decode step, and the fastest of each counts. So what else the machine does meanwhile slows down both.
+Both models run in turns in one process, also at every decode step, and the fastest of each counts. So other load on the machine slows down both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNGATED = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "falcon": "ffn_h
 def run(
     *, families: Sequence[str], width: int, layers: int, tokens: int, turns: int, progress: Callable[[str], None]
 ) -> Report:
-    """Measure these families: prefill of so many `tokens`, then decode steps, around random models of this size."""
+    """Measure these families: prefill of this many `tokens`, then decode steps, around random models of this size."""
     rows: list[dict[str, Any]] = []
     llamas: dict[int, Backbone] = {}
     for kind in families:

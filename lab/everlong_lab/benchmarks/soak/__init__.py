@@ -1,1 +1,1 @@
-"""`everlong bench soak`: hours of load with faults, and the slopes of what a server holds."""
+"""`everlong bench soak`: hours of load with faults, and the slopes of a server's memory, files and latency."""

@@ -1,4 +1,4 @@
-"""The load of `everlong bench soak`: clients that upload, ask, break off and delete, and send again what a fault broke."""
+"""The load of `everlong bench soak`: clients that upload, ask, disconnect and delete, and retry the requests that a fault interrupted."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _SLOPE_LIMIT = 1.0
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
     """`minutes`: of load in all, over all `runs`. `fault_seconds`: mean time between faults. `warm_up`, `warm_up_answers`: the
-    slopes leave out so many minutes and answers at the beginning of each run. Memory levels off after some 1,700 answers. `rest_seconds`: a client's pause between its rounds."""
+    slopes leave out this many minutes and answers at the beginning of each run. Memory levels off after some 1,700 answers. `rest_seconds`: a client's pause between its rounds."""
 
     folder: Path
     minutes: float

@@ -40,7 +40,7 @@ from everlong_server.store.redis.embedded import EmbeddedRedis
 from everlong_server.store.search.passages import Passage
 
 _MAX_UNPRODUCTIVE = 50
-"""Stop after so many documents in a row without a new question; a stretch of a text may not hold all of its questions."""
+"""Stop after this many documents in a row without a new question; a stretch of a text may not hold all of its questions."""
 
 BRIEFLY = " Answer in a few words."
 """Appended to every question in every way: the references are a few words, and F1 penalises every extra word."""

@@ -34,7 +34,7 @@ from everlong_server.store.texts.blobs import Blobs
 
 RECALL_PASSAGES: int = Settings.model_fields["recall_passages"].default
 _MAX_UNPRODUCTIVE = 100
-"""Stop with an error after so many documents in a row without a prompt."""
+"""Stop with an error after this many documents in a row without a prompt."""
 _ENDINGS = ("", "", " Answer in a few words.", " Answer in a few words.", " Answer briefly.")
 """Ends of questions, equally frequent."""
 _INSTRUCT_ENDINGS = ("", "", "", " Answer in a few words.")

@@ -19,7 +19,7 @@ class Context(Protocol):
     """What precedes a question."""
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return logits (T, V) of `tokens` (T,) behind this context."""
+        """Return logits (T, V) of `tokens` (T,) after this context."""
 
     def write(self, prompt: Sequence[int], ends: Sequence[int], most: int) -> list[int]:
         """Return at most `most` tokens that greedy decoding adds to `prompt`."""

@@ -128,7 +128,7 @@ class Rotations:
     """The rotary tables of a model's layers.
 
     `kinds`: names of transformers' tables, if it has several; "" for the only one; None for layers that rotate nothing. `short`: texts of
-    up to so many positions have other frequencies than longer ones (Phi 3's `longrope`); None if all have the same.
+    up to this many positions have other frequencies than longer ones (Phi 3's `longrope`); None if all have the same.
     """
 
     def __init__(self, module: nn.Module, kinds: Sequence[str | None], short: int | None = None) -> None:

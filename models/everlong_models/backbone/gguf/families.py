@@ -1,4 +1,4 @@
-"""What GGUF files of each architecture have: names of tensors and metadata, and the config of transformers that they stand for."""
+"""Map GGUF files of each architecture to transformers: the names of tensors and metadata, and the config."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def family_of(file: GGUFFile) -> Family:
 
 
 def unreadable_reason(file: GGUFFile) -> str | None:
-    """Return in words what is in this file that nothing here reads; None if all is read."""
+    """Return, in words, which content of this file is not supported; None if all of it is."""
     name = str(file.metadata.get("general.architecture"))
     if name not in _FAMILIES:
         return f"architecture {name!r}"

@@ -1,4 +1,4 @@
-"""What GGUF files of GPT-2, GPT-NeoX and Falcon have, and how transformers stores the same models.
+"""Map GGUF files of GPT-2, GPT-NeoX and Falcon to transformers, which stores the same models differently.
 
 A file's `attn_qkv` has all queries, then all keys, then all values. transformers' GPT-NeoX and Falcon have, for each key head, its queries,
 its key and its value. transformers' GPT-2 stores matrices transposed.

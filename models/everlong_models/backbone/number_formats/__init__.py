@@ -1,1 +1,1 @@
-"""In which numbers a backbone holds its weights, other than what one dtype says: quantised in a checkpoint, or while it is loaded."""
+"""Number formats of weights, beyond a dtype: quantised in a checkpoint, or while a model is loaded."""

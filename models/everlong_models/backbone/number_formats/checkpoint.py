@@ -1,7 +1,7 @@
 """Checkpoints that are quantised already: their `config.json` has a `quantization_config`.
 
-transformers loads them, and computes with their numbers if the package for the method is there. Without it, transformers may refuse the
-checkpoint, load the floats that the numbers stand for, or fail at the first token. So what will happen is found out before loading.
+transformers loads them, and computes with the quantised weights if the package for the method is installed. Without it, transformers may
+refuse the checkpoint, dequantise the weights, or fail at the first token. So this module finds out before loading what will happen.
 """
 
 from __future__ import annotations

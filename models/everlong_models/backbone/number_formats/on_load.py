@@ -1,6 +1,6 @@
 """Weights that are quantised while they are loaded, by torchao, for a GPU.
 
-Every linear layer of the decoder gets a weight in `Method` numbers. Embeddings, norms, biases and the output head keep their dtype. Only
+Every linear layer of the decoder gets a weight in the format `Method`. Embeddings, norms, biases and the output head keep their dtype. Only
 weights are quantised: a layer multiplies activations in their own dtype, so a row's result does not depend on the other rows.
 """
 
@@ -86,7 +86,7 @@ def quantised_bytes(config: Any, method: Method, dtype: torch.dtype) -> int:
 
 
 def _can_quantise(method: Method, columns: int) -> bool:
-    """Return whether torchao quantises a matrix with so many columns, rather than leave it as it is."""
+    """Return whether torchao quantises a matrix with this many columns, rather than leave it as it is."""
     return method != "int4" or columns % GROUP == 0
 
 

@@ -1,4 +1,4 @@
-"""`WeightFormat`: the numbers in which a backbone will hold its weights, and how many bytes these take. Known before loading."""
+"""`WeightFormat`: the number format that a backbone's weights will have, and how many bytes they take. Known before loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What transformers' recurrent layers lack: reading several tokens from a state that is not empty.
+"""Let transformers' recurrent layers read several tokens from a state that is not empty.
 
 transformers' Mamba reads a chunk as if nothing came before it, and its RecurrentGemma keeps its state inside the modules. The functions
 here replace the `forward` of such a layer. They use the layer's own weights, and take the state from the cache that is passed along.

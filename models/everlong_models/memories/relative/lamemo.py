@@ -52,7 +52,7 @@ class LaMemo(RelativeDecoder):
     """LaMemo, trained from scratch.
 
     State, right-aligned: the memory's `tokens` (rows, M), `contexts` C (rows, M, L, H, d), `mass` log s (rows, M, L, H).
-    Also `seen` (rows,), how many tokens were read, and `fresh` (rows,), how many of them in the last segment: so many
+    Also `seen` (rows,), how many tokens were read, and `fresh` (rows,), how many of them in the last segment: this many
     positions are new to the memory at its next refresh.
     """
 

@@ -84,7 +84,7 @@ def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tu
         return recall, None
     if not services.recall.passages or not recall.passages:
         raise InvalidRequest(
-            f"{name}: file_search needs passages, but the request has recall off, or the server has (EVERLONG_RECALL_PASSAGES=0)",
+            f"{name}: file_search needs the search, but the request turns it off (recall), or the server does (EVERLONG_RECALL_PASSAGES=0)",
             param=name,
         )
     passages = min(services.recall.passages, tool.max_num_results or recall.passages)

@@ -1,1 +1,1 @@
-"""Server-sent events, JSON over WebSocket, and callers that leave before they have their answer."""
+"""Server-sent events, JSON over WebSocket, and cancellation when a client disconnects."""

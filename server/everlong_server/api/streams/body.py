@@ -1,4 +1,4 @@
-"""`StreamBody`: the body of a response that is sent while it is made."""
+"""`StreamBody`: the body of a response that is sent while it is generated."""
 
 from __future__ import annotations
 

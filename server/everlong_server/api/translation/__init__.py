@@ -1,1 +1,1 @@
-"""What the APIs of OpenAI, Anthropic and Ollama share: they translate requests into what the engine takes."""
+"""What the APIs of OpenAI, Anthropic and Ollama share: the translation of their requests into those of the engine."""

@@ -1,4 +1,4 @@
-"""Requests for vectors of texts: the field with the texts, its vectors, and these as JSON."""
+"""Requests for embeddings: parse the field with the texts, embed them, and write the vectors as JSON."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class ParsedMessages:
         require_length(self._services, text, name)
         if call_id not in {call.id for call in self._calls} or call_id in self._results:
             raise InvalidRequest(
-                f"{name}.{field}: the answer before has no call {call_id!r} that still lacks a result",
+                f"{name}.{field}: the preceding answer has no call {call_id!r} without a result",
                 param=f"{name}.{field}",
             )
         self._results[call_id], self._last = text, name

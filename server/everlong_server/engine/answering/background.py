@@ -1,4 +1,4 @@
-"""`BackgroundResponses`: answers queued responses. If a replica dies over one, another answers it from the start."""
+"""`BackgroundResponses`: answers queued responses. If a replica dies while it answers one, another replica starts the answer again."""
 
 from __future__ import annotations
 

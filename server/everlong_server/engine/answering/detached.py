@@ -1,4 +1,4 @@
-"""`DetachedAnswers`: generates answers to their end, whether or not anybody still reads their events."""
+"""`DetachedAnswers`: completes answers even if their clients disconnect."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ async def _run(
                     events.put_nowait(event)
             events.put_nowait(None)
         except Exception as error:
-            log.info("a detached answer failed: %s", type(error).__name__)  # its message may quote the request
+            # The error's message may quote the request.
+            log.info("an answer with `on_disconnect: finish` failed: %s", type(error).__name__)
             events.put_nowait(error)
 
 

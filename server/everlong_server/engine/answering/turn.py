@@ -132,7 +132,7 @@ class _Answer:
 
 
 def _prompt_usage(before: Snapshot, tokens: int) -> Usage:
-    """Return the counts of a prompt of so many tokens. `before`: the snapshot that it follows."""
+    """Return the counts of a prompt of this many tokens. `before`: the snapshot that it follows."""
     return Usage(before.position + tokens, 0, before.position - len(before.open))
 
 

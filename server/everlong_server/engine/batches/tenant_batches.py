@@ -94,7 +94,7 @@ class TenantBatches:
         file = await self.files.get(input_file, "input_file_id")
         if file.purpose != "batch":
             raise InvalidRequest(
-                f"input_file_id: the file has the purpose {file.purpose!r}, a batch needs one with 'batch'",
+                f"input_file_id: the file has the purpose {file.purpose!r}, a batch needs the purpose 'batch'",
                 param="input_file_id", code="invalid_purpose",
             )  # fmt: skip
         await self.quota.require_tokens()

@@ -1,4 +1,4 @@
-"""`BatchWorker`: answers batches. If a replica dies over one, another continues after the results that are stored."""
+"""`BatchWorker`: answers batches. If a replica dies while it answers one, another replica continues after the stored results."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ Answers go before documents. Documents get all the time that answers leave and, 
 of the time, so that a document never starves. Work that takes longer than `max_stall` is interrupted by decode steps.
 Owners (tenants) take turns, however many requests each of them has.
 
-Background requests (batches, background responses) wait until no other request does. Beside other answers, only one background
-answer is generated, so that it never starves; if the others need its place, it is suspended. Documents go before background
-answers, which then get `reading_share` of the time.
+Background requests (batches, background responses) wait until no other request waits. While other answers run, at most one
+background answer runs, so that background work never starves. It is suspended if other answers need its place. Documents go
+before background answers, which then get `reading_share` of the time.
 """
 
 from __future__ import annotations

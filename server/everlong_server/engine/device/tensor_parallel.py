@@ -110,7 +110,7 @@ class Workers:
         pipe.flush()
 
     def mirrored(self, name: str, target: T) -> T:
-        """Return an object that stands for `target`, and whose `_CALLS` all processes make. It is for the device thread alone."""
+        """Return a proxy of `target`. All processes make those of its calls that `_CALLS` names. Only the device thread may use it."""
         return cast("T", _Mirror(target, _CALLS[name], partial(self._call, name)))
 
     def _call(self, target: str, method: Callable[..., Any], *arguments: Any) -> Any:
@@ -141,7 +141,7 @@ class Workers:
 
 
 class _Mirror:
-    """Stands for `target`, whose methods `calls` go through `call`."""
+    """A proxy of `target` that passes calls of the methods in `calls` to `call`."""
 
     def __init__(self, target: object, calls: set[str], call: Callable[..., Any]) -> None:
         self._target, self._calls, self._call = target, calls, call
@@ -175,7 +175,7 @@ def on_all_processes(model: Model, rows: DecodeRows) -> tuple[SegmentReader, Dec
 def load_parallel(size: int, kind: str, **load: Any) -> ParallelModel:
     """Load a model into `size` processes. `kind`: of device, `cpu` or `cuda`. `load`: the other arguments of `load_model`.
 
-    Raises `ConfigError` for a model, a memory or a machine for which so many are not possible, and the errors of `load_model`.
+    Raises `ConfigError` for a model, a memory or a machine for which this many are not possible, and the errors of `load_model`.
     """
     progress = load.pop("progress")
     workers = Workers(size, kind, load)

@@ -1,6 +1,6 @@
 """`add_archive`: stores each file of an archive as a document of its own.
 
-The ids of the documents follow from the id of the request and the places of the files. So a retry of a request that was interrupted
+The id of each document is derived from the id of the request and the file's position in the archive. So a retry of a request that was interrupted
 finds the documents that exist already, and makes the others.
 """
 

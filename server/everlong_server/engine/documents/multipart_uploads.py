@@ -116,7 +116,7 @@ class MultipartUploads:
             part = replace(part, bytes=counter.size)
             added = await self._store_part(upload, part, record)
         except FileNotFoundError:  # the upload was deleted in the meantime, with this part's data
-            log.info("the upload of part %s was deleted in the meantime", part.id)
+            log.info("the upload was deleted or expired while its part %s arrived", part.id)
             added = False
         finally:
             counter.end()

@@ -266,7 +266,8 @@ class Reader(JobWorker):
     def _index_done(self, index: asyncio.Task[None]) -> None:
         self._indexing.discard(index)
         if not index.cancelled() and (error := index.exception()) is not None:
-            log.info("an index failed: %r", error)  # the next turn indexes again, or raises the error
+            # The next turn indexes again, or raises the error.
+            log.info("indexing a document failed: %r", error)
 
     @asynccontextmanager
     async def _indexing_passages(self, document: Document) -> AsyncIterator[asyncio.Task[None]]:

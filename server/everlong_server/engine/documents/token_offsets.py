@@ -41,7 +41,7 @@ _BYTE, _CHAR, _TOKEN = range(3)
 _LONGEST_WORD = 32
 """Maximum number of characters that a span is extended by at each end, so that it has whole words."""
 _MARGIN = 4 * _LONGEST_WORD
-"""Maximum number of tokens in so many characters (a character has at most four)."""
+"""Maximum number of tokens in this many characters (a character has at most four)."""
 _CHECKSUM_BYTES = 32
 
 

@@ -127,7 +127,7 @@ def verify(path: Path, progress: Progress) -> Manifest:
         if found.get(name) != stored:
             raise BackupError(f"{path} is damaged: {name} does not have the SHA-256 and size of the manifest")
     if found.keys() != manifest.members.keys() or REDIS not in found:
-        raise BackupError(f"{path} is damaged: its content is not what the manifest lists")
+        raise BackupError(f"{path} is damaged: its files are not those that its manifest lists")
     return manifest
 
 

@@ -68,8 +68,8 @@ async def _payload(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             raise EOFError("Redis closed it")
     if not line.startswith(b"$"):
         raise BackupError(
-            f"Redis refuses SYNC, which a backup needs: {line.decode(errors='replace').strip()[:200]}. Back up Redis with its own "
-            "means, and then the blob store"
+            f"Redis refuses SYNC, which a backup needs: {line.decode(errors='replace').strip()[:200]}. Back up Redis with the "
+            "tools of its host, and then the blob store"
         )
     size = line[1:].strip()
     mark = size.removeprefix(b"EOF:") if size.startswith(b"EOF:") else None
@@ -123,6 +123,6 @@ def _wait(process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
             except blocking.exceptions.RedisError:  # not listening yet, or loading
                 time.sleep(0.02)
     raise BackupError(
-        f"{redis_server()} cannot load the backup's Redis data. A Redis that is older than the one it comes from cannot: install the "
-        f"same version or a newer one. The end of its log: {log.read_text(errors='replace')[-300:]}"
+        f"{redis_server()} cannot load the backup's Redis data. If it is older than the Redis of the backup, install that version or "
+        f"a newer one. The end of its log: {log.read_text(errors='replace')[-300:]}"
     )

@@ -91,8 +91,8 @@ async def _copy_keys(source: Client, target: Client) -> int:
                 await target.restore(key, max(0, ttl), value)
             except ResponseError as error:
                 raise BackupError(
-                    f"Redis refuses the key {key.decode()}: {error}. A Redis that is older than the one of the backup cannot restore "
-                    "it: use the same version or a newer one"
+                    f"Redis refuses the key {key.decode()}: {error}. If this Redis is older than that of the backup, use that version "
+                    "or a newer one"
                 ) from None
             count += 1
     return count

@@ -1,4 +1,4 @@
-"""Every Redis key of everlong: its name, what it holds, and what ends it. No other module builds a key."""
+"""Every Redis key of everlong: its name, what it holds, and when it is deleted. No other module builds a key."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ reading = Key("{everlong}:reading:ID", "hash",
     "never; deleted with any of its documents", sealed=True)
 reading_children = Key("{everlong}:reading:ID:children", "set", "the ids of the readings that wait for this reading",
     "never; deleted when the reading ends")
-jobs = Key("{everlong}:jobs:MODEL", "stream", "the readings that one model has to do; consumer group `readers`",
+jobs = Key("{everlong}:jobs:MODEL", "stream", "the queue of readings by one model; consumer group `readers`",
     "never; an entry is deleted when its reading ends")
 _turns = Key("{everlong}:turns:STREAM:MODEL", "hash",
     "for each tenant, when it last had its turn in a model's stream of readings (`jobs`), background responses (`responses`) or batches (`batchjobs`)",
@@ -89,7 +89,7 @@ session_turn = Key("{everlong}:session:ID:turn", "hash",
     "a question that is being answered, and its answer so far, if a disconnect of its client does not cancel it",
     "after `lease_seconds`; renewed while the answer is generated", expires=True, sealed=True)
 session_deletion = Key("{everlong}:session:ID:deletion", "string",
-    "a mark of the request that deleted a session, by which its retry succeeds and another deletion does not",
+    "a nonce of the request that deleted a session: its retry succeeds, another deletion does not",
     "1 minute after the deletion", expires=True)
 chat = Key("{everlong}:chat:TENANT:DIGEST", "hash",
     "a cached chat of a tenant, by the digest of its messages: the state, open segment and position after them",
@@ -132,7 +132,7 @@ response = Key("{everlong}:response:ID", "hash",
     "a response: its request, its answer, and the state, open segment and position after it",
     "`response_seconds` after its last use; deleted with the response", expires=True, sealed=True)
 responses = Key("{everlong}:responses:MODEL", "stream",
-    "the background responses that one model has to answer; consumer group `readers`",
+    "the queue of background responses by one model; consumer group `readers`",
     "never; an entry is deleted when its response ends")
 batch_files = Key("{everlong}:files:TENANT", "zset",
     "the ids of a tenant's files of batches, scored by creation time", "never; an expired id is removed with the next file")

@@ -4,8 +4,8 @@ Sentinel promotes one of the replicas without asking the others. Until the old m
 writes, and its other replicas still acknowledge them: all of that is lost. So a write is safe if all replicas have it, whichever of them is
 promoted. Otherwise the Sentinels are asked whether anybody is being promoted.
 
-That leaves two gaps, both small: a failover by command is known to one Sentinel alone until it ends, which may be cut off; and a failover
-that begins directly after the question may promote a replica that lacks the write.
+Two small gaps remain. A failover by command is known to one Sentinel alone until it ends, and the server may not reach this Sentinel. And a
+failover that begins directly after the Sentinels' answer may promote a replica that lacks the write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`SharedCall`: calls that come while one is running share the next one."""
+"""`SharedCall`: calls that arrive while one is running share the next one."""
 
 from __future__ import annotations
 

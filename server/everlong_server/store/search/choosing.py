@@ -1,4 +1,4 @@
-"""Chooses the passages for a query from their ranking: whether any is about it, and whether the query is about the whole text.
+"""Chooses the passages for a query from their ranking: finds out whether any passage is about the query, and whether the query is about the whole text.
 
 If the text holds the answer in some place, passages there stand out in the scores. A question about the whole text ("What is this
 about?", "List the characters") is nearer in meaning to a question of that kind than to any passage. Its passages cover the text.
@@ -70,7 +70,7 @@ _NEAR = 0.18
 """Cosine of a question of everyday words with a short text from which the text can hold its answer. "How are you?" is
 below. Chosen on 18 questions about a note, an e-mail and a recipe, and six greetings; not measured on others."""
 _OPENING, _ENDING, _STRETCHES, _CLUSTERED = 2, 3, 5, 400
-"""Passages that cover the texts: of each beginning, of each end, and one of each of so many stretches of equal length. The passage of
+"""Passages that cover the texts: of each beginning, of each end, and one of each of this many stretches of equal length. The passage of
 a stretch is chosen among at most `_CLUSTERED`."""
 _OF_PART = 3
 """Passages of a part that a question names, for each passage from elsewhere."""
@@ -109,7 +109,7 @@ def choose(
 ) -> Chosen:
     """Return at most `limit` passages of each kind for the query; none if the texts have nothing about it, unless a probe can judge that.
 
-    `whole`: the query's largest cosine with one of `WHOLE`. `best`: return up to so many of the best passages, if that is more than `limit`.
+    `whole`: the query's largest cosine with one of `WHOLE`. `best`: return up to this many of the best passages, if that is more than `limit`.
     """
     if not len(ranking.scores):
         return Chosen()

@@ -1,4 +1,4 @@
-"""`searchable`: a text as the search compares it, whichever way people and programs wrote it. `words_in`: its words."""
+"""`searchable`: normalises a text for the search, so that different spellings of the same characters match. `words_in`: its words."""
 
 from __future__ import annotations
 

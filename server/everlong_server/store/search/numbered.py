@@ -36,7 +36,7 @@ _ROMAN = tuple(map("".join, product(("", "c"), ("", "x", "xx", "xxx", "xl", "l",
 """Roman numerals from 0 to 199, by their number."""
 _NUMBERS = {form: number for forms in (_ROMAN, _WORDS) for number, form in enumerate(forms) if form}
 _CHARACTERS = 300
-"""A part is looked for only in so many last characters of a message, because a message may be a page long."""
+"""A part is looked for only in this many last characters of a message, because a message may be a page long."""
 _WORD = r"[^\W\d_]{2,30}"
 # The lookahead lets matches overlap: in "does chapter two", both words are tried with the word behind them.
 _AFTER = re.compile(rf"\b(?=((?:the\s+)?({_WORD})\s+(\d{{1,3}}|[^\W\d_]{{1,9}}))\b(?![.,]?\d))", re.I)
@@ -82,7 +82,7 @@ class NamedPart:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What can be the name of a part: where it stands in a question, its word in small letters, and its numbers.
+    """A possible name of a part: its position in a question, its word in small letters, and its numbers.
 
     `sections`: numbers of sections, such as (4, 2), instead of a word and numbers.
     """

@@ -23,7 +23,7 @@ _COUNT, _RARE, _MOST_COMMON = 8, 3, 40
 _SHARE = 0.25
 """Mentions of a longer name, as a share of those of a part of it, from which on the longer one is taken."""
 _BLOCKS, _BLOCK = 16, 1 << 16
-"""At most so many blocks of so many bytes of a document are counted, at equal distances."""
+"""At most this many blocks of this many bytes of a document are counted, at equal distances."""
 _TITLES = 3
 
 

@@ -377,7 +377,7 @@ class Passages:
             try:
                 vectors = stack.enter_context(self._vectors.of(document.id, size))
             except Damaged as error:
-                log.warning("the vectors of document %s are built again: %s", document.id, error)
+                log.warning("the vectors of document %s are damaged and are built again: %s", document.id, error)
                 damaged.append(document)
         load = partial(outline.load, self._blobs, document.id) if document.format else tuple
         return Indexed(index, size, end, language, vectors, load)

@@ -1,4 +1,4 @@
-"""`Query`: what passages are searched for. `PassageFilter`: among which."""
+"""`Query`: the text and the words that passages are searched for. `PassageFilter`: which passages are searched."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Query:
     """`text`: the question, whose meaning is compared. `words`: words to search for, each with a weight; empty: none.
 
     `asks`: it is a question. A remark is searched for more strictly, since it may be small talk. `everyday`: it
-    has no other words, like "How are you?". `message_start`: where the message begins in `text`, behind the question before it.
-    `alone`: the message without the question before it. None if `text` has no such question, or the message has no words of its own to search for.
+    has no other words, like "How are you?". `message_start`: where the message begins in `text`, after the previous question.
+    `alone`: the message without the previous question. None if `text` has no such question, or the message has no words of its own to search for.
     `figures`: dates and other figures of several parts, each with a weight. Their parts are among the words.
     """
 

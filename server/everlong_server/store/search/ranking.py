@@ -181,7 +181,7 @@ def _terms(parts: Sequence[Indexed], words: Mapping[str, float]) -> dict[tuple[s
 
 
 def _saturated(times: Ints) -> NDArray[np.float64]:
-    """Return how much a term counts that a passage has so many times."""
+    """Return how much a term counts that a passage has this many times."""
     return times * (_K1 + 1) / (times + _K1)
 
 

@@ -51,7 +51,7 @@ reranker, which has read these sentences, too."""
 _BEGINNING = 200
 """Characters of a document's beginning that are taken whatever the query is."""
 _WITH_HEADER = 48
-"""So many sentences get the row that names their columns, if they are in a table. An answer is shown fewer."""
+"""This many sentences get the row that names their columns, if they are in a table. An answer is shown fewer."""
 _EARLY = 2
 """Sentences that are taken before the beginning."""
 _FIRST = 200

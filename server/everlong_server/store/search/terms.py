@@ -1,4 +1,4 @@
-"""`Terms`: the terms of the index that a text or question has, in the language of the document.
+"""`Terms`: the index terms of a text or question, in the language of the document.
 
 A word is one term, its stem. A language that is written without spaces has a term for each sequence of a few characters.
 """

@@ -1,7 +1,7 @@
 """`Quota`: the limits of a tenant, counted in Redis so that all replicas agree.
 
-These are own scripts rather than a library's. Libraries limit rates well, but none has slots that a dead replica gives back, or
-bytes that are counted in the same step that stores them.
+everlong has scripts of its own, because no library has slots that a dead replica gives back, or bytes that are counted in the same
+step that stores them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _ReadingProgress:
-    """A document of `size` bytes, of which the first `read` bytes took so many seconds."""
+    """A document of `size` bytes, of which the first `read` bytes took this many seconds."""
 
     size: int
     read: int
@@ -260,7 +260,7 @@ class Quota:
             raise exceeded("tokens", limit, "tokens a day", "PER_DAY", seconds=_DAY - now() % _DAY)
 
     async def require_room(self, bytes: int, model: str, documents: int = 1) -> None:
-        """Raise `RateLimited` if so many documents of that size together would be refused now."""
+        """Raise `RateLimited` if this many documents of that size together would be refused now."""
         await self.require_tokens()
         await self.require_bytes(bytes)
         limit = self.limits.queued
@@ -312,7 +312,7 @@ class Quota:
         )
 
     async def queue_full(self, model: str, documents: int = 1) -> RateLimited:
-        """Return the error for the limit of queued documents. Its retry time is when the first of them will be read; none if so many
+        """Return the error for the limit of queued documents. Its retry time is when the first of them will be read; none if this many
         `documents` never fit."""
         if documents > (self.limits.queued or 0):
             words = f"documents being read or waiting to be read; the archive has {documents}"

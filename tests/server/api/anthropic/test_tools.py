@@ -124,7 +124,7 @@ def test_blocks_follow_each_other(tool_client: Anthropic, cites: bool) -> None:
         ({"messages": [QUESTION, answer([{"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}]), user("?")]},
          "no result for the call 'a'"),
         ({"messages": [user({"type": "tool_result", "tool_use_id": "a"}, words("?"))]},
-         "messages.0.content.0.tool_use_id: the answer before has no call 'a'"),
+         "messages.0.content.0.tool_use_id: the preceding answer has no call 'a'"),
         ({"messages": [user({"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}, words("?"))]},
          "messages.0.content.0: a message of the role user cannot have this block"),
     ],

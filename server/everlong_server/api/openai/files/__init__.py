@@ -1,1 +1,1 @@
-"""OpenAI's files: what is uploaded at once, in parts, and inside requests."""
+"""OpenAI's files: uploaded whole, in parts, or inside a request."""

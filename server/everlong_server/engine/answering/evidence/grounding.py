@@ -151,7 +151,7 @@ def _merged(passages: Sequence[Passage]) -> list[Passage]:
 
 
 def paragraphs(passages: Sequence[Passage], gap: str | None) -> list[str]:
-    """Return the texts of the passages, in their order. With a `gap`, those that stand near each other in a document become one
+    """Return the texts of the passages, in their order. With a `gap`, passages that are near each other in a document become one
     paragraph, in the order of the text, at the place of the last of them."""
     if gap is None:
         return [passage.text for passage in passages]

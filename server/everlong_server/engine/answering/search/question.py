@@ -1,4 +1,4 @@
-"""What a message asks: the query to search for, and whether a text could answer it or not."""
+"""Analyses what a message asks: the query to search for, and whether a text could answer it."""
 
 from __future__ import annotations
 

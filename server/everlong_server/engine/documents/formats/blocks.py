@@ -20,7 +20,7 @@ MAX_NOTES = 100
 _MAX_LENGTH = 200
 _MAX_DEPTH = 4
 _MAX_PLACES, _MAX_LIST = 1000, 90
-"""At most so many places are counted for one kind of thing, and a note lists them in so many characters."""
+"""At most this many places are counted for one kind of thing, and a note lists them in this many characters."""
 _Place = tuple[int | None, str | None]
 """A page and a part of the file; None where it is not known."""
 _UNKNOWN: _Place = (None, None)

@@ -182,7 +182,7 @@ def _run(
     kind = format_id or kind
     if kind in FORMATS and not FORMATS[kind].readable:
         raise UnsupportedMedia(
-            f"the document is {_name(kind)}, which this server cannot read without "
+            f"the document is {_name(kind)}; to read this format, the server's operator must run "
             f"pip install 'everlong[{FORMATS[kind].extra}]'",
             param="file",
         )
@@ -202,7 +202,7 @@ def _outputs(
 ) -> tuple[bytes, bytes]:
     """Wait for the process, and return what it wrote to the standard output and the standard error.
 
-    Raises `subprocess.TimeoutExpired` if it takes more than so many `seconds`.
+    Raises `subprocess.TimeoutExpired` if it takes more than this many `seconds`.
     """
     deadline = time.monotonic() + seconds
     last = ""

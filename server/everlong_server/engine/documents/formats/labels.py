@@ -1,4 +1,4 @@
-"""What pages and messages mean by the name of an encoding, which is often a part of the one that they use."""
+"""Map the encoding that a page or message declares to the one that it uses, which is often a superset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How plausible a text is as one that people write, by the Unicode properties of its characters alone."""
+"""Scores how plausible it is that people wrote a text, from the Unicode properties of its characters alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _script(character: str) -> str:
 
 
 def odd_share(text: str) -> float:
-    """Return the share of the characters outside ASCII that stand where people hardly write such ones.
+    """Return the share of the characters outside ASCII that are in places where people hardly write such characters.
 
     Those are letters of two scripts in one word, a few letters of another script among Latin words, a capital inside a word,
     a sign between two letters, a mark without its letter, and control characters.
@@ -46,7 +46,7 @@ def odd_share(text: str) -> float:
     odd = sum(
         each.isupper() and not each.isascii() and _script(each) == "LATIN" for each in _BEFORE_NUMBER.findall(text)
     )
-    short = [0, 0, 0]  # letters in runs of so many
+    short = [0, 0, 0]  # letters in runs of this many
     ideographs = sum(_script(character) in _IDEOGRAPHS for character in text)
     for match in _WORD.finditer(text):
         word = match[0]

@@ -182,7 +182,7 @@ def test_numbers_of_lists_are_noted() -> None:
     numbered = shape(container(0xF00D, words("One\rTwo")), container(0xF011, tags))
     data = old_slides(page(SLIDE, box("Plan")), page(SLIDE, numbered))
     assert texts(data) == ["Plan", "One\nTwo"]
-    assert notes_of(data) == ["page 2: left out: numbers of lists (1)"]
+    assert notes_of(data) == ["page 2: left out: list numbers (1)"]
 
 
 def test_embedded_files() -> None:

@@ -98,7 +98,7 @@ def test_numbers_of_lists() -> None:
     assert notes_of(data) == []
     damaged = old_word(main, tables=tables | {LISTS: struct.pack("<HI24x", 999, 7)}, pages=page)
     assert texts(damaged)[:2] == ["One", "Two"]
-    assert notes_of(damaged) == ["the numbers of lists are damaged and were left out"]
+    assert notes_of(damaged) == ["the list numbers are damaged and were left out"]
 
 
 def in_lists(main: str, references: bytes, *paragraphs: tuple[int, int]) -> bytes:

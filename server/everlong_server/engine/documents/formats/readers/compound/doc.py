@@ -204,7 +204,7 @@ class _Document:
             lists = Lists(self._stream, self._pieces, Tables(pages, styles, named, levels, references))
             return [_Mark(place, f"{label} ", "") for place, label in lists.labels(self._main)]
         except (IndexError, struct.error):
-            self._notes.add("the numbers of lists are damaged and were left out")
+            self._notes.add("the list numbers are damaged and were left out")
             return []
 
     def _marks(self, places: int, ends: int, text: str, kind: str, size: int) -> Iterator[_Mark]:

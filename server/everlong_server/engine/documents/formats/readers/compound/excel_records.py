@@ -168,7 +168,7 @@ def _until_end(stream: bytes, at: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _characters(data: bytes, count: int) -> str:
-    """Return at most so many characters, which are in one or two bytes each. The first byte says in which."""
+    """Return at most this many characters, which are in one or two bytes each. The first byte says in which."""
     if data[0] & 1:
         return data[1 : 1 + 2 * count].decode("utf-16-le", "replace")
     return data[1 : 1 + count].decode("latin-1")

@@ -130,7 +130,7 @@ class _Presentation:
         for number, (slide, texts) in enumerate(self._listed(_SLIDES), 1):
             with self._notes.at(page=number):
                 parts = [*drawn(slide, texts, self._notes), *_comments(slide)]
-                self._notes.left_out("numbers of lists", numbered(slide))
+                self._notes.left_out("list numbers", numbered(slide))
             atom = next((data for kind, _, data in records(slide) if kind == _SLIDE_ATOM), bytes(24))
             show = next((data for kind, _, data in records(slide) if kind == _SHOW), b"")
             if len(show) > 11 and int.from_bytes(show[10:12], "little") & _HIDDEN:
@@ -143,7 +143,7 @@ class _Presentation:
             yield Block("\n\n".join(parts), page=number)
         if not number:
             raise ValueError("it has no slides")
-        self._notes.left_out("numbers of lists", numbered(self._root))
+        self._notes.left_out("list numbers", numbered(self._root))
         background = [
             text for master, _ in self._listed(_MASTERS) for text in drawn(master, [], self._notes, is_master=True)
         ]

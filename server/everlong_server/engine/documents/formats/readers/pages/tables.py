@@ -106,7 +106,7 @@ def _span(cell: Any, name: str, most: int) -> int:
 
 
 def _write_in_one_line(cell: Any, tabs: int) -> None:
-    """Write a cell without line breaks, with so many tabs after it."""
+    """Write a cell without line breaks, with this many tabs after it."""
     numbers = {item: f"{n}. " for list in cell.xpath(".//ol") for n, item in enumerate(list.xpath("./li"), 1)}
     for part in cell.xpath(".//*"):
         if not isinstance(part.tag, str):

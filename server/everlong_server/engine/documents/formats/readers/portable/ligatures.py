@@ -1,4 +1,4 @@
-"""The order of letters in Arabic ligatures: PDFium reverses them, as it does with the letters of a line."""
+"""Restores the order of letters in Arabic ligatures: PDFium reverses them, as it does with the letters of a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of lines that a PDF draws from the bottom of the page to its top."""
+"""Reorders the lines of pages that a PDF draws from bottom to top."""
 
 from __future__ import annotations
 
