@@ -136,6 +136,34 @@ def word_of(body: str, parts: Mapping[str, str | bytes] = {}) -> bytes:
     return rezipped(word(), changes, added)
 
 
+def visio(text: str, parts: Mapping[str, str] = {}) -> bytes:
+    """Return a Visio drawing with one page, "Plan", and one shape. `parts`: other contents of parts, by name without "visio/"."""
+    main = 'xmlns="http://schemas.microsoft.com/office/visio/2012/main"'
+    offices = "http://schemas.openxmlformats.org"
+    kinds = "http://schemas.microsoft.com/visio/2010/relationships"
+
+    def relations(**targets: str) -> str:
+        found = (f'<Relationship Id="{kind}" Type="{kinds}/{kind}" Target="{name}"/>' for kind, name in targets.items())
+        return f'<Relationships xmlns="{offices}/package/2006/relationships">{"".join(found)}</Relationships>'
+
+    listed = f'{main} xmlns:r="{offices}/officeDocument/2006/relationships"'
+    made = {
+        "_rels/document.xml.rels": relations(pages="pages/pages.xml", masters="masters/masters.xml", comments="comments.xml"),
+        "document.xml": f"<VisioDocument {main}/>",
+        "pages/_rels/pages.xml.rels": relations(page="page1.xml"),
+        "pages/pages.xml": f'<Pages {listed}><Page ID="7" Name="Plan"><Rel r:id="page"/></Page></Pages>',
+        "pages/page1.xml": f'<PageContents {main}><Shapes><Shape ID="1"><Text>{text}</Text></Shape></Shapes></PageContents>',
+        "masters/_rels/masters.xml.rels": relations(master="master1.xml"),
+        "masters/masters.xml": f'<Masters {listed}><Master ID="2"><Rel r:id="master"/></Master></Masters>',
+        "masters/master1.xml": f'<MasterContents {main}><Shapes><Shape ID="5"><Text>Decision</Text></Shape></Shapes></MasterContents>',
+        "comments.xml": f"<Comments {main}/>",
+    }  # fmt: skip
+    return zipped(
+        {"[Content_Types].xml": f'<Types xmlns="{offices}/package/2006/content-types"/>', "_rels/.rels": relations(document="visio/document.xml")}
+        | {f"visio/{name}": content for name, content in (made | parts).items()}
+    )  # fmt: skip
+
+
 def epub(chapters: Sequence[str | bytes], *, encrypted: Sequence[str] = ()) -> bytes:
     """Return an EPUB, with folders as in real books. `chapters`: the XHTML inside each body; bytes are a whole file.
     `encrypted`: the paths that are declared to be encrypted."""

@@ -141,7 +141,7 @@ def test_a_document_shows_what_is_not_in_its_text(tab: Tab, server: Server) -> N
 def test_the_file_dialog_offers_the_formats_that_the_server_accepts(tab: Tab, server: Server) -> None:
     page = tab.open()
     expect(page.locator(".drop")).to_contain_text(
-        "Text, PDF, Word, PowerPoint, Excel, EPUB, HTML or 17 other formats of up to"
+        "Text, PDF, Word, PowerPoint, Excel, EPUB, HTML or 19 other formats of up to"
     )  # the formats are loaded
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Choose files").click()

@@ -65,6 +65,15 @@ FORMATS = {
         (f"{_OPENXML}.spreadsheetml.sheet", f"{_OPENXML}.spreadsheetml.template", f"{_MACRO}-excel.sheet.macroenabled.12",
          f"{_MACRO}-excel.sheet.binary.macroenabled.12"),
     ),
+    "vsdx": Format(
+        "a Visio drawing", "openxml.drawings", "lxml", (".vsdx", ".vsdm", ".vstx", ".vstm"),
+        (f"{_MACRO}-visio.drawing", "application/vnd.visio", f"{_MACRO}-visio.drawing.macroenabled.12", f"{_MACRO}-visio.template",
+         f"{_MACRO}-visio.template.macroenabled.12"),
+    ),
+    "iwork": Format(
+        "a file of Apple Pages, Numbers or Keynote", "iwork", "pypdfium2", (".pages", ".numbers", ".key"),
+        ("application/vnd.apple.pages", "application/vnd.apple.numbers", "application/vnd.apple.keynote"),
+    ),
     "xls": Format("an Excel file of 1990 to 2003", "compound.xls", "xlrd", (".xls", ".xlt"), (f"{_MACRO}-excel",)),
     "odt": Format("an OpenDocument text", "opendocument.odf", "lxml", (".odt", ".ott", ".fodt"), (f"{_OASIS}.text", f"{_OASIS}.text-template")),
     "odp": Format(
@@ -304,6 +313,7 @@ def _zip_format(file: Path) -> str:
     for folder, parts, format in (
         ("word/", ("document",), "docx"),
         ("ppt/", ("presentation",), "pptx"),
+        ("visio/", ("document",), "vsdx"),
         (
             "xl/",
             ("workbook", "worksheets/sheet"),
@@ -315,6 +325,10 @@ def _zip_format(file: Path) -> str:
         prefixes = (folder,) if has_types else tuple(folder + part for part in parts)
         if any(name.startswith(prefixes) and name.endswith((".xml", ".bin")) for name in names):
             return format
+    if any(re.fullmatch(r"(?:[^/]+/)?(?:index/.+\.iwa|index\.apxl(?:\.gz)?)", name) for name in names) or (
+        {"index.xml", "buildversionhistory.plist"} <= set(names)
+    ):
+        return "iwork"
     return "epub" if _is_book(names) else "zip"
 
 

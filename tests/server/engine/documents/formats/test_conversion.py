@@ -350,6 +350,8 @@ def test_the_server_lists_its_formats(server: Server) -> None:
         "text": b"Plain.",
         "pdf": files.pdf(["A page."]),
         "docx": files.word(("Normal", "A line.")),
+        "vsdx": files.visio("A line."),
+        "iwork": files.zipped({"Index/Document.iwa": b"\0", "QuickLook/Preview.pdf": files.pdf(["A page."])}),
         "epub": files.epub(["<p>A chapter.</p>"]),
         "fb2": b"<FictionBook><body><section><p>A chapter.</p></section></body></FictionBook>",
         "html": HTML.encode(),

@@ -204,3 +204,59 @@ def test_arabic_ligatures(word: list[str]) -> None:
 def test_bytes_before_the_file_do_not_make_it_text(before: bytes) -> None:
     assert text_of(before + files.pdf(["Hello."])) == "Hello."
     assert text_of(before + files.pdf(["Hello."]), "a.pdf") == "Hello."
+
+
+def raised(
+    before: str, number: str, after: str = "", *, height: float = 4, size: float = 8, x: float = 60, y: float = 700
+) -> str:
+    """Return a content stream with a line whose middle is raised."""
+    return (
+        f"BT /F1 12 Tf 1 0 0 1 {x} {y} Tm ({before}) Tj /F1 {size} Tf {height} Ts ({number}) Tj "
+        f"/F1 12 Tf 0 Ts ({after}) Tj ET "
+    )
+
+
+FRACTION = "BT /F1 12 Tf 60 700 Td (2) Tj /F1 8 Tf 4 Ts (1) Tj 0 Ts (/) Tj -1 Ts (2) Tj 0 Ts /F1 12 Tf ( cups) Tj ET"
+RAISED = [
+    (raised("10", "6", " kg"), "10⁶ kg"),
+    (raised("10", "-12", " mol."), "10⁻¹² mol."),
+    (raised("5 000", "2", " in all"), "5 000² in all"),
+    (raised("385207", "4"), "385207⁴"),
+    (raised("19", "99"), "19⁹⁹"),
+    (raised("10", "2n", "."), "10²ⁿ."),
+    (raised("10", "2k", "."), "10^2k."),
+    (raised("", "1", " Except in August."), "¹ Except in August."),
+    (raised("1", "23", "45", height=0), "12345"),
+    (raised("1", "23", "45", height=-3), "12345"),
+    (raised("7", "3 items", size=2), "7 3 items"),
+    (raised("The 1", "st", " of May"), "The 1st of May"),
+    (FRACTION, "2 1/2 cups"),
+    (f"q 0 1 -1 0 800 0 cm {raised('10', '6', ' kg')} Q", "10⁶ kg"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "text"), RAISED, ids=[text for _, text in RAISED])
+def test_superscript_numbers_are_not_read_as_digits_of_another_number(content: str, text: str) -> None:
+    assert " ".join(text_of(files.pdf_of(content)).split()) == text
+
+
+def test_a_superscript_number_does_not_end_its_line() -> None:
+    content = raised("The rent is 300 crowns", "1", " per month", y=700) + raised("for 10", "2", " years.", y=680)
+    assert text_of(files.pdf_of(content)) == "The rent is 300 crowns¹ per month\nfor 10² years."
+
+
+def test_superscript_numbers_in_mixed_columns() -> None:
+    title = files.pdf_lines((60, 760, "A title that is wide enough to reach across both of the columns"))
+    rows = zip(
+        (*LEFT[:2], "a new chair, with 10", "votes of all."),
+        (*RIGHT[:2], "she begins on the 4", "of May."),
+        strict=True,
+    )
+    lines = [
+        raised(words, "6" if words.endswith("0") else "", "", x=x, y=700 - 14 * n)
+        for n, row in enumerate(rows)
+        for x, words in zip((60, 330), row, strict=True)
+    ]
+    assert text_of(files.pdf_of(title + " ".join(lines))).split("\n")[1:] == [
+        *LEFT[:2], "a new chair, with 10⁶", "votes of all.", *RIGHT[:2], "she begins on the 4", "of May.",
+    ]  # fmt: skip

@@ -365,3 +365,27 @@ def test_strict_files_are_read() -> None:
         )) for name in ("word/document.xml", "word/styles.xml", "_rels/.rels", "word/_rels/document.xml.rels")
     })  # fmt: skip
     assert text_of(strict) == "A\n\nB."
+
+
+BY = 'w:id="1" w:author="Ada" w:date="2024-01-01T00:00:00Z"'
+
+
+def paragraph_whose_end_is_deleted(text: str) -> str:
+    return f'<w:p><w:pPr><w:rPr><w:del {BY}/></w:rPr></w:pPr><w:r><w:t xml:space="preserve">{text}</w:t></w:r></w:p>'
+
+
+def test_a_paragraph_whose_end_is_deleted_goes_on_in_the_next_one() -> None:
+    halves = paragraph_whose_end_is_deleted("The rent is ") + "<w:p><w:r><w:t>300 crowns.</w:t></w:r></w:p>"
+    table = f"<w:tbl><w:tr><w:tc>{halves}</w:tc></w:tr></w:tbl>"
+    last = paragraph_whose_end_is_deleted("The end.")
+    assert text_of(files.word_of(halves + table + last)) == "\n\n".join(["The rent is 300 crowns."] * 2 + ["The end."])
+
+
+def test_deleted_cells_of_a_table_are_left_out_and_noted() -> None:
+    cells = (
+        f"<w:tc><w:tcPr><w:cellDel {BY}/></w:tcPr><w:p><w:r><w:t>old</w:t></w:r></w:p></w:tc>"
+        f"<w:tc><w:tcPr><w:cellIns {BY}/></w:tcPr><w:p><w:r><w:t>new</w:t></w:r></w:p></w:tc>"
+    )
+    data = files.word_of(f"<w:tbl><w:tr>{cells}</w:tr></w:tbl>")
+    assert text_of(data).split() == ["new"]
+    assert notes_of(data) == ["left out: deleted cells (tracked changes) (1)"]

@@ -15,6 +15,7 @@ from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.pages.drawings import set_texts_apart
 from everlong_server.engine.documents.formats.readers.pages.links import set_links_apart
 from everlong_server.engine.documents.formats.readers.pages.raised import mark_superscripts
+from everlong_server.engine.documents.formats.readers.pages.struck import write_out_strikes
 from everlong_server.engine.documents.formats.readers.pages.tables import INLINE, TAB, write_out_tables
 from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
 from everlong_server.engine.documents.formats.readers.shared.numerals import numeral
@@ -99,6 +100,7 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
     _mark_exponents(tree)
     for reading in tree.xpath("//ruby/rt"):  # pronunciation, after the word
         _replace(reading, f"({reading.text_content()})", space="")
+    write_out_strikes(tree)
     set_links_apart(tree)
     _write_out_lines(tree)
     write_out_tables(tree)

@@ -12,12 +12,12 @@ from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block
 from everlong_server.engine.documents.formats.readers.compound.embedded import embedded_blocks
 from everlong_server.engine.documents.formats.readers.opendocument.controls import controls
 from everlong_server.engine.documents.formats.readers.opendocument.lists import Lists, number
-from everlong_server.engine.documents.formats.readers.opendocument.styles import Masters, raised_styles
+from everlong_server.engine.documents.formats.readers.opendocument.styles import Masters, raised_styles, struck_styles
 from everlong_server.engine.documents.formats.readers.openxml.cells import Kind, column_letters, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import is_xml
 from everlong_server.engine.documents.formats.readers.shared.addresses import external
 from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
-from everlong_server.engine.documents.formats.readers.shared.marks import link, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.marks import link, struck, superscript, written_out
 from everlong_server.engine.documents.formats.readers.shared.tables import row_text
 from everlong_server.engine.documents.formats.readers.shared.trees import parse
 from everlong_server.engine.documents.formats.zips import open_zip
@@ -99,6 +99,7 @@ class _Reader:
         self._lists = Lists(trees)
         self._controls = controls(trees)
         self._raised = raised_styles(trees)
+        self._struck = struck_styles(trees)
         self._masters = Masters(trees)
         self._page = 0
         self._section: str | None = None
@@ -252,7 +253,8 @@ class _Reader:
             if isinstance(child.tag, str):
                 parts.append(self._part(child))
             parts.append(_collapsed(child.tail))
-        return "".join(parts)
+        is_struck = element.get(f"{_TEXT}style-name") in self._struck
+        return struck("".join(parts)) if is_struck else "".join(parts)
 
     def _part(self, child: Any) -> str:
         match child.tag:

@@ -12,6 +12,18 @@ _SUPERSCRIPT = re.compile(r"super|[1-9]")
 """A position of letters above their line: the word, or a share of the font's height."""
 
 
+def struck_styles(trees: Iterable[Any]) -> set[str]:
+    """Return the names of the styles of text that is struck through. Those of the file come before those that are based on them."""
+    found = set[str]()
+    for style in (each for tree in trees for each in tree.iter(f"{_STYLE}style")):
+        properties = style.find(f"{_STYLE}text-properties")
+        line = None if properties is None else properties.get(f"{_STYLE}text-line-through-style")
+        is_based = line is None and style.get(f"{_STYLE}parent-style-name") in found
+        if is_based or line not in (None, "none"):
+            found.add(style.get(f"{_STYLE}name", ""))
+    return found
+
+
 def raised_styles(trees: Iterable[Any]) -> set[str]:
     """Return the names of the styles of superscripts. Those of the file come before those that are based on them."""
     raised = set[str]()

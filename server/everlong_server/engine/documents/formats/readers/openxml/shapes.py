@@ -11,7 +11,7 @@ from everlong_server.engine.documents.formats.readers.openxml.charts import char
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation
 from everlong_server.engine.documents.formats.readers.shared.addresses import external, labelled
 from everlong_server.engine.documents.formats.readers.shared.equations import M, linear
-from everlong_server.engine.documents.formats.readers.shared.marks import link, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.marks import link, struck, superscript, written_out
 from everlong_server.engine.documents.formats.readers.shared.tables import row_text
 
 _NOT_ON_THE_SLIDE = ("sldNum", "dt", "ftr", "hdr", "sldImg")
@@ -156,4 +156,6 @@ def _run(run: Any, relations: _Relations) -> str:
     is_raised = (
         properties.get("baseline", "0")[:1] in "123456789"
     )  # a share of the font's size; negative for subscripts
-    return link(superscript(text) if is_raised else text, address)
+    text = superscript(text) if is_raised else text
+    is_struck = properties.get("strike", "noStrike") != "noStrike"
+    return link(struck(text) if is_struck else text, address)

@@ -25,6 +25,18 @@ def is_initial(block: Any) -> bool:
     return frame is not None and frame.get(f"{W}dropCap", "none") != "none"
 
 
+def is_joined(block: Any) -> bool:
+    """Whether a paragraph goes on in the next one, as somebody deleted its end while changes were tracked."""
+    properties, after = block.find(f"{W}pPr"), block.getnext()
+    return (
+        properties is not None
+        and properties.find(f"{W}rPr/{W}del") is not None
+        and properties.find(f"{W}sectPr") is None
+        and after is not None
+        and after.tag == f"{W}p"
+    )
+
+
 class Styles:
     """The styles of a file by their id."""
 
@@ -32,6 +44,7 @@ class Styles:
         """`tree`: of the part with the styles, or None."""
         found = () if tree is None else list(tree.iter(f"{W}style"))
         self._headings = {style.get(f"{W}styleId", "") for style in found if _is_of_headings(style)}
+        self._struck = {style.get(f"{W}styleId", "") for style in found if _strikes(style)}
         self._raised = {style.get(f"{W}styleId", "") for style in found if _is_superscript(style)}
 
     def is_heading(self, paragraph: Any) -> bool:
@@ -46,6 +59,17 @@ class Styles:
         style = run.find(f"{W}rPr/{W}rStyle")
         is_of_style = style is not None and style.get(f"{W}val") in self._raised
         return _is_superscript(run) or (is_of_style and run.find(_SUPERSCRIPT) is None)
+
+    def is_struck(self, run: Any) -> bool:
+        """Whether a run is struck through."""
+        own, style = _strikes(run), run.find(f"{W}rPr/{W}rStyle")
+        return (style is not None and style.get(f"{W}val") in self._struck) if own is None else own
+
+
+def _strikes(element: Any) -> bool | None:
+    """Whether a run or a style is struck through, by one line or two; None if its properties do not say so."""
+    lines = [line for kind in ("strike", "dstrike") if (line := element.find(f"{W}rPr/{W}{kind}")) is not None]
+    return any(map(is_on, lines)) if lines else None
 
 
 def _is_superscript(element: Any) -> bool:

@@ -16,11 +16,17 @@ from everlong_server.engine.documents.formats.readers.openxml.complex_fields imp
 from everlong_server.engine.documents.formats.readers.openxml.numbering import Numbering
 from everlong_server.engine.documents.formats.readers.openxml.package import MC, A, Package, R, Relation, W
 from everlong_server.engine.documents.formats.readers.openxml.shapes import chart_texts
-from everlong_server.engine.documents.formats.readers.openxml.styles import Styles, is_hidden, is_initial, is_on
+from everlong_server.engine.documents.formats.readers.openxml.styles import (
+    Styles,
+    is_hidden,
+    is_initial,
+    is_joined,
+    is_on,
+)
 from everlong_server.engine.documents.formats.readers.shared.addresses import external, field_address
 from everlong_server.engine.documents.formats.readers.shared.equations import M, linear
 from everlong_server.engine.documents.formats.readers.shared.fields import field_text
-from everlong_server.engine.documents.formats.readers.shared.marks import link, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.marks import link, struck, superscript, written_out
 from everlong_server.engine.documents.formats.readers.shared.symbols import character, is_symbol_font
 from everlong_server.engine.documents.formats.readers.shared.tables import Placed, table_text
 
@@ -89,8 +95,10 @@ class _Document:
             with self._notes.at(part=heading):
                 is_run, text = block.tag == _RUN, self._block(block)
                 # The first cell of a table may be empty: its tab remains.
-                text = text if is_run else initial + (text if block.tag == _TABLE else text.strip())
-                initial = text if is_initial(block) else ""
+                joins = is_initial(block) or is_joined(block)
+                text = text if is_run or joins else text if block.tag == _TABLE else text.strip()
+                text = text if is_run else initial + text
+                initial = text if joins else ""
                 if initial:
                     continue
                 section = (
@@ -207,25 +215,27 @@ class _Document:
         """Return the cells of a row, with the column of the table's grid that each begins in."""
         place, cells = _span(row.find(f"{W}trPr/{W}gridBefore"), 0), list[Placed]()
         for cell in _outermost(row, _CELL):
-            cells.append((place, self._block(cell)))
+            is_deleted = cell.find(f"{W}tcPr/{W}cellDel") is not None
+            self._notes.left_out("deleted cells (tracked changes)", is_deleted)
+            cells.append((place, "" if is_deleted else self._block(cell)))
             place += _span(cell.find(f"{W}tcPr/{W}gridSpan"), 1)
         return cells
 
     def _lines(self, parent: Any) -> str:
         """Return the text of a cell, a note or a header, a line for each paragraph. Runs outside of paragraphs share a line."""
-        lines, was_run = list[str](), False
+        lines, was_run, joins = list[str](), False, False
         for block in _outermost(parent, *_BLOCKS, _CHUNK):
             if block.tag == _CHUNK:
                 is_of_body = block.getroottree().getroot() is self._body  # whose relationships are known
                 lines += (inner.text for inner in (self._chunk(block) if is_of_body else ()))
-                was_run = False
+                was_run = joins = False
                 continue
             is_run, text = block.tag == _RUN, self._block(block)
-            if is_run and was_run:
+            if joins or (is_run and was_run):
                 lines[-1] += text
             else:
                 lines.append(text)
-            was_run = is_run
+            was_run, joins = is_run, is_joined(block)
         return "\n".join(lines)
 
     def _inline(self, part: Any) -> str:
@@ -316,7 +326,8 @@ class _Document:
         letters = text.text or ""
         if is_symbol_font(font):
             return "".join(self._symbol(font, ord(c)) if "\ue000" <= c <= "\uf8ff" else c for c in letters)
-        return superscript(letters) if self._styles.is_raised(text.getparent()) else letters
+        letters = superscript(letters) if self._styles.is_raised(text.getparent()) else letters
+        return struck(letters) if self._styles.is_struck(text.getparent()) else letters
 
     def _symbol(self, font: str, code: int) -> str:
         found = character(font, code)

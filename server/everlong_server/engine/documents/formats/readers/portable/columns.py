@@ -10,12 +10,15 @@ from statistics import median
 from typing import Any
 
 from everlong_server.engine.documents.formats.hyphens import join_hyphens, joined_lines
+from everlong_server.engine.documents.formats.readers.portable.raised import Superscript, with_superscripts_of_line
 
 _MIN_ROWS = 3
 _ALIGNED = 3.0
 """Points that the left edges of the lines of a column may differ by."""
 _GAP = 1.5
 """Width of a gap, in heights of a line, from which on it parts pieces."""
+_SUPERSCRIPT = 0.45
+"""Height of a superscript from which on it belongs to a line, as a share of the line's. A large first letter is higher than two lines."""
 _MAX_RECTS = 5000
 _LINE = 20
 """Characters of a line of prose."""
@@ -34,12 +37,16 @@ class Piece:
     text: str = ""
 
     def same_line(self, other: Piece) -> bool:
-        """Whether both are on the same line."""
-        return abs(self.bottom - other.bottom) < 0.5 * max(self.top - self.bottom, other.top - other.bottom)
+        """Whether both are on the same line. Superscripts are smaller and higher than the rest of their line."""
+        smaller, larger = sorted((self.top - self.bottom, other.top - other.bottom))
+        if abs(self.bottom - other.bottom) < 0.5 * larger:
+            return True
+        overlap = min(self.top, other.top) - max(self.bottom, other.bottom)
+        return smaller > _SUPERSCRIPT * larger and overlap > 0.5 * smaller
 
 
-def column_text(textpage: Any) -> str | None:
-    """Return a page's text column by column; None if the order of the file is right.
+def column_text(textpage: Any, raised: Sequence[Superscript] = ()) -> str | None:
+    """Return a page's text column by column; None if the order of the file is right. `raised`: the page's superscript numbers.
 
     Tables are drawn like such columns. Here, the lines of a column continue sentences: they begin with a small letter
     after a line that ends none.
@@ -48,13 +55,22 @@ def column_text(textpage: Any) -> str | None:
     if not 2 * _MIN_ROWS <= count <= _MAX_RECTS:
         return None
 
+    places = [textpage.get_charbox(found.index) for found in raised]
+
     def fill(piece: Piece) -> None:
         bounds = piece.left - 1, piece.bottom - 1, piece.right + 1, piece.top + 1
-        text = textpage.get_text_bounded(*bounds).replace("\r\n", " ")
+        inside = [found for found, place in zip(raised, places, strict=True) if _holds(bounds, place)]
+        text = with_superscripts_of_line(textpage.get_text_bounded(*bounds), inside).replace("\r\n", " ")
         piece.text = text.replace("\x02", "-").strip()  # a hyphen at the end of a line
 
     lines = _column_lines(_pieces([textpage.get_rect(index) for index in range(count)]), fill, _continues_down)
     return None if lines is None else joined_lines(lines)
+
+
+def _holds(bounds: tuple[float, float, float, float], box: tuple[float, float, float, float]) -> bool:
+    """Whether the middle of a box is inside the bounds. Both: left, bottom, right, top."""
+    x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+    return bounds[0] <= x <= bounds[2] and bounds[1] <= y <= bounds[3]
 
 
 def ordered_text(pieces: Sequence[Piece]) -> str:

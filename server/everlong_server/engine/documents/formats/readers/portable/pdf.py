@@ -15,6 +15,7 @@ from everlong_server.engine.documents.formats.hyphens import join_hyphens
 from everlong_server.engine.documents.formats.readers.portable.annotations import annotation_text, attached_files
 from everlong_server.engine.documents.formats.readers.portable.columns import column_text
 from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
+from everlong_server.engine.documents.formats.readers.portable.raised import superscripts, with_superscripts
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
 from everlong_server.engine.documents.formats.readers.portable.upward import from_the_top
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
@@ -89,9 +90,12 @@ def _opened(file: Path, notes: Notes) -> Any:
 
 def _page(page: Any, number: int, notes: Notes) -> str:
     textpage = page.get_textpage()
-    text = column_text(textpage)
+    drawn = textpage.get_text_range()
+    raised = list(superscripts(drawn, textpage))
+    text = column_text(textpage, raised)
     if text is None:
-        text = from_the_top(with_ligatures(textpage.get_text_range(), textpage), textpage)
+        drawn = with_ligatures(drawn, textpage)  # as long as before
+        text = with_superscripts(drawn, raised) if raised else from_the_top(drawn, textpage)
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)
     text = join_hyphens(text.replace("\r\n", "\n")).replace("\ufffe", "-").strip()
