@@ -52,6 +52,7 @@ class ChatTurns:
         params: SamplingParams,
         recall: Recall,
         *,
+        turn: Turn | None = None,
         tools: ToolUse | None = None,
         checkpoint: ChatCheckpoint | None = None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
@@ -61,12 +62,12 @@ class ChatTurns:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
-        whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
+        whose state is stored. `turn`: see `TurnRunner.begin`. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
         answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `system`: the
         instructions that hold for the chat; None: the system messages of `messages`.
         """
         context = self._context(documents, messages, recall, tools, checkpoint, on_complete, field, system=system)
-        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
+        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, turn=turn, tools=tools)
 
     async def count_tokens(
         self,
