@@ -54,6 +54,15 @@ def test_a_question_about_files(run: Run, fake: Fake, book: Path):
     assert (fake.sessions, fake.documents) == ({}, {}), "nothing is left behind"
 
 
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_how_a_follow_up_was_understood_is_above_the_sources(run: Run, fake: Fake, book: Path, command: str):
+    fake.sources = {"standalone_question": "Who is the captain\nof the Pequod?"}
+    result = run("ask", book, "Who?") if command == "ask" else run("chat", book, input="Who?")
+    lines = result.stderr.splitlines()
+    place = lines.index("the question was understood as “Who is the captain of the Pequod?”")
+    assert lines[place + 1] == "the search found no passage"
+
+
 def test_the_source_of_an_answer_is_a_line_of_the_original(run: Run, book: Path, cited: dict):
     book.write_text("\ufeff" + TEXT)
     assert run("ask", book, "Who?").stderr.splitlines()[-1] == "from book.txt, line 3: “Ishmael.”"

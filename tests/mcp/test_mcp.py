@@ -56,6 +56,11 @@ def test_a_cited_sentence_names_the_page_and_section_of_its_source() -> None:
     assert cited.model_dump() == {"sentence": "B.", "source": 0, "page": 2, "section": "2. Term"}
 
 
+def test_an_answer_says_how_its_question_was_understood() -> None:
+    message = Message(id="m", content="Ahab.", standalone_question="Who is the captain of the Pequod?")
+    assert answer(message, "ses_1").standalone_question == "Who is the captain of the Pequod?"
+
+
 def command(url: str, *options: str, **variables: str) -> StdioServerParameters:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EVERLONG_")}
     arguments = ["-m", "everlong_client", "mcp", *options]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
+RewritingOutcome = Literal["rewritten", "unchanged", "rejected", "timeout"]
+"""What became of a question that the model was to rewrite."""
 _LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SHARE = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)
@@ -51,6 +54,15 @@ class Metrics:
         )
         self.tokens_embedded = counter(
             "everlong_tokens_embedded_total", "Tokens of texts sent for embedding or reranking"
+        )
+        self.rewritings = counter(
+            "everlong_rewritings_total",
+            "Follow-up questions that the model rewrote before the search: rewritten, unchanged (it returned the same question), rejected (the "
+            "search did not use its question) or timeout (the device was too busy)",
+            ["outcome"],
+        )
+        self.tokens_rewriting = counter(
+            "everlong_tokens_rewriting_total", "Tokens that were prefilled and generated to rewrite follow-up questions"
         )
         self.first_token_seconds = histogram(
             "everlong_first_token_seconds", "Time from the request to the first token", buckets=_LATENCY
@@ -99,6 +111,8 @@ class Metrics:
             self.lease_losses.labels(of)
         for result in ("completed", "failed"):
             self.batch_requests.labels(result)
+        for outcome in get_args(RewritingOutcome):
+            self.rewritings.labels(outcome)
 
     def watch_engines(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
         """Report the running answers and batch sizes of all models at each scrape, and the size in bytes of the first one's memory."""
@@ -130,6 +144,10 @@ class Metrics:
         self.tokens_reused.inc(reused)
         self.tokens_drafted.inc(drafted)
         self.tokens_accepted.inc(accepted)
+
+    def record_rewriting(self, outcome: RewritingOutcome) -> None:
+        """Record that the model was asked to rewrite a question."""
+        self.rewritings.labels(outcome).inc()
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

@@ -1,4 +1,4 @@
-"""The lines below an answer on the terminal: its sources, and why it ended early."""
+"""The lines below an answer on the terminal: how its question was understood, its sources, and why it ended early."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ _MAX_CHARS = 160
 """Characters of a sentence or passage that a line shows."""
 _MAX_PLACES = 5
 """Places that the line for an answer without citations shows."""
+
+
+def question_lines(message: Message) -> list[str]:
+    """Return a line with the question that was searched for and answered, if the server rewrote it; otherwise nothing."""
+    asked = message.standalone_question
+    return [] if asked is None else [f"the question was understood as “{shortened(asked, _MAX_CHARS)}”"]
 
 
 def source_lines(message: Message, originals: Originals, filename: Callable[[str], str | None]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from everlong_client.cli.answer import end_lines, source_lines
+from everlong_client.cli.answer import end_lines, question_lines, source_lines
 from everlong_client.cli.terminal import console, note_what_is_left, print_note, write
 from everlong_client.cli.uploads import Uploads, exit_on_sigterm
 from everlong_client.client import Everlong
@@ -72,7 +72,8 @@ class Asking:
                 json.dumps(asdict(message) | {"session": None, "evidence": evidence} | kept, ensure_ascii=False) + "\n"
             )
             return
-        for line in (*source_lines(message, self._uploads.originals, names.get), *end_lines(message)):
+        sources = source_lines(message, self._uploads.originals, names.get)
+        for line in (*question_lines(message), *sources, *end_lines(message)):
             print_note(line)
 
     def _end(self) -> None:

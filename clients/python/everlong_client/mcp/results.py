@@ -84,7 +84,8 @@ class CitedSentence(BaseModel):
 class Answer(BaseModel):
     """An answer. Give `session` to `ask` again to continue the conversation. `finish_reason` "length": it was cut off.
 
-    `memory_progress`: the share of the documents that had been read, if the answer rests on the search alone.
+    `memory_progress`: the share of the documents that had been read, if the answer rests on the search alone. `standalone_question`: the
+    question that was searched for and answered, if the server rewrote a follow-up; null otherwise. If it is wrong, ask again with the names.
     """
 
     answer: str
@@ -93,6 +94,7 @@ class Answer(BaseModel):
     citations: list[CitedSentence]
     finish_reason: str | None
     memory_progress: float | None
+    standalone_question: str | None
 
 
 def listed(document: Document) -> ListedDocument:
@@ -123,6 +125,7 @@ def answer(message: Message, session: str) -> Answer:
         ],
         finish_reason=message.finish_reason,
         memory_progress=message.memory_progress,
+        standalone_question=message.standalone_question,
     )
 
 

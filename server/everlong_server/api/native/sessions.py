@@ -22,6 +22,7 @@ from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
 from everlong_server.api.views import CallerServices, memory_view, session_services, session_view
+from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 from everlong_server.store.records import title_of
@@ -212,7 +213,7 @@ async def _events(
             turn = await services.session_turns.send(
                 session_id,
                 *turn_arguments(services, body, session),
-                id=message_id,
+                turn=Turn(message_id),
                 instructions=body.instructions,
                 detached=body.on_disconnect == "finish",
                 continues=body.continue_answer,

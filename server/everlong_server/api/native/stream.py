@@ -49,7 +49,6 @@ class _SessionSocket(JsonSocket):
         super().__init__(socket, services)
         self._session_id = session_id
         self._turn: Turn | None = None
-        self._cancel_asked = False
 
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
         """Answer a message, or cancel the running answer."""
@@ -72,8 +71,6 @@ class _SessionSocket(JsonSocket):
             raise InvalidRequest("response_id: send a string", param="response_id")
         if self._turn is not None and response_id in (None, self._turn.id):
             self._turn.cancel()
-        elif response_id is None:
-            self._cancel_asked = True  # the turn has not started yet
 
     def _create(self, message: dict[str, Any]) -> None:
         if self.busy:
@@ -83,30 +80,28 @@ class _SessionSocket(JsonSocket):
             body = schemas.CreateMessage.model_validate(message)
         except ValidationError as error:
             raise as_server_error(error) from None
-        self._turn, self.busy, self._cancel_asked = None, True, False
-        self.answer_task = asyncio.create_task(self._answer(body))
+        self._turn, self.busy = Turn(), True
+        self.answer_task = asyncio.create_task(self._answer(body, self._turn))
 
-    async def _begin(self, body: schemas.CreateMessage, services: Services) -> TurnEvents:
+    async def _begin(self, body: schemas.CreateMessage, turn: Turn, services: Services) -> TurnEvents:
         """Start the turn and return its events."""
         session = await services.sessions.get(self._session_id)
         services = await session_services(services, session, body.model)
-        turn = await services.session_turns.send(
+        await services.session_turns.send(
             self._session_id,
             *turn_arguments(services, body, session),
+            turn=turn,
             instructions=body.instructions,
             detached=body.on_disconnect == "finish",
             continues=body.continue_answer,
         )
-        self._turn = turn
-        if self._cancel_asked:
-            turn.cancel()
         return turn.events
 
-    async def _answer(self, body: schemas.CreateMessage) -> None:
+    async def _answer(self, body: schemas.CreateMessage, turn: Turn) -> None:
         try:
             await self.admit()
             held = contextlib.AsyncExitStack()
-            begin = self._begin(body, self.services.holding(held))
+            begin = self._begin(body, turn, self.services.holding(held))
             if body.on_disconnect == "finish":
                 await self._send_events(self.services.shared.detached_answers.start(begin, held))
             else:

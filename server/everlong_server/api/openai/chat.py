@@ -32,6 +32,7 @@ from everlong_server.api.translation.messages import ParsedMessages
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
+from everlong_server.engine.answering.retrieval import SharedRetrieval
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
@@ -143,10 +144,9 @@ async def _start_turns(
         for index in range(body.n)
     ]
     tools = await chat_tool_use(services, body, conversation)
-    tasks = [
-        asyncio.create_task(services.chat_turns.answer(documents, conversation, one, recalled, tools=tools))
-        for one in each
-    ]
+    retrieval = SharedRetrieval()
+    answer = partial(services.chat_turns.answer, documents, conversation, recall=recalled, tools=tools)
+    tasks = [asyncio.create_task(answer(params=one, turn=Turn(retrieval=retrieval))) for one in each]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

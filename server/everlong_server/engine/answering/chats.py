@@ -15,7 +15,7 @@ from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnRunner
-from everlong_server.engine.answering.turn_context import Exchange, TurnContext, load_state, newest_exchanges
+from everlong_server.engine.answering.turn_context import TurnContext, load_state, newest_exchanges
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
@@ -29,12 +29,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChatCheckpoint:
-    """A chat after an answer: its `session`, whose id is the chat's digest, and memory `state`. `question`: the message that was answered, with `answer`."""
+    """A chat after an answer: its `session`, whose id is the chat's digest, and memory `state`. `newest`: the newest of its messages."""
 
     session: Session
     state: MemoryState
-    question: str | None
-    answer: str | None = None
+    newest: Sequence[Message] = ()
 
 
 class ChatTurns:
@@ -53,6 +52,7 @@ class ChatTurns:
         params: SamplingParams,
         recall: Recall,
         *,
+        turn: Turn | None = None,
         tools: ToolUse | None = None,
         checkpoint: ChatCheckpoint | None = None,
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
@@ -62,12 +62,12 @@ class ChatTurns:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
-        whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
+        whose state is stored. `turn`: see `TurnRunner.begin`. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
         answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `system`: the
         instructions that hold for the chat; None: the system messages of `messages`.
         """
         context = self._context(documents, messages, recall, tools, checkpoint, on_complete, field, system=system)
-        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
+        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, turn=turn, tools=tools)
 
     async def count_tokens(
         self,
@@ -99,13 +99,11 @@ class ChatTurns:
     ) -> AsyncIterator[TurnContext]:
         """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint, format = self._engine.model.fingerprint, self._engine.model.tools
-        exchanges = await asyncio.to_thread(newest_exchanges, messages[:-1], format.question_of if format else str)
+        earlier = [*(checkpoint.newest if checkpoint is not None else ()), *messages[:-1]]
+        exchanges = await asyncio.to_thread(newest_exchanges, earlier, format.question_of if format else str)
         shown = format.definitions(tools.shown) if format and tools and tools.shown else ""
         if checkpoint is not None:
             after, session, state, included = checkpoint.session.id, checkpoint.session, checkpoint.state, 0
-            newest = exchanges[-1] if exchanges else Exchange(checkpoint.question or "", "")
-            if checkpoint.question and not newest.answer:
-                exchanges = [*exchanges[:-1], Exchange(newest.question, checkpoint.answer or "")]
         else:
             if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
                 await self._documents.readings.ensure(fingerprint, documents)

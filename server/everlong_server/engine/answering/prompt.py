@@ -16,7 +16,7 @@ from everlong_server.engine.answering.evidence.grounding import (
     select_passages_in_window,
 )
 from everlong_server.engine.answering.evidence.templates import WITH_TOOLS, Template, template_of
-from everlong_server.engine.answering.retrieval import Retriever
+from everlong_server.engine.answering.retrieval import Retriever, SharedRetrieval
 from everlong_server.engine.answering.search.question import is_personal, search_query
 from everlong_server.engine.answering.search.rewriting import QueryRewriter
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
@@ -24,7 +24,6 @@ from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
 from everlong_server.store.search.passages import Passage, Passages
-from everlong_server.store.tenants.quota import TokenCost
 
 LINE_BREAK = "\n"
 """Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
@@ -64,22 +63,21 @@ class _Part:
 class PromptBuilder:
     """Builds the prompts of one model."""
 
-    def __init__(
-        self, engine: Engine, passages: Passages, template: Template | None = None, rewriter: QueryRewriter | None = None
-    ) -> None:  # fmt: skip
-        """`template`: None takes that of the model. `rewriter`: see `Retriever`."""
+    def __init__(self, engine: Engine, passages: Passages, template: Template | None = None) -> None:
+        """`template`: None takes that of the model."""
         self._engine = engine
         self._template = template or template_of(engine.model)
-        self._retriever = Retriever(engine, passages, self._template, rewriter)
+        self._retriever = Retriever(engine, passages, self._template)
 
     async def prompt(
         self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = (), *, may_decline: bool = True,
-        cost: TokenCost | None = None,
+        rewriter: QueryRewriter | None = None, shared: SharedRetrieval | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`, with passages of the session's documents and of `recall.also_in`, and `tools`.
 
-        `may_decline`: the model's probe may replace the answer. `cost`: counts the tokens that the device computes for the prompt. Raises `TooLarge` for
-        tools that do not fit into the model's context.
+        `may_decline`: the model's probe may replace the answer. `rewriter`: rewrites a follow-up question; None searches for it with the words of the
+        question before it. `shared`: shares what is retrieved with the other answers to the message. Raises `TooLarge` for tools that do not fit into
+        the model's context.
         """
         documents = tuple(dict.fromkeys((*context.session.documents, *(recall.also_in or ()))))
         format = self._engine.model.tools
@@ -89,14 +87,16 @@ class PromptBuilder:
         build = partial(self.build, context, recall=recall, tools=tools)
         if not recall.passages or (not documents and recall.also_in is None):
             return await asyncio.to_thread(build, content, None, question=question, lacks_answer=False)
-        plain = not tools and question == content
-        retrieved = await self._retriever.retrieve(
-            context, documents, question, previous, recall, plain=plain, may_decline=may_decline, cost=cost
-        )
+        question_only = not tools and question == content
+        retrieve = partial(
+            self._retriever.retrieve, context, documents, question, previous, recall,
+            question_only=question_only, may_decline=may_decline, rewriter=rewriter,
+        )  # fmt: skip
+        retrieved = await (retrieve() if shared is None else shared.get(retrieve))
         # On a thread: this takes time in proportion to the message.
         prompt = await asyncio.to_thread(
             build,
-            retrieved.question if plain else content,
+            retrieved.question if question_only else content,
             retrieved.found,
             question=retrieved.question,
             lacks_answer=retrieved.lacks_answer,

@@ -14,9 +14,9 @@ from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnEvents
-from everlong_server.engine.answering.turn_context import load_state
+from everlong_server.engine.answering.turn_context import MOST_EXCHANGES, load_state
 from everlong_server.engine.device.engine import Engine
-from everlong_server.errors import Conflict, NotFound, StateUnusable
+from everlong_server.errors import Conflict, Damaged, KeyMissing, NotFound, StateUnusable
 from everlong_server.observability.tracing import current_span
 from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
@@ -26,6 +26,9 @@ from everlong_server.store.responses import OPEN, Response, Responses
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.vector_stores.file_search import FileSearch
 from everlong_server.store.vector_stores.records import StoredFile
+
+_MOST_RESPONSES = 2 * MOST_EXCHANGES
+"""Earlier responses whose messages are fetched, at most. A question whose answer calls tools takes two of them."""
 
 log = logging.getLogger(__name__)
 
@@ -210,9 +213,36 @@ class ResponseTurns:
                 error,
             )
             return None
-        return ChatCheckpoint(
-            previous.session, state, previous.question, previous.message.content if previous.message else None
-        )
+        # Only the search in documents needs the earlier questions.
+        searches = response.documents or response.request.get("file_search")
+        newest = await self._newest_messages(previous, _MOST_RESPONSES if searches else 1)
+        return ChatCheckpoint(previous.session, state, newest)
+
+    async def _newest_messages(self, last: Response, most: int) -> list[Message]:
+        """Return the messages of the newest responses up to `last`, at most so many, without calls.
+
+        Ends at a response that cannot be fetched any more: it was deleted, it has expired, or it cannot be decrypted here.
+        """
+        newest = [last]
+        while len(newest) < most and (id := newest[-1].previous) is not None:
+            try:
+                newest.append(await self._store.get(id))
+            except NotFound:
+                break
+            except (Damaged, KeyMissing) as error:
+                log.warning("response %s is answered without the messages of %s: %s", last.id, id, error)
+                break
+        format = self._engine.model.tools
+        asks = format.question_of if format is not None else str
+        # Results of calls alone can be left of the earliest response, whose question is in the one before it.
+        first = newest[-1]
+        asked = any(asks(message.content) for message in first.said if message.role == "user")
+        messages = [] if asked else [Message("user", first.question)]
+        for response in reversed(newest):
+            messages += response.said
+            if response.message is not None:
+                messages.append(Message("assistant", response.message.content))
+        return messages
 
     async def _messages_until(self, last: Response) -> list[Message]:
         """Return all messages up to the answer of `last`. Raises `Conflict` if a response among them was deleted."""

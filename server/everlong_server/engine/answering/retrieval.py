@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from everlong_server.engine.answering.evidence.grounding import Recall
@@ -26,7 +27,6 @@ from everlong_server.engine.device.engine import Engine
 from everlong_server.store.search.passages import Found, Passage, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.terms import words
-from everlong_server.store.tenants.quota import TokenCost
 
 _MOST_REPEATED = 0.25
 """If the previous question and its answer would take a larger share of the evidence's tokens, they are not repeated."""
@@ -52,31 +52,43 @@ class Retrieved:
     previous: Exchange | None = None
 
 
+class SharedRetrieval:
+    """What is retrieved for a message that gets several answers. The first turn searches, and the others wait; if it fails, the next one searches."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._retrieved: Retrieved | None = None
+
+    async def get(self, retrieve: Callable[[], Awaitable[Retrieved]]) -> Retrieved:
+        """Return what the message's first turn has retrieved; for this turn itself, what `retrieve` returns."""
+        async with self._lock:
+            if self._retrieved is None:
+                self._retrieved = await retrieve()
+            return self._retrieved
+
+
 class Retriever:
     """Searches documents for passages that answer the messages to one model."""
 
-    def __init__(
-        self, engine: Engine, passages: Passages, template: Template, rewriter: QueryRewriter | None = None
-    ) -> None:
-        """`rewriter`: None searches for a follow-up with the words of the question before it."""
+    def __init__(self, engine: Engine, passages: Passages, template: Template) -> None:
         self._engine = engine
         self._passages = passages
         self._template = template
-        self._rewriter = rewriter
 
     async def retrieve(
-        self, context: TurnContext, documents: tuple[str, ...], question: str, previous: Exchange | None, recall: Recall, *, plain: bool,
-        may_decline: bool, cost: TokenCost | None = None,
+        self, context: TurnContext, documents: tuple[str, ...], question: str, previous: Exchange | None, recall: Recall, *,
+        question_only: bool, may_decline: bool, rewriter: QueryRewriter | None = None,
     ) -> Retrieved:  # fmt: skip
-        """Search `documents` for the question of a message. `previous`: what it can refer to. `plain`: the message is this question, and has no tools.
-        `may_decline`, `cost`: see `PromptBuilder.prompt`."""
+        """Search `documents` for the question of a message. `previous`: what it can refer to. `question_only`: the message is this question, without
+        results of calls, and the model gets no tools. `may_decline`, `rewriter`: see `PromptBuilder.prompt`."""
         query = await asyncio.to_thread(search_query, question, previous and previous.question)
         if query is None:
             indexed = await self._passages.all_indexed(documents)
             return Retrieved(question, [] if indexed else None, small_talk=True)
-        if plain and (rewritten := await self._rewritten(context, documents, question, query, cost)) is not None:
-            question, query = rewritten
-            previous = None
+        if rewriter is not None and question_only and await self._refers_back(documents, question, query):
+            rewritten = await rewriter.standalone(question, context.exchanges)
+            if rewritten is not None:
+                (question, query), previous = rewritten, None
         by_sentences = self._template.gap is not None
         result = await self._passages.find(documents, query, recall.passages, by_sentences=by_sentences)
         template = whole_template(result.overview) if result.overview and by_sentences else None
@@ -86,12 +98,13 @@ class Retriever:
             alone = result.overview is not None or await asyncio.to_thread(stands_alone, question, query)
             shown = shortened(previous) if repeating is None and not alone else None
             retrieved = replace(retrieved, template=repeating or template, previous=shown)
-        if may_decline and plain and self._may_judge(context, result):
+        if may_decline and question_only and self._may_judge(context, result):
             # The search is not sure whether texts hold the answer. The model's probe can judge it.
             asks = await asyncio.to_thread(asks_for_fact, question, has_history=context.has_history)
             margin = (0.0 if result.few_pages else _LONG_MARGIN) if asks else None
             retrieved = replace(retrieved, margin=margin)
-        if result.doubtful and (retrieved.margin is None or (context.has_history and is_personal(question))):
+        personal = context.has_history and await asyncio.to_thread(is_personal, question)
+        if result.doubtful and (retrieved.margin is None or personal):
             retrieved = replace(retrieved, found=[], margin=None)
         return await self._checked(context, documents, retrieved, recall, doubtful=result.doubtful)
 
@@ -111,23 +124,11 @@ class Retriever:
             return replace(retrieved, found=await self._passages_in_open_segment(context, recall.passages))
         return replace(retrieved, lacks_answer=lacks_answer)
 
-    async def _rewritten(
-        self, context: TurnContext, documents: tuple[str, ...], question: str, query: Query, cost: TokenCost | None
-    ) -> tuple[str, Query] | None:
-        """Return a question that refers to the conversation, rewritten to be understood without it, and its query. None if it refers to nothing, or
-        to the conversation itself, or if an answer is shown the documents whole."""
-        if self._rewriter is None or not query.message_start or not query.asks or is_personal(question):
-            return None
-        if await self._passages.shown_whole(documents):
-            return None
-        rewritten = await self._rewriter.standalone(question, context.exchanges, cost)
-        # A question that comes back as it was stands alone already, or the model does not see what it refers to. Small models sometimes
-        # repeat an earlier question, which would be answered once more instead of this one.
-        known = (question, *(exchange.question for exchange in context.exchanges))
-        if rewritten is None or any(_same_words(rewritten, each) for each in known):
-            return None
-        found = await asyncio.to_thread(search_query, rewritten, None)
-        return (rewritten, found) if found is not None and found.asks else None
+    async def _refers_back(self, documents: tuple[str, ...], question: str, query: Query) -> bool:
+        """Return whether a question refers to the conversation and is about documents that an answer is not shown whole."""
+        if not query.message_start or not query.asks or await asyncio.to_thread(is_personal, question):
+            return False
+        return not await self._passages.shown_whole(documents)
 
     def repeating(self, template: Template | None, query: Query, previous: Exchange, recall: Recall) -> Template | None:
         """Return a template that repeats `previous`, if the query is a question that refers to it; otherwise None.
@@ -136,10 +137,10 @@ class Retriever:
         """
         if self._template.gap is None or not query.message_start or not query.asks or not previous.answer:
             return None
-        plain = template or self._template
-        repeating = follow_up_template(plain, previous)
+        usual = template or self._template
+        repeating = follow_up_template(usual, previous)
         encode = self._engine.model.tokenizer.encode
-        more = len(encode(repeating.closing)) - len(encode(plain.closing))
+        more = len(encode(repeating.closing)) - len(encode(usual.closing))
         return repeating if more <= _MOST_REPEATED * recall.tokens else None
 
     def _may_judge(self, context: TurnContext, result: Found) -> bool:
@@ -154,7 +155,3 @@ class Retriever:
         query = Query(text, dict.fromkeys(words(text), 1.0))
         ranked = await self._passages.rank(context.session.documents, query, limit, rerank=False)
         return [replace(passage, score=round(1 / place, 3)) for place, passage in enumerate(ranked, 1)]
-
-
-def _same_words(one: str, other: str) -> bool:
-    return [*map(str.casefold, words(one))] == [*map(str.casefold, words(other))]

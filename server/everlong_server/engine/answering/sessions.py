@@ -93,14 +93,14 @@ class SessionTurns:
         params: SamplingParams,
         recall: Recall,
         *,
-        id: str | None = None,
+        turn: Turn | None = None,
         instructions: str | None = None,
         detached: bool = False,
         continues: bool | str = False,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `id`: the answer's id. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so
+        `turn`: see `TurnRunner.begin`. `instructions`: see `TurnContext`. `detached`: a disconnect of the client does not end the turn, so
         other clients can see and cancel it. `continues`: extend the last answer, which reached its limit of tokens, instead of answering
         `content`. Raises `Conflict` if there is none, or if it has another id than `continues`.
         """
@@ -109,7 +109,7 @@ class SessionTurns:
                 turn, session_id, content, instructions, searching=recall.passages > 0, detached=detached,
                 continues=continues,
             ),
-            content, params, recall, id=id,
+            content, params, recall, turn=turn,
         )  # fmt: skip
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from everlong_models import Grammar, GrammarError, SamplingParams
@@ -29,6 +30,7 @@ from everlong_server.engine.answering.evidence.citations import cite, cited_part
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.evidence.templates import REFUSAL, Template, template_of
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.retrieval import SharedRetrieval
 from everlong_server.engine.answering.search.rewriting import QueryRewriter
 from everlong_server.engine.answering.tool_calls import CallParser
 from everlong_server.engine.answering.tools import ToolUse
@@ -44,7 +46,7 @@ from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import new_id, now
 from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.snapshot import Snapshot
-from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.tenants.quota import Quota, TokenCost
 
 _SHARED_TOKENS = 4
 """Number of tokens before a continuation that are decoded with it: a character or space can be split between the two."""
@@ -76,7 +78,9 @@ class TurnEvents(AsyncIterator[AnswerEvent]):
 class Turn:
     """A running turn. `events` yields its events. `cancel` ends the answer and commits it; `fail` ends it and commits nothing."""
 
-    id: str
+    id: str = field(default_factory=partial(new_id, "msg"))
+    retrieval: SharedRetrieval = field(default_factory=SharedRetrieval)
+    """The turns of other answers to the same message can have the same."""
     events: TurnEvents = field(init=False)
     evidence: Sequence[Passage] | None = None
     """What the search found; None before that."""
@@ -85,23 +89,23 @@ class Turn:
     standalone_question: str | None = None
     """See `AnswerMessage`; known with the first event."""
     _cancelled: bool = False
-    _answer: AnswerRequest | None = None
+    _request: AnswerRequest | None = None
     _engine: Engine | None = None
     _error: Exception | None = None
 
-    def attach(self, answer: AnswerRequest, engine: Engine) -> None:
-        """Attach the running answer, so that it can be cancelled. Re-raises the error if the turn has failed already."""
-        self._answer, self._engine = answer, engine
+    def attach(self, request: AnswerRequest, engine: Engine) -> None:
+        """Attach the answer, or the request that prepares it, so that it can be cancelled. Re-raises the error if the turn has failed already."""
+        self._request, self._engine = request, engine
         if self._cancelled:  # while the prompt was made
-            engine.cancel(answer)
+            engine.cancel(request)
         if self._error is not None:
             raise self._error
 
     def cancel(self) -> None:
         """End the answer within one decode step, with `finish_reason` "cancelled". Its text so far is committed."""
         self._cancelled = True
-        if self._answer is not None and self._engine is not None:
-            self._engine.cancel(self._answer)
+        if self._request is not None and self._engine is not None:
+            self._engine.cancel(self._request)
 
     def fail(self, error: Exception) -> None:
         """End the answer with `error`, as when the session's lease was lost."""
@@ -159,9 +163,9 @@ class TurnRunner:
         self._tracing = tracing
         self._max_message_chars = max_message_chars
         template = template or template_of(engine.model)
-        # A model that answers from whole passages is too small to rewrite questions.
-        rewriter = None if template.gap is None else QueryRewriter(engine, quota.tenant)
-        self._prompts = PromptBuilder(engine, passages, template, rewriter)
+        self._rewrites = template.gap is not None
+        """Whether the model rewrites questions. One that answers from whole passages is too small."""
+        self._prompts = PromptBuilder(engine, passages, template)
 
     async def begin(
         self,
@@ -170,14 +174,15 @@ class TurnRunner:
         params: SamplingParams,
         recall: Recall,
         *,
-        id: str | None = None,
+        turn: Turn | None = None,
         tools: ToolUse | None = None,
     ) -> Turn:
         """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `enter`: returns a context manager of the message's context, such as a locked session. The turn holds it to its end.
+        `enter`: returns a context manager of the message's context, such as a locked session. The turn holds it to its end. `turn`: the turn to
+        begin, so that the caller can cancel it meanwhile; None: a new one.
         """
-        turn = Turn(id=id or new_id("msg"))
+        turn = turn or Turn()
         following = self._turn(turn, enter(turn), content, params, recall, tools)
         turn.events = TurnEvents(await anext(following), following)
         return turn
@@ -194,7 +199,8 @@ class TurnRunner:
         async with AsyncExitStack() as stack:
             cost = await stack.enter_async_context(admitted(self._engine, self._quota))
             context = await stack.enter_async_context(entering)
-            prompt = await self._prompts.prompt(context, content, recall, tools.shown if tools else (), cost=cost)
+            shown, rewriter = tools.shown if tools else (), self._rewriter(Turn(), cost)
+            prompt = await self._prompts.prompt(context, content, recall, shown, rewriter=rewriter)
             return _prompt_usage(context.session.snapshot, len(prompt.tokens)).prompt_tokens
 
     async def _turn(
@@ -221,8 +227,9 @@ class TurnRunner:
             else:
                 shown = tools.shown if tools else ()
                 prompt = await self._prompts.prompt(
-                    context, content, recall, shown, may_decline=grammar is None, cost=usage
-                )
+                    context, content, recall, shown, may_decline=grammar is None,
+                    rewriter=self._rewriter(turn, usage), shared=turn.retrieval,
+                )  # fmt: skip
                 turn.evidence = evidence = await self._located(prompt.evidence)
             turn.standalone_question = prompt.standalone
             request = self._request(context, prompt, params, grammar)
@@ -266,6 +273,13 @@ class TurnRunner:
                 pace.end()
         # The lease is released before the last event, so that the caller's next message finds the session free.
         yield ResponseCompleted(message)
+
+    def _rewriter(self, turn: Turn, cost: TokenCost) -> QueryRewriter | None:
+        """Return what rewrites the question of the turn; None if the model cannot."""
+        if not self._rewrites:
+            return None
+        begin = partial(turn.attach, engine=self._engine)
+        return QueryRewriter(self._engine, self._quota.tenant, self._metrics, cost, begin)
 
     async def _located(self, passages: Sequence[Passage]) -> list[Passage]:
         """Return the passages with their token offsets, pages and sections."""

@@ -27,3 +27,13 @@ def test_a_turn_that_has_failed_begins_no_answer() -> None:
     turn.fail(ValueError("the lease is lost"))
     with pytest.raises(ValueError, match="lease"):
         turn.attach(answer, engine)  # type: ignore[arg-type]
+
+
+def test_a_request_that_prepares_the_answer_is_cancelled_with_the_turn() -> None:
+    """Such as the rewriting of its question. The answer that follows is cancelled, too."""
+    turn, engine, rewriting, answer = Turn(), SimpleNamespace(cancel=Mock()), Mock(), Mock()
+    turn.attach(rewriting, engine)  # type: ignore[arg-type]
+    turn.cancel()
+    engine.cancel.assert_called_once_with(rewriting)
+    turn.attach(answer, engine)  # type: ignore[arg-type]
+    engine.cancel.assert_called_with(answer)
