@@ -58,16 +58,17 @@ class ChatTurns:
         on_complete: Callable[[AnswerMessage, Session], Awaitable[None]] | None = None,
         field: str = "messages",
         system: str | None = None,
+        id: str | None = None,
     ) -> Turn:
         """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
         `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
         whose state is stored. `tools`: for this answer; the model must have a tool format. `on_complete`: called with the complete
         answer and the session after it, before the caller has the last event. `field`: the request's field that names the documents. `system`: the
-        instructions that hold for the chat; None: the system messages of `messages`.
+        instructions that hold for the chat; None: the system messages of `messages`. `id`: that of the answer; None: a new one.
         """
         context = self._context(documents, messages, recall, tools, checkpoint, on_complete, field, system=system)
-        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, tools=tools)
+        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall, id=id, tools=tools)
 
     async def count_tokens(
         self,
