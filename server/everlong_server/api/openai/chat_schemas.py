@@ -79,7 +79,7 @@ Content = Annotated[
 
 
 class ChatMessage(Nullable, Wire):
-    """A message of a chat. Answers can be sent back unchanged: their `evidence` and `citations` are ignored."""
+    """A message of a chat. Answers can be sent back unchanged, also as the `parse` of OpenAI's SDKs returns them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = Field(None, description="null or left out: only in an answer with `tool_calls`")
@@ -90,6 +90,8 @@ class ChatMessage(Nullable, Wire):
     tool_call_id: CallId | None = Field(None, description="the call whose result this is (role tool)")
     evidence: Any = Field(None, description="ignored")
     citations: Any = Field(None, description="ignored")
+    annotations: Any = Field(None, description="ignored")
+    parsed: Any = Field(None, description="ignored")
 
 
 class StreamOptions(Nullable, Wire):

@@ -44,6 +44,7 @@ class OutputText(Nullable, Wire):
     text: str
     annotations: Any = Field(None, description="ignored")
     logprobs: Any = Field(None, description="ignored")
+    parsed: Any = Field(None, description="ignored: OpenAI's SDKs add it")
 
 
 class InputFile(Nullable, Wire):

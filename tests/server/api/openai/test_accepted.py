@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+import openai
 import pytest
-from pydantic import ValidationError
+from openai import OpenAI
+from pydantic import BaseModel, ValidationError
 
 from everlong_server.api.openai.chat_schemas import CreateChatCompletion
 from everlong_server.api.openai.completions.schemas import CreateCompletion
@@ -60,6 +64,56 @@ def test_seeds_may_be_negative() -> None:
         assert [kind.model_validate(body | {"seed": seed}).seed for seed in (-1, 7, None)] == [2**63 - 1, 7, None]
         with pytest.raises(ValidationError):
             kind.model_validate(body | {"seed": 2**63})
+
+
+class Verdict(BaseModel):
+    guilty: bool
+
+
+ANSWER = '{"guilty": true}'
+CALL = {"name": "Verdict", "arguments": ANSWER}
+TOOL = openai.pydantic_function_tool(Verdict)
+CHAT_ANSWER: dict[str, Any] = {
+    "id": "c", "object": "chat.completion", "created": 1, "model": "m",
+    "choices": [{"index": 0, "finish_reason": "tool_calls", "message": {
+        "role": "assistant", "content": ANSWER, "refusal": None, "evidence": [], "citations": [],
+        "tool_calls": [{"id": "call_1", "type": "function", "function": CALL}],
+    }}],
+}  # fmt: skip
+RESPONSE: dict[str, Any] = {
+    "id": "resp_1", "object": "response", "created_at": 1, "model": "m", "parallel_tool_calls": True, "tool_choice": "auto",
+    "tools": [], "output": [
+        {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "evidence": [], "citations": [],
+         "content": [{"type": "output_text", "text": ANSWER, "annotations": [], "logprobs": []}]},
+        {"id": "fc_1", "type": "function_call", "call_id": "call_1", "status": "completed", **CALL},
+    ],
+}  # fmt: skip
+
+
+def test_what_the_sdk_parsed_can_be_sent_back() -> None:
+    """`parse` adds fields to an answer, which the SDK then sends with it."""
+    sent: list[Any] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        return httpx.Response(200, json=CHAT_ANSWER if "chat" in request.url.path else RESPONSE)
+
+    http = httpx.Client(transport=httpx.MockTransport(respond))
+    with OpenAI(base_url="http://everlong/v1", api_key="none", http_client=http) as client:
+        asked: Any = {"role": "user", "content": "Who?"}
+        chat: Any = {"model": "m", "tools": [TOOL]}
+        message = client.chat.completions.parse(messages=[asked], response_format=Verdict, **chat).choices[0].message
+        assert message.parsed == Verdict(guilty=True)
+        for again in (message, message.to_dict()):
+            client.chat.completions.create(messages=[asked, again], **chat)
+            assert sent[-1]["messages"][1]["parsed"] == {"guilty": True}
+            assert CreateChatCompletion.model_validate(sent[-1])
+        function: Any = {"type": "function", **TOOL["function"]}
+        output = client.responses.parse(model="m", input="Who?", text_format=Verdict, tools=[function]).output
+        for items in (output, [item.to_dict() for item in output]):
+            client.responses.create(model="m", input=[asked, *items])  # type: ignore[list-item]
+            assert CreateResponse.model_validate(sent[-1])
+        assert sent[-1]["input"][2]["parsed_arguments"] == {"guilty": True}
 
 
 STORED = SimpleNamespace(
