@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import GrammarError
+from everlong_models.generate.json_schema import enforceable, relaxed
 from everlong_models.generate.tool_grammar import tool_grammar
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.text.tool_format import Tool, ToolFormat
@@ -35,6 +37,7 @@ _MAX_GRAMMAR = 200_000
 """Most characters of a schema's grammar: some thousand properties, which take seconds to compile."""
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
 """Keywords with which a schema might become impossible to satisfy if other properties were forbidden."""
+_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _CACHED = 16
 """Number of compiled grammars in the cache."""
 _CHECKED = 256
@@ -82,9 +85,12 @@ class GrammarCompiler:
         self._checked = functools.lru_cache(_CHECKED)(self._check)
 
     def json(self, schema: dict[str, Any]) -> Grammar:
-        """Return a grammar for JSON that follows `schema`. Raises `GrammarError` if it is invalid, too large, or not supported."""
+        """Return a grammar for JSON that follows `schema`. Raises `GrammarError` if it is invalid, too large, or not supported.
+
+        An unknown `format` has no effect.
+        """
         try:
-            text = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+            text = llguidance.LLMatcher.grammar_from_json_schema(enforceable(schema), overrides=_JSON)
         except ValueError as error:  # NaN or infinity, which JSON does not have
             raise GrammarError(str(error)[:200]) from error
         return self._grammar(text)
@@ -100,19 +106,19 @@ class GrammarCompiler:
     ) -> Grammar:
         """Return a grammar for an answer that may call `tools`. The arguments: see `tool_grammar`; `schema`: of its text.
 
-        The arguments of a call always follow the schema of its tool. If that cannot be enforced and the tool is not strict, they are
-        any JSON object. Raises `GrammarError`, which names the tool.
+        The arguments of a call follow the schema of its tool, as `enforced` returns it. Raises `GrammarError`, which names the tool.
         """
         enforced = [self.enforced(tool) for tool in tools]
         if schema is not None:
             self.json(schema)
+            schema = enforceable(schema)
         text = tool_grammar(format, enforced, choice, self._special, _JSON, parallel=parallel, text=schema)
         return self._grammar(text, free_text=schema is None and choice != "required")
 
     def enforced(self, tool: Tool) -> Tool:
         """Return the tool with the schema that its arguments will follow. Raises `GrammarError`, which names the tool.
 
-        A schema is compiled once, for all requests until it leaves the cache.
+        If the tool is not strict, this schema may allow more than the tool's own. A schema is compiled once, for all requests until it leaves the cache.
         """
         try:
             return replace(tool, parameters=json.loads(self._checked(json.dumps(tool.parameters), tool.strict)))
@@ -120,18 +126,23 @@ class GrammarCompiler:
             raise GrammarError(f"the parameters of {tool.name!r}: {error}") from error
 
     def _check(self, parameters: str, strict: bool) -> str:
-        """Return the schema that arguments will follow, as JSON. `parameters`: the tool's schema. Raises `GrammarError`."""
-        schema = json.loads(parameters)
+        """Return the schema that arguments will follow, as JSON. `parameters`: the tool's schema. Raises `GrammarError`.
+
+        If the tool is not strict, keywords that cannot be enforced are left out. If that does not help, any JSON object will do.
+        """
+        schema = enforceable(json.loads(parameters))
         if "properties" in schema and not _COMBINING.intersection(schema):
             # Small models invent properties endlessly where a schema does not forbid them.
             schema = {"additionalProperties": False, **schema}
-        try:
-            self.json({"type": "object", **schema})
-        except GrammarError:
-            if strict:
-                raise
-            return json.dumps({"type": "object"})
-        return json.dumps({"type": "object", **schema})
+        looser = () if strict else (relaxed(schema, patterns=True), relaxed(schema, patterns=False), {})
+        for tried in (schema, *looser):
+            try:
+                self.json({"type": "object", **tried})
+            except GrammarError as error:
+                failure = error
+            else:
+                return json.dumps({"type": "object", **tried})
+        raise failure
 
     def _special(self, piece: str) -> int | None:
         """Return the token that is `piece`, if text cannot spell it."""
@@ -161,5 +172,10 @@ class GrammarCompiler:
 
 
 def _message(error: str) -> str:
-    """Return llguidance's message without the dump of its state."""
+    """Return llguidance's message in words that help a client, without the dump of its state."""
+    if found := _UNKNOWN_KEYWORDS.search(error):
+        keywords = found[1].replace('"', "")
+        return f"the server cannot enforce {keywords}: leave such keywords out of the schema"
+    if "oneOf constraints are not supported" in error:
+        return "the server can enforce oneOf only if no value can match two of its schemas: use anyOf"
     return error.split("\n<state>", maxsplit=1)[0].strip()[:500]

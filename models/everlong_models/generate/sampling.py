@@ -310,14 +310,22 @@ def _shift_right(x: Tensor, by: int) -> Tensor:
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
 
 
+CallStart = Callable[[str], tuple[int, bool]]
+"""Returns where a call of a tool begins, or may begin, in a text (its length if none can), and whether it certainly does."""
+
+
 class StopStringFilter:
     """Removes stop strings from text that arrives in pieces, and never returns a part of one.
 
     The stop string that is complete first ends the text; of several, the longest. The result does not depend on how the text is split.
+    From the first call on, nothing is a stop string: a line break in the marker of a call must not end it.
     """
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], call_start: CallStart | None = None) -> None:
+        """`call_start`: None: the text has no calls."""
         self._stop = stop
+        self._call_start = call_start
+        self._in_call = False
         self._held = ""
         self.found = False
         self.matched: str | None = None
@@ -325,23 +333,27 @@ class StopStringFilter:
 
     def feed(self, text: str) -> str:
         """Return the text that cannot be part of a stop string. Once a stop string is complete, `found` is True and no text is returned."""
-        if not self._stop or self.found:
+        if not self._stop or self._in_call or self.found:
             return "" if self.found else text
         self._held += text
-        hits = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        start, self._in_call = (len(self._held), False) if self._call_start is None else self._call_start(self._held)
+        hits = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop, 0, start)) >= 0]
         if hits:
             end, at = min(hits)
             self.found, self.matched = True, self._held[at:end]
             shown, self._held = self._held[:at], ""
             return shown
-        keep = max(overlap(self._held, stop) for stop in self._stop)
+        # If a call may begin at `start`, a stop string that begins before it may end after it.
+        keep = 0 if self._in_call else len(self._held) - start + max(overlap(self._held[:start], s) for s in self._stop)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
     def finish(self) -> str:
-        """Return the text held back, which turned out not to be a stop string."""
-        shown, self._held = self._held, ""
-        return shown
+        """Return the text held back, which turned out to be no stop string, or no call: it is then cut at its first stop string."""
+        self._call_start = None
+        shown = self.feed("")
+        rest, self._held = self._held, ""
+        return shown + rest
 
 
 def overlap(text: str, stop: str) -> int:

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import torch
 
-from everlong_models import GrammarCompiler, GrammarError, Sampler, SamplingParams, Tokenizer
+from everlong_models import Grammar, GrammarCompiler, GrammarError, Sampler, SamplingParams, Tokenizer
 from tests.tinymodel import make_tokenizer
 
 VOCAB = 520
@@ -86,7 +86,9 @@ def test_no_bias_overrides_the_mask(grammars: GrammarCompiler, tokenizer: Tokeni
     [
         ({"type": "objekt"}, "objekt"),
         ({"type": "string", "pattern": "(("}, "unclosed group"),
-        ({"not": {"type": "string"}}, "Unimplemented"),
+        ({"not": {"type": "string"}}, "the server cannot enforce not: leave such keywords out"),
+        ({"type": "array", "uniqueItems": True, "contains": {}}, "cannot enforce contains, uniqueItems"),
+        ({"oneOf": [{"type": "object"}, {"type": "object", "properties": {"a": {}}}]}, "use anyOf"),
         ({"$ref": "#/nowhere"}, "does not exist"),
         ({"$ref": "http://127.0.0.1:1/x"}, "does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "does not fetch"),
@@ -119,3 +121,43 @@ def test_schemas_that_are_nested_too_deeply(grammars: GrammarCompiler) -> None:
         schema = {"type": "array", "items": schema}
     with pytest.raises(GrammarError, match="recursion"):
         grammars.json(schema)
+
+
+FORMATTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "format": {"type": "integer", "format": "int32", "maximum": 9},
+        "key": {"type": "string", "format": "password", "maxLength": 3},
+        "day": {"anyOf": [{"$ref": "#/$defs/day"}]},
+        "fixed": {"const": {"format": "int32"}},
+        "few": {
+            "type": "array",
+            "items": {"enum": ["a"], "format": "x"},
+            "maxItems": 2,
+            "uniqueItems": False,
+            "minItems": 1,
+        },
+    },
+    "required": ["format", "key", "day", "fixed", "few"],
+    "additionalProperties": False,
+    "minProperties": 0,
+    "$defs": {"day": {"type": "string", "format": "date"}},
+}
+
+
+def test_unknown_formats_have_no_effect(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """OpenAPI's and Pydantic's formats are annotations. Known formats, and constants that look like formats, are enforced."""
+    text = '{"format": 7, "key": "a b", "day": "2026-12-01", "fixed": {"format": "int32"}, "few": ["a"]}'
+    jsonschema.validate(json.loads(text), FORMATTED)
+    grammar = grammars.json(FORMATTED)
+    follow(grammar, tokenizer, text)
+    assert grammar.finished
+    for right, wrong in (("2026-12-01", "tomorrow"), ('"int32"', '"int64"')):
+        with pytest.raises(GrammarError):
+            follow(grammars.json(FORMATTED), tokenizer, text.replace(right, wrong))
+    assert FORMATTED["properties"]["key"]["format"] == "password", "the schema itself is unchanged"
+
+
+def follow(grammar: Grammar, tokenizer: Tokenizer, text: str) -> None:
+    for token in tokenizer.encode(text):
+        grammar.accept(token)

@@ -77,3 +77,19 @@ class TestStopStrings:
         stops = Stops(())
         assert stops.feed("a") + stops.feed("b") + stops.finish() == "ab"
         assert not stops.found
+
+    @given(
+        st.lists(st.text("ab<c>", max_size=4), max_size=12), st.sampled_from([("a",), ("<",), ("b<", "c>"), ("ba",)])
+    )
+    def test_nothing_in_a_call_is_a_stop_string(self, pieces, stop):
+        """A call begins at "<c>". Text before it ends at a stop string, even at one that looks like the call's beginning."""
+        text = "".join(pieces)
+        shown, found = cut(text.partition("<c>")[0], stop)
+        stops = Stops(stop, lambda held: (at, True) if (at := held.find("<c>")) >= 0 else (begins(held), False))
+        assert "".join(map(stops.feed, pieces)) + stops.finish() == (shown if found else text)
+        assert stops.found == found
+
+
+def begins(held: str) -> int:
+    """Return where "<c>" may begin at the end of `held`."""
+    return len(held) - next((n for n in (2, 1) if held.endswith("<c>"[:n])), 0)

@@ -12,7 +12,17 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from everlong_models import Grammar, GrammarCompiler, GrammarError, Sampler, SamplingParams, Tokenizer, Tool, ToolFormat
+from everlong_models import (
+    Grammar,
+    GrammarCompiler,
+    GrammarError,
+    Sampler,
+    SamplingParams,
+    Tokenizer,
+    Tool,
+    ToolCall,
+    ToolFormat,
+)
 from tests.tinymodel import HERMES, make_tokenizer
 
 VOCAB = 530
@@ -138,11 +148,42 @@ def test_text_follows_a_schema_and_so_do_calls(
 
 
 def test_a_schema_that_cannot_be_enforced(grammars: GrammarCompiler, format: ToolFormat) -> None:
-    """A strict tool is refused by its name; the arguments of another are any object."""
+    """A strict tool is refused by its name; the arguments of another follow the rest of the schema."""
     odd = {"type": "object", "properties": {"x": {"type": "string"}}, "not": {"required": ["y"]}}
     with pytest.raises(GrammarError, match="the parameters of 'odd'"):
         grammars.tools(format, [Tool("odd", None, odd, strict=True)], "auto", parallel=True)
     assert grammars.tools(format, [Tool("odd", None, odd)], "auto", parallel=True)
+
+
+SET = {"type": "array", "items": {"type": "integer", "format": "int32"}, "uniqueItems": True, "maxItems": 2}
+LOOSE: list[tuple[dict[str, Any], str, str]] = [
+    # The set of Pydantic. A decimal of Pydantic, whose pattern looks ahead.
+    (SET, "[1, 1]", '["a"]'),
+    ({"type": "string", "pattern": "^(?!^$)[0-9]*$", "maxLength": 3}, '"x"', "7"),
+    ({"oneOf": [{"type": "object"}, {"type": "object", "properties": {"b": {}}}]}, '{"b": 1}', "[]"),
+    ({"type": "object", "patternProperties": {"^(?=a)": {}}, "additionalProperties": False}, '{"a": 1}', "1"),
+]
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), LOOSE)
+def test_the_rest_of_a_schema_is_enforced(
+    tokenizer: Tokenizer, grammars: GrammarCompiler, format: ToolFormat, schema: dict[str, Any], right: str, wrong: str
+) -> None:
+    """One keyword that cannot be enforced does not free all arguments."""
+    tool = Tool("odd", None, {"type": "object", "properties": {"x": schema}, "required": ["x"]})
+    fits = []
+    for arguments in (f'{{"x": {right}}}', f'{{"x": {wrong}}}', f'{{"y": {right}}}'):
+        answer = format.answer_text("", [ToolCall("", "odd", arguments)])
+        fits.append(follows(grammars.tools(format, [tool], "required", parallel=False), tokenizer, answer))
+    assert fits == [True, False, False]
+
+
+def follows(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+    for token in tokenizer.encode(text):
+        if not grammar.allowed_tokens()[token]:
+            return False
+        grammar.accept(token)
+    return True
 
 
 def test_a_strict_tool_may_combine_schemas(grammars: GrammarCompiler, format: ToolFormat) -> None:
@@ -168,14 +209,8 @@ def test_calls_without_their_markers(
 ) -> None:
     """Models that were trained on code write them, whatever their template says."""
     grammar = grammars.tools(format, [WEATHER, COUNT], "auto", parallel=True)
-    fits = True
-    for token in tokenizer.encode(answer):
-        if not grammar.allowed_tokens()[token]:
-            fits = False
-            break
-        grammar.accept(token)
-    assert fits == BARE[answer]
-    if fits:
+    assert follows(grammar, tokenizer, answer) == BARE[answer]
+    if BARE[answer]:
         assert grammar.allowed_tokens()[tokenizer.eos_ids[0]]
 
 

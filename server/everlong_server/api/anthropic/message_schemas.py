@@ -110,6 +110,15 @@ class ToolResultBlock(_Block):
     is_error: bool = Field(False, description="true: the model is told that the call failed")
 
 
+class ThinkingBlock(Nullable, Wire):
+    """What another model thought before its answer. Ignored."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str | None = Field(None, description="ignored")
+    signature: str | None = Field(None, description="ignored")
+    data: str | None = Field(None, description="ignored")
+
+
 class ImageBlock(Wire):
     """Refused: the models read text."""
 
@@ -123,18 +132,19 @@ class ImageBlock(Wire):
 
 _BLOCKS = {
     "text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock", "tool_use": "ToolUseBlock",
-    "tool_result": "ToolResultBlock",
+    "tool_result": "ToolResultBlock", "thinking": "ThinkingBlock", "redacted_thinking": "ThinkingBlock",
 }  # fmt: skip
 Block = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
     | Annotated[DocumentBlock, Tag("DocumentBlock")]
     | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
+    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
     | Annotated[ImageBlock, Tag("ImageBlock")],
     Discriminator(
         by_type(_BLOCKS),
         custom_error_type="block",
-        custom_error_message="type must be 'text', 'document', 'tool_use' or 'tool_result'",
+        custom_error_message="type must be 'text', 'document', 'tool_use', 'tool_result', 'thinking' or 'redacted_thinking'",
     ),
 ]
 Content = Annotated[
@@ -150,7 +160,9 @@ Content = Annotated[
 class ConversationMessage(Nullable, Wire):
     """A message of the conversation."""
 
-    role: Literal["user", "assistant", "system"] = Field(description="system: only before all others")
+    role: Literal["user", "assistant", "system"] = Field(
+        description="system: instructions, for the question that follows or, without one, the question before"
+    )
     content: Content
 
 
@@ -187,6 +199,9 @@ class AnthropicTool(_Block):
     description: str | None = Field(None, max_length=10_000)
     input_schema: dict[str, Any] = Field(description="JSON Schema that the input of a call always follows")
     strict: bool = Field(False, description="true: a schema that cannot be enforced is refused")
+    eager_input_streaming: bool | None = Field(None, description="ignored: the input streams as it is generated")
+    defer_loading: Literal[False] = Field(False, description="the model is shown every tool")
+    allowed_callers: list[Literal["direct"]] = Field(["direct"], min_length=1, max_length=1)
 
 
 class AnthropicToolChoice(Nullable, Wire):

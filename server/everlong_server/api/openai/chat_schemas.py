@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
@@ -19,6 +19,14 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataName, MetadataValue], Field(max_length=MAX_METADATA)]
 """Pairs of texts that a client attaches to an object."""
 Model = TypeVar("Model", bound=BaseModel)
+
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
+SERVICE_TIER = "ignored: the server has one tier"
+CACHE_RETENTION = "ignored: settings of the server decide how long it keeps what it has read"
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), AfterValidator(lambda seed: seed % 2**63)]
+"""A seed of OpenAI's API, where it may be negative."""
 
 
 class TextPart(Nullable, Wire):
@@ -71,7 +79,7 @@ Content = Annotated[
 
 
 class ChatMessage(Nullable, Wire):
-    """A message of a chat. Answers can be sent back unchanged: their `evidence` and `citations` are ignored."""
+    """A message of a chat. Answers can be sent back unchanged, also as the `parse` of OpenAI's SDKs returns them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = Field(None, description="null or left out: only in an answer with `tool_calls`")
@@ -82,12 +90,15 @@ class ChatMessage(Nullable, Wire):
     tool_call_id: CallId | None = Field(None, description="the call whose result this is (role tool)")
     evidence: Any = Field(None, description="ignored")
     citations: Any = Field(None, description="ignored")
+    annotations: Any = Field(None, description="ignored")
+    parsed: Any = Field(None, description="ignored")
 
 
 class StreamOptions(Nullable, Wire):
-    """Options of a stream."""
+    """Options of a stream. Padding that hides the length of tokens is not supported."""
 
     include_usage: bool = Field(False, description="send the usage in a last chunk without choices")
+    include_obfuscation: Literal[False] = False
 
 
 class JsonSchema(Nullable, Wire):
@@ -123,6 +134,7 @@ class CreateChatCompletion(Nullable, SamplingParams):
     n: int = Field(
         1, ge=1, le=MAX_CHOICES, description="number of answers; with a seed, answer i is sampled with seed + i"
     )
+    seed: Seed | None = Field(None, description="seed of the sampling; the same seed gives the same answer")
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     response_format: ResponseFormat | None = None
@@ -136,6 +148,11 @@ class CreateChatCompletion(Nullable, SamplingParams):
     prompt_cache_key: str | None = Field(
         None, max_length=512, description="ignored: the server finds what it has read by the messages alone"
     )
+    prompt_cache_retention: CacheRetention | None = Field(None, description=CACHE_RETENTION)
+    service_tier: ServiceTier | None = Field(None, description=SERVICE_TIER)
+    prediction: Any = Field(None, description="ignored: the server guesses repeated text by itself")
+    modalities: list[Literal["text"]] = Field(["text"], min_length=1, max_length=1, description="answers are text")
+    reasoning_effort: Literal["none"] | None = Field(None, description="the models do not reason before they answer")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 

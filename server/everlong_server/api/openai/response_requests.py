@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from everlong_models import ToolCall
 from everlong_server.api.openai.files.inline import file_of_data, file_of_url
+from everlong_server.api.openai.response_events import response_view
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputEntry,
     InputFile,
     InputMessage,
     InputText,
+    ItemReference,
     OutputText,
     ResponseJsonSchemaFormat,
 )
-from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCallInput, FileSearchTool
+from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool
 from everlong_server.api.openai.text_formats import JsonObjectFormat
 from everlong_server.api.openai.tools.requests import response_tool_use
 from everlong_server.api.openai.tools.schemas import FunctionCall, FunctionCallOutput
 from everlong_server.api.translation.messages import ParsedMessages, require_length
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
 from everlong_server.engine.answering.evidence.grounding import Recall
-from everlong_server.errors import InvalidRequest
+from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 from everlong_server.store import responses as store
 from everlong_server.store.records import Message, new_id
@@ -103,22 +108,41 @@ async def _input(
     entries = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
     for number, entry in enumerate(entries):
         name = f"input.{number}"
-        match entry:
-            case FunctionCall():
+        match await _referenced(services, entry.id, name) if isinstance(entry, ItemReference) else entry:
+            case FunctionCall() as entry:
                 parsed.add_calls([ToolCall(entry.call_id, entry.name, entry.arguments)], name)
                 items.append({"id": new_id("fc"), **entry.model_dump(include={"type", "call_id", "name", "arguments"})})
-            case FunctionCallOutput():
+            case FunctionCallOutput() as entry:
                 output = entry.output if isinstance(entry.output, str) else "".join(part.text for part in entry.output)
                 parsed.add_result(entry.call_id, output, name, "call_id")
                 items.append({"id": new_id("fco"), "type": entry.type, "call_id": entry.call_id, "output": output})
-            case FileSearchCallInput():
-                pass  # its passages were shown to the model then, and are not shown again
-            case InputMessage():
+            case InputMessage() as entry:
                 items.append(await _message(services, parsed, entry, name))
-    if entries and all(isinstance(entry, FileSearchCallInput) for entry in entries):
+            case _:  # of an earlier answer: a search, whose passages are not shown again, or reasoning
+                pass
+    if not items:
         raise InvalidRequest("input: the input has no message", param="input")
     documents, conversation = await parsed.finish("input")
     return documents, conversation, items
+
+
+async def _referenced(services: Services, item_id: str, name: str) -> InputEntry:
+    """Return an item of the output of a stored response. `name`: the field of the request. Raises `NotFound`.
+
+    The id of an item has that of its response: msg_X, fs_X or fc_X_0 for resp_X.
+    """
+    with contextlib.suppress(NotFound, IndexError):
+        response = await services.response_turns.get(f"resp_{item_id.split('_')[1]}")
+        for item in response_view(response)["output"]:
+            if item["id"] == item_id:
+                return _ENTRY.validate_python(item)
+    raise NotFound(
+        f"{name}.id: no stored response has the item {item_id!r}: send the item itself, or previous_response_id",
+        param=f"{name}.id", code="item_not_found",
+    )  # fmt: skip
+
+
+_ENTRY: TypeAdapter[InputEntry] = TypeAdapter(InputEntry)
 
 
 async def _message(services: Services, parsed: ParsedMessages, message: InputMessage, name: str) -> dict[str, Any]:

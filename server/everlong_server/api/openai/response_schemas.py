@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.chat_schemas import JsonSchema, Metadata, require_one
+from everlong_server.api.openai.chat_schemas import (
+    CACHE_RETENTION,
+    SERVICE_TIER,
+    CacheRetention,
+    JsonSchema,
+    Metadata,
+    Seed,
+    ServiceTier,
+    require_one,
+)
 from everlong_server.api.openai.page_schemas import Page
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
@@ -35,6 +44,7 @@ class OutputText(Nullable, Wire):
     text: str
     annotations: Any = Field(None, description="ignored")
     logprobs: Any = Field(None, description="ignored")
+    parsed: Any = Field(None, description="ignored: OpenAI's SDKs add it")
 
 
 class InputFile(Nullable, Wire):
@@ -84,9 +94,27 @@ class InputMessage(Nullable, Wire):
     citations: Any = Field(None, description="ignored")
 
 
+class ReasoningItem(Nullable, Wire):
+    """What another model thought before an answer. Ignored."""
+
+    type: Literal["reasoning"]
+    id: str | None = Field(None, max_length=128)
+    summary: Any = None
+    content: Any = None
+    encrypted_content: Any = None
+    status: str | None = Field(None, max_length=64)
+
+
+class ItemReference(Nullable, Wire):
+    """An item of the output of a stored response, by its id."""
+
+    type: Literal["item_reference"]
+    id: str = Field(min_length=1, max_length=128)
+
+
 _ITEMS = {
     "message": "InputMessage", "function_call": "FunctionCall", "function_call_output": "FunctionCallOutput",
-    "file_search_call": "FileSearchCall",
+    "file_search_call": "FileSearchCall", "reasoning": "ReasoningItem", "item_reference": "ItemReference",
 }  # fmt: skip
 _input_item = by_type(_ITEMS, default="message")
 
@@ -94,11 +122,14 @@ InputEntry = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[FunctionCall, Tag("FunctionCall")]
     | Annotated[FunctionCallOutput, Tag("FunctionCallOutput")]
-    | Annotated[FileSearchCallInput, Tag("FileSearchCall")],
+    | Annotated[FileSearchCallInput, Tag("FileSearchCall")]
+    | Annotated[ReasoningItem, Tag("ReasoningItem")]
+    | Annotated[ItemReference, Tag("ItemReference")],
     Discriminator(
         _input_item,
         custom_error_type="item",
-        custom_error_message="type must be 'message', 'function_call', 'function_call_output' or 'file_search_call'",
+        custom_error_message="type must be 'message', 'function_call', 'function_call_output', 'file_search_call', 'reasoning' or "
+        "'item_reference'",
     ),
 ]
 Input = Annotated[
@@ -135,6 +166,21 @@ class ResponseStreamOptions(Nullable, Wire):
     include_obfuscation: Literal[False] = False
 
 
+class Reasoning(Nullable, Wire):
+    """How a model reasons before it answers. Those of the server do not."""
+
+    effort: Literal["none"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="ignored: there is none")
+
+
+Includable = Literal[
+    "message.output_text.logprobs", "file_search_call.results", "reasoning.encrypted_content", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]  # fmt: skip
+"""What a response may include. All but the first two are parts of items that responses do not have here."""
+
+
 class _ResponseInput(Nullable):
     """What a response answers."""
 
@@ -151,6 +197,7 @@ class _ResponseInput(Nullable):
     tool_choice: ResponseToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
     parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
     truncation: Literal["auto", "disabled"] = Field("disabled", description="no effect: nothing is ever truncated")
+    reasoning: Reasoning | None = None
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
@@ -173,15 +220,17 @@ class CreateResponse(_ResponseInput, SamplingParams):
     stream: bool = False
     stream_options: ResponseStreamOptions = Field(default_factory=ResponseStreamOptions)
     max_output_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    include: list[Literal["message.output_text.logprobs", "file_search_call.results"]] = Field(
-        default_factory=list, max_length=16
-    )
+    include: list[Includable] = Field(default_factory=list, max_length=16)
+    max_tool_calls: int | None = Field(None, ge=1, description="no effect: an answer has one file search at most")
+    seed: Seed | None = Field(None, description="seed of the sampling; the same seed gives the same answer")
     metadata: Metadata = Field(default_factory=dict, description="the response repeats it")
     user: str | None = Field(None, max_length=512, description="ignored")
     safety_identifier: str | None = Field(None, max_length=512, description="ignored")
     prompt_cache_key: str | None = Field(
         None, max_length=512, description="ignored: the server finds what it has read by the response that comes before"
     )
+    prompt_cache_retention: CacheRetention | None = Field(None, description=CACHE_RETENTION)
+    service_tier: ServiceTier | None = Field(None, description=SERVICE_TIER)
 
 
 class FileCitation(Wire):

@@ -52,22 +52,25 @@ class ParsedMessages:
         self._documents.setdefault(file_id, name)
 
     def add_message(self, role: str, text: str, name: str) -> None:
-        """Add a message. `name`: the field of the request. Raises `InvalidRequest` for an invalid order of roles."""
+        """Add a message. `name`: the field of the request. Raises `InvalidRequest`.
+
+        A system message after one of the user precedes it, because models read instructions before the question. A greeting, the
+        assistant's message before any other, answers an empty message of the user: chat templates begin with the user.
+        """
         require_length(self._services, text, f"{name}.content")
         self._require_results(name)
         messages, self._last = self._messages, name
         speaker = _ROLES[role]
-        previous = messages[-1] if messages else None
-        if previous is not None and previous.role == speaker:
-            content = _SAME_ROLE.join(part for part in (previous.content, text) if part)
+        last = messages[-1].role if messages else None
+        if speaker == "assistant" and last in (None, "system"):
+            messages.append(Message("user", ""))
+        place = len(messages) - (speaker == "system" and last == "user")
+        if place and messages[place - 1].role == speaker:
+            content = _SAME_ROLE.join(part for part in (messages[place - 1].content, text) if part)
             require_length(self._services, content, f"{name}.content")
-            messages[-1] = Message(speaker, content)
-        elif previous is not None and speaker == "system":
-            raise InvalidRequest(f"{name}.role: system messages must precede all others", param=f"{name}.role")
-        elif speaker == "assistant" and (previous is None or previous.role == "system"):
-            raise InvalidRequest(f"{name}.role: the first message must be the user's", param=f"{name}.role")
+            messages[place - 1] = Message(speaker, content)
         else:
-            messages.append(Message(speaker, text))
+            messages.insert(place, Message(speaker, text))
 
     def add_calls(self, calls: Sequence[ToolCall], name: str) -> None:
         """Add calls to the answer before, or as an answer of their own. `name`: the field of the request."""
@@ -114,10 +117,13 @@ class ParsedMessages:
     async def finish(self, name: str) -> tuple[list[str], list[Message]]:
         """Return the documents, in their order, and the messages. `name`: the field of the request with the messages.
 
-        Raises `InvalidRequest` if the last message is not the user's, and `NotFound` for a document that does not exist.
+        A system message that no message of the user follows is answered like one. Raises `InvalidRequest` if the last message is the
+        assistant's, and `NotFound` for a document that does not exist.
         """
         last, limit = self._last, self._services.shared.settings.max_session_documents
         self._require_results(last or name)
+        if self._messages[-1].role == "system":
+            self._messages[-1] = Message("user", self._messages[-1].content)
         if self._messages[-1].role != "user":
             raise InvalidRequest(
                 f"{last}.role: the last message must be the user's, got {self._messages[-1].role}",

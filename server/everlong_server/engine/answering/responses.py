@@ -158,7 +158,7 @@ class ResponseTurns:
         messages, checkpoint = await self._unread(response, previous)
         turn = await self._chat_turns.answer(
             response.documents, messages, params, recall, tools=ToolUse.of(response.request.get("tool_use")),
-            checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.system,
+            checkpoint=checkpoint, on_complete=on_complete, field="input", system=response.system, turn=Turn(_item_id("msg", response)),
         )  # fmt: skip
         if files is not None:
             try:
@@ -167,7 +167,7 @@ class ResponseTurns:
             except BaseException:
                 await turn.events.aclose()  # it is admitted, but nobody else knows of it yet
                 raise
-            response = replace(response, searched=searched)
+            response = replace(response, searched=replace(searched, id=_item_id("fs", response)))
         response_turn = ResponseTurn(response, turn)
         return response_turn
 
@@ -328,3 +328,8 @@ class ResponseTurns:
         await self._store.delete(response_id)
         if response.session is not None:
             await self._chats.drop(response.session.id)
+
+
+def _item_id(kind: str, response: Response) -> str:
+    """Return the id of an item of a response, which has that of the response: clients refer to an item by its id alone."""
+    return f"{kind}_{response.id.partition('_')[2]}"

@@ -49,6 +49,14 @@ class CallParser:
         named = zip(self._names, self._arguments, strict=True)
         return tuple(ToolCall(self._id(n), name, "".join(parts)) for n, (name, parts) in enumerate(named))
 
+    def call_start(self, text: str) -> tuple[int, bool]:
+        """Return where the first call begins in `text`, or the first text that may become one, and whether it is certain.
+
+        `text`: the answer's text, or its end. Does not depend on what was fed, so any thread may call it.
+        """
+        start = self._call_start(text)
+        return start, self._begins_call(text[start:])
+
     def feed(
         self, text: str, logprobs: list[dict[str, Any]]
     ) -> Iterator[TextDelta | ToolCallStarted | ToolArgumentsDelta]:
@@ -67,8 +75,8 @@ class CallParser:
         """Parse the next part of the calls in the held text; does nothing if it is not complete."""
         match self._state:
             case "between":
-                self._held = self._held[self._call_start() :]
-                if self._held.startswith(self._marker) or self._is_bare(self._held):
+                self._held = self._held[self._call_start(self._held) :]
+                if self._begins_call(self._held):
                     self._state = "open"
             case "open":
                 bare = _BARE.match(self._held)
@@ -103,18 +111,17 @@ class CallParser:
 
     def _take_text(self) -> str:
         """Return the text that cannot belong to a call."""
-        start = self._call_start()
+        start, begins = self.call_start(self._held)
         shown = self._held[:start].rstrip()
-        if self._held.startswith(self._marker, start) or self._is_bare(self._held[start:]):
+        if begins:
             self._held, self._state = self._held[start:], "open"
         else:
             self._held = self._held[len(shown) :]
         self._content.append(shown)
         return shown
 
-    def _call_start(self) -> int:
-        """Return where the first call begins, or the first text that may become one; the end of the held text if there is none."""
-        held = self._held
+    def _call_start(self, held: str) -> int:
+        """Return where the first call begins, or the first text that may become one; the end of `held` if there is none."""
         marked = held.find(self._marker)
         end = marked if marked >= 0 else len(held) - overlap(held, self._marker)
         bare = (n for n in range(end) if held[n] in "`{" and self._may_be_bare(held[n:]))
@@ -125,9 +132,9 @@ class CallParser:
         compact = "".join(text[: 4 * max(map(len, self._bare), default=0)].split())
         return any(compact.startswith(bare) or bare.startswith(compact) for bare in self._bare)
 
-    def _is_bare(self, text: str) -> bool:
-        """Whether `text` begins with a call without a marker, with the whole name."""
-        return _BARE.match(text) is not None and self._may_be_bare(text)
+    def _begins_call(self, text: str) -> bool:
+        """Whether `text` begins with a marker, or with a call without one and its whole name."""
+        return text.startswith(self._marker) or (_BARE.match(text) is not None and self._may_be_bare(text))
 
     def _id(self, index: int) -> str:
         return f"call_{self._response_id.partition('_')[2]}_{index}"

@@ -232,7 +232,9 @@ class TurnRunner:
                 )  # fmt: skip
                 turn.evidence = evidence = await self._located(prompt.evidence)
             turn.standalone_question = prompt.standalone
-            request = self._request(context, prompt, params, grammar)
+            format = self._engine.model.tools
+            parser = CallParser(format, tools.callable, turn.id) if tools and tools.shown and format else None
+            request = self._request(context, prompt, params, grammar, parser)
             turn.attach(request, self._engine)
             message = AnswerMessage(
                 turn.id, context.session.id, self._engine.model.name, now(), request.seed, evidence,
@@ -244,10 +246,7 @@ class TurnRunner:
             if context.added:
                 turn.text += context.added
                 yield TextDelta(turn.id, context.added, [])
-            format = self._engine.model.tools
-            answer = _Answer(
-                parser=CallParser(format, tools.callable, turn.id) if tools and tools.shown and format else None
-            )
+            answer = _Answer(parser=parser)
             try:
                 async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
                     async for delta in deltas:
@@ -297,7 +296,12 @@ class TurnRunner:
         return replace(message, citations=citations)
 
     def _request(
-        self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None
+        self,
+        context: TurnContext,
+        prompt: Prompt,
+        params: SamplingParams,
+        grammar: Grammar | None,
+        parser: CallParser | None,
     ) -> AnswerRequest:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
         open, model = list(context.session.snapshot.open), self._engine.model
@@ -317,6 +321,7 @@ class TurnRunner:
             text_before=[] if context.continued is None else [*open, *prompt.tokens][-_SHARED_TOKENS:],
             refusal=refusal,
             owner=self._quota.tenant,
+            call_start=None if parser is None else parser.call_start,
         )
 
     async def _deltas(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from everlong_models import SamplingParams
 from everlong_models.generate.repetition import RepetitionDetector
-from everlong_models.generate.sampling import StopStringFilter
+from everlong_models.generate.sampling import CallStart, StopStringFilter
 from everlong_models.text.tokenizer import Tokenizer
 
 
@@ -32,15 +32,22 @@ class AnswerText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, *, may_loop: bool, before: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        *,
+        may_loop: bool,
+        before: Sequence[int] = (),
+        call_start: CallStart | None = None,
     ) -> None:
-        """`may_loop`: whether loops are kept in the text. `before`: tokens of the text that it continues."""
+        """`may_loop`: whether loops are kept in the text. `before`: tokens of the text that it continues. `call_start`: finds calls, in which
+        stop strings have no effect."""
         self._tokenizer = tokenizer
         self._params = params
         self._stream = tokenizer.text_stream()
         for token in before:  # their text is known, but a space or a character may begin in them
             self._stream.feed(token)
-        self._stop = StopStringFilter(params.stop)
+        self._stop = StopStringFilter(params.stop, call_start)
         self._repetition = None if may_loop else RepetitionDetector()
         self._held: deque[TokenDelta] = deque()
         self._parts: list[str] = []

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from everlong_models import AnswerProbe, Grammar, MemoryState, MemoryView, Sampler, SamplingParams, SegmentReader
 from everlong_models.generate.prompt_lookup import PromptLookup
+from everlong_models.generate.sampling import CallStart
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.device.answer_text import AnswerText, TokenDelta, logprobs
 
@@ -76,7 +77,8 @@ class AnswerRequest(_Scheduled):
     the state keeps no tokens. The tokens in `open` still become part of the state with their segment.
     `sink`: `Engine.answer` sets its own. `grammar`: constrains the answer. `text_before`: the last tokens of a text that the
     answer continues. `refusal`: the answer if the evidence in the prompt lacks one; None generates an answer in any case.
-    `auxiliary`: it prepares another answer, so it does not count as one in the engine's `typical_seconds`.
+    `auxiliary`: it prepares another answer, so it does not count as one in the engine's `typical_seconds`. `call_start`: finds calls of
+    tools in the answer, in which stop strings have no effect; None: it has none.
     """
 
     state: MemoryState
@@ -91,6 +93,7 @@ class AnswerRequest(_Scheduled):
     text_before: Sequence[int] = ()
     refusal: Refusal | None = None
     auxiliary: bool = False
+    call_start: CallStart | None = None
     # The fields below belong to the runner.
     hidden_open: int = 0
     """Number of leading tokens of `open` that the answer does not attend to."""
@@ -149,7 +152,9 @@ class AnswerRequest(_Scheduled):
         self.sampler = Sampler(self.params, self.seed, self.context, vocab_size, self.grammar)
         constrained = self.grammar is not None and not self.grammar.free_text
         may_loop = self.params.ignore_eos or constrained or not self.params.stop_repetition
-        self.text = AnswerText(tokenizer, self.params, may_loop=may_loop, before=self.text_before)
+        self.text = AnswerText(
+            tokenizer, self.params, may_loop=may_loop, before=self.text_before, call_start=self.call_start
+        )
 
     def next_token(self, sampled: int) -> int:
         """Return the token that comes next: the next one of the refusal, otherwise `sampled`."""

@@ -206,7 +206,7 @@ def test_tokens_are_counted_as_they_are_used(client: Anthropic) -> None:
         ({"extra_body": {"temperature": 1.5}}, "temperature: .* less than or equal to 1"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"extra_body": {"box": "x"}}, "box: unknown field"),
-        ({"messages": [answer("Hi")]}, r"messages\.0\.role: the first message must be the user's"),
+        ({"messages": [answer("Hi")]}, r"messages\.0\.role: the last message must be the user's"),
         ({"messages": [user("Hi"), answer("Hello")]}, r"messages\.1\.role: the last message must be the user's"),
         ({"messages": [user({"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}, words("?"))]},
          r"messages\.0\.content\.0: images are not supported"),

@@ -238,7 +238,7 @@ def test_a_retry_gets_the_first_answer(server: Server, stream: bool) -> None:
             422,
             "^tools: tools are not supported here: send them to /v1/chat/completions",
         ),
-        ({"messages": [answer("Hi")]}, 422, "messages.0.role: the first message must be the user's"),
+        ({"messages": [answer("Hi")]}, 422, "messages.0.role: the last message must be the user's"),
         ({"messages": [user("Hi"), answer("Hello")]}, 422, "messages.1.role: the last message must be the user's"),
         ({"messages": [user("x" * 20_001)]}, 413, "messages.0.content has 20001 characters"),
         ({"think": True}, 422, "think"),

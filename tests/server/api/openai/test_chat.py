@@ -66,6 +66,18 @@ def test_a_foreign_history_is_read_as_the_template_has_it(client: OpenAI, server
     assert told.usage.prompt_tokens == tokens(server, "<|im_start|>system\nBe brief.<|im_end|>\n" + rendered)
 
 
+def test_a_greeting_and_a_reminder_are_read_as_the_template_has_them(client: OpenAI, server: Server) -> None:
+    """OpenAI takes messages in any order: pages of chats begin with a greeting, and agents remind the model at the end."""
+    system = {"role": "system", "content": "Be brief."}
+    greeted = chat(client, answer("Hello."), user("Alpha?"), system)
+    begin = "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n"
+    question = "<|im_start|>user\nBe brief.\n\nAlpha?<|im_end|>\n<|im_start|>assistant\n"
+    assert abs(greeted.usage.prompt_tokens - tokens(server, begin + question)) <= 4, "of what separates the reminder"
+    alone = chat(client, system)
+    asked = chat(client, user("Be brief."))
+    assert alone.choices[0].message.content == asked.choices[0].message.content
+
+
 def tokens(server: Server, rendered: str) -> int:
     from transformers import AutoTokenizer
 

@@ -50,6 +50,18 @@ def test_input_tokens_are_counted_as_they_are_used(client: OpenAI, book: str) ->
         client.responses.input_tokens.count(input="Hi", previous_response_id="resp_gone")
 
 
+def test_an_answer_is_sent_by_its_id(client: OpenAI) -> None:
+    """As Vercel's AI SDK does; in place of the answer itself."""
+    first = respond(client, "Who?")
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    by_id, whole = (respond(client, [user("Who?"), item, user("Sure?")]) for item in (reference, first.output[0]))
+    assert by_id.output_text == whole.output_text
+    assert by_id.usage.input_tokens == whole.usage.input_tokens
+    with pytest.raises(openai.NotFoundError) as error:
+        respond(client, [user("Who?"), {"type": "item_reference", "id": "msg_gone"}, user("Sure?")])
+    assert of(error) == ("item_not_found", "input.1.id")
+
+
 def test_continuing_twice_from_one_response_forks_it(client: OpenAI) -> None:
     root = respond(client, "Tell me of it. " * 40)
     one, other = (respond(client, "And?", previous_response_id=root.id) for _ in range(2))

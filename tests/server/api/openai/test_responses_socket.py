@@ -74,7 +74,7 @@ def test_the_last_response_can_be_continued_although_it_is_not_stored(client: Op
         ({"type": "response.create", "input": "x", "stream_id": "1"}, "unknown_parameter"),
         ({"type": "response.create", "input": "x", "background": True}, "unknown_parameter"),
         ({"type": "response.create", "input": "x", "model": "gpt-5"}, "model_not_found"),
-        ({"type": "response.create", "input": "x", "reasoning": {}}, "unknown_parameter"),
+        ({"type": "response.create", "input": "x", "prompt": {"id": "x"}}, "unknown_parameter"),
         ({"type": "response.create", "input": "x" * 20_001}, "too_large"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everlong_models import Tokenizer, Tool, ToolFormat
+from everlong_models.generate.sampling import StopStringFilter
 from everlong_server.engine.answering.events import TextDelta, ToolArgumentsDelta, ToolCallStarted
 from everlong_server.engine.answering.tool_calls import CallParser
 from tests.tinymodel import HERMES, make_tokenizer
@@ -54,3 +55,22 @@ def test_text_and_calls(case: str, size: int) -> None:
     for index, (_, arguments) in enumerate(calls):
         pieces = [event.arguments for event in events if isinstance(event, ToolArgumentsDelta) and event.index == index]
         assert "".join(pieces) == arguments
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_stop_strings_end_text_but_no_call(case: str, size: int) -> None:
+    """A line break, a brace or a fence is a part of most calls."""
+    text, content, calls = CASES[case]
+    format = ToolFormat.of(Tokenizer(make_tokenizer(template=HERMES)))
+    assert format is not None
+    parser = CallParser(format, TOOLS, "msg_0123")
+    stop = ("name", "\n  ", "},", "_call>", "code")
+    stops = StopStringFilter(stop, parser.call_start)
+    shown = "".join(stops.feed(text[at : at + size]) for at in range(0, len(text), size)) + stops.finish()
+    list(parser.feed(shown, []))
+    parser.finish()
+    ends = [at for each in stop if (at := content.find(each)) >= 0]
+    assert stops.found == bool(ends)
+    assert parser.content == content[: min(ends, default=len(content))]
+    assert [(call.name, call.arguments) for call in parser.calls] == calls

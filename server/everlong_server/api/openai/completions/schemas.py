@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.chat_schemas import CachedTokens, StreamOptions
+from everlong_server.api.openai.chat_schemas import CachedTokens, Seed, StreamOptions
 from everlong_server.api.schemas import Nullable, Wire
 
 MAX_CHOICES = 128
@@ -56,6 +56,7 @@ class CreateCompletion(Nullable, SamplingParams):
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
     best_of: Literal[1] = Field(1, description="only 1: a text is not generated several times to choose the best")
     suffix: Literal[""] = Field("", description="not supported")
+    seed: Seed | None = Field(None, description="seed of the sampling; the same seed gives the same text")
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     user: str | None = Field(None, max_length=512, description="ignored")

@@ -98,6 +98,7 @@ class CalledFunction(Nullable, Wire):
 
     name: ToolName
     arguments: str = Field(description="a JSON object, as text")
+    parsed_arguments: Any = Field(None, description="ignored: OpenAI's SDKs add it")
 
 
 class ChatToolCall(Nullable, Wire):
@@ -116,6 +117,7 @@ class FunctionCall(Nullable, Wire):
     call_id: CallId
     name: ToolName
     arguments: str = Field(description="a JSON object, as text")
+    parsed_arguments: Any = Field(None, description="ignored: OpenAI's SDKs add it")
     status: str | None = Field(None, max_length=64)
 
 

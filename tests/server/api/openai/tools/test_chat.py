@@ -31,6 +31,14 @@ def test_a_named_tool_is_called_once_with_arguments_that_follow_its_schema(clien
     check_call(call.function.name, call.function.arguments)
 
 
+def test_stop_strings_do_not_end_a_call(client: OpenAI) -> None:
+    """Agents stop at a line break, which the marker of a call has."""
+    plain = ask(client, QUESTION, tool_choice=NAMED).choices[0]
+    stopped = ask(client, QUESTION, tool_choice=NAMED, stop=["\n", "arguments", ":"]).choices[0]
+    assert stopped.finish_reason == "tool_calls"
+    assert stopped.message.tool_calls[0].function == plain.message.tool_calls[0].function
+
+
 def test_the_prompt_is_what_the_template_renders(client: OpenAI, server: Server) -> None:
     """In the first turn, and after a call and its result."""
     tokenizer = tokenizer_of(server)

@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a result without a call": ([{"type": "function_call_output", "call_id": "x", "output": "1"}], {}, "input.0.call_id"),
     "another type": (QUESTION, {"tools": [{"type": "web_search"}]}, "tools.0"),
     "an unknown tool": (QUESTION, {"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
-    "another item": ([{"type": "reasoning", "summary": []}], {}, "input.0"),
+    "another item": ([{"type": "web_search_call", "id": "ws_1"}], {}, "input.0"),
     "a strict schema that cannot be enforced": (
         QUESTION, {"tools": [{"type": "function", "name": "x", "strict": True, "parameters": {"not": {}}}]}, "tools.0.parameters",
     ),
