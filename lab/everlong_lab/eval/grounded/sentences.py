@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.eval.grounded.scores import content_words
@@ -132,18 +133,15 @@ class SentenceWriter:
         order = sorted(range(len(pairs)), key=lambda n: len(prompts[n]))
         for first in range(0, len(order), _ROWS):
             some = order[first : first + _ROWS]
-            longest = max(len(prompts[n]) for n in some)
-            ids = torch.zeros(len(some), longest, dtype=torch.int64)
-            mask = torch.zeros(len(some), longest, dtype=torch.int64)
-            for row, n in enumerate(some):
-                ids[row, longest - len(prompts[n]) :] = torch.tensor(prompts[n])
-                mask[row, longest - len(prompts[n]) :] = 1
+            rows = [torch.tensor(prompts[n]) for n in some]
+            ids = pad_sequence(rows, batch_first=True, padding_side="left")
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
             written = self._backbone.model.generate(
                 input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=_MAX_TOKENS, do_sample=False,
                 eos_token_id=sorted(encoder.ends), pad_token_id=encoder.end,
             )  # fmt: skip
             for row, n in enumerate(some):
-                tokens = written[row, longest:].tolist()
+                tokens = written[row, ids.shape[1] :].tolist()
                 end = next((at for at, token in enumerate(tokens) if token in encoder.ends), len(tokens))
                 sentences[n] = self._tokenizer.decode(tokens[:end]).strip()
             self._progress(min(1.0, (first + _ROWS) / len(order)))
