@@ -42,6 +42,7 @@ _MAX_BYTES = 1 << 32
 _PATIENCE = 600.0
 """Seconds without progress after which the vectors of a document that is read are given up: their building may have failed."""
 Progress = Callable[[str, float], None]
+"""Called with what is being done, and the share of everything that is done."""
 
 
 @dataclass(frozen=True, slots=True)
