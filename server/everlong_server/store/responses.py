@@ -16,9 +16,10 @@ from everlong_server.errors import NotFound
 from everlong_server.store import snapshot
 from everlong_server.store.jobs import Claim
 from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.scripts import CLAIMING, STORE, flat
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.file_search import SearchCall
@@ -196,15 +197,12 @@ class Responses:
 
         `with_state`: also fetch its state, to continue from it; this counts as a use and extends its life.
         """
-        if not is_id("resp", response_id):
-            raise no_response(response_id, param)
-        key, fields = keys.response(response_id), (*_FACTS, b"state") if with_state else _FACTS
-        values = await self.redis.hmget(key, fields)
-        stored = {field: value for field, value in zip(fields, values, strict=True) if value is not None}
-        if is_foreign(self.tenant, stored.get(b"tenant")):
+        fields = (*_FACTS, b"state") if with_state else _FACTS
+        stored = await owned_hash(self.redis, self.tenant, keys.response, "resp", response_id, fields)
+        if not stored:
             raise no_response(response_id, param)
         if with_state:
-            await self.redis.pexpire(key, self._ms)
+            await self.redis.pexpire(keys.response(response_id), self._ms)
         return Response.of(self.vault.opened(stored))
 
     async def keep(self, response: Response) -> None:
