@@ -10,7 +10,7 @@ from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
-from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
+from everlong_server.store.jobs import Claim, StaleClaim, claim_work, newer_claimant
 from everlong_server.store.records import Cursor, Reading, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -143,12 +143,8 @@ class Readings:
         return Reading.of(self.vault.opened(stored)) if stored else None
 
     async def claim(self, id: str, by: str) -> Claim | None:
-        """Claim the reading for the claimant `by`, ending any earlier claim. Returns None if the reading has ended or is gone.
-
-        A retry with the same `by` returns the same claim, unless another claimant came in between.
-        """
-        result = await self.redis.run_script(_CLAIM, [keys.reading(id), keys.FENCE], [by])
-        return Claim(*map(int, result)) if result else None
+        """Claim the reading for the claimant `by`: see `claim_work`."""
+        return await claim_work(self.redis, _CLAIM, keys.reading(id), by)
 
     async def set_counters(self, id: str, claim: Claim, **counters: int) -> None:
         """Set `attempts` or `starts` (see `Claim`). Does nothing if another claimant has taken the reading over."""

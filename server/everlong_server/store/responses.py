@@ -14,7 +14,7 @@ from typing import Any
 from everlong_models import ToolCall
 from everlong_server.errors import NotFound
 from everlong_server.store import snapshot
-from everlong_server.store.jobs import Claim
+from everlong_server.store.jobs import Claim, claim_work
 from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, now
 from everlong_server.store.redis import keys
@@ -226,12 +226,8 @@ class Responses:
         )
 
     async def claim(self, response_id: str, by: str) -> Claim | None:
-        """Claim the response for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone.
-
-        A retry with the same `by` returns the same claim, unless another claimant came in between.
-        """
-        result = await self.redis.run_script(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
-        return Claim(*map(int, result)) if result else None
+        """Claim the response for the claimant `by`: see `claim_work`."""
+        return await claim_work(self.redis, _CLAIM, keys.response(response_id), by)
 
     async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
         """Write fields of its hash. Returns False, having written nothing, if it was cancelled, deleted or claimed by another.

@@ -14,7 +14,7 @@ from typing import Any
 from everlong_server.errors import NotFound
 from everlong_server.store.batches.files import REMOVE_EXPIRED, BatchFile, BatchFiles
 from everlong_server.store.batches.records import Batch, Result
-from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
+from everlong_server.store.jobs import Claim, StaleClaim, claim_work, newer_claimant
 from everlong_server.store.records import now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -183,9 +183,8 @@ class Batches:
     # For workers
 
     async def claim(self, batch_id: str, by: str) -> Claim | None:
-        """Claim the batch for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone."""
-        result = await self.redis.run_script(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
-        return Claim(*map(int, result)) if result else None
+        """Claim the batch for the claimant `by`: see `claim_work`."""
+        return await claim_work(self.redis, _CLAIM, keys.batch(batch_id), by)
 
     async def holder(self, batch_id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the batch over since `claim`; None if it is over, or nobody has."""
