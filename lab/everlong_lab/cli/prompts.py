@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 from typer import Option, Typer
 
 from everlong_lab.cli.common import DataDir, Seed, names_of, progress_bar, reported, sizes, writable
+from everlong_lab.harness.files import replacing
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail
 
 prompts = Typer(add_completion=False)
@@ -63,9 +64,11 @@ def _prompts(
         tokenizer = load_tokenizer(
             find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir), progress=err.print)
         )
-        # Renamed once complete, so that an unfinished file is never trained on.
-        part = to.with_name(f".{to.name}.part")
-        with part.open("w", encoding="utf-8") as file, progress_bar("preparing the data") as progress:
+        with (
+            replacing(to) as part,  # so that an unfinished file is never trained on
+            part.open("w", encoding="utf-8") as file,
+            progress_bar("preparing the data") as progress,
+        ):
 
             def count(text: str) -> int:
                 return len(tokenizer.encode(text))
@@ -80,5 +83,4 @@ def _prompts(
             else:
                 own = LabelledPromptsPlan(labelled, texts or [], rooms, found, template, seed)
                 written = asyncio.run(write_labelled(own, count, file, progress, embedder))
-        part.replace(to)
     err.print(f"{written:,} prompts in {to}")

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.eval.grounded.scores import content_words
+from everlong_lab.harness.files import replacing
 from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.text.tokenizer import Tokenizer
@@ -69,10 +70,8 @@ def write(
     }
     for turn in _turns(lines):
         turn["answers"] = [sentences.get(pair) or as_sentence(pair[1]) for pair in _pairs(turn)] or turn["answers"]
-    # Renamed once complete, so that an unfinished file is never trained on.
-    part = to.with_name(f".{to.name}.part")
-    part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    part.replace(to)
+    with replacing(to) as part:  # so that an unfinished file is never trained on
+        part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     return len(sentences), len(pairs)
 
 
