@@ -121,7 +121,7 @@ def _measure(
     ratios: dict[int, float] = {}
     with torch.inference_mode():
         state, read = memory.initial_state(1), 0
-        device = next(iter(state.tensors.values())).device
+        device = state.device
         read_segment = ReadGraphs(memory, CUDAGraphs(device)) if device.type == "cuda" else memory.read
         for length in lengths:
             start, before = time.perf_counter(), read

@@ -17,7 +17,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.description import describe
 from everlong_models.backbone.gguf import gpt
 from everlong_models.backbone.gguf.blocks import floats_of
-from everlong_models.backbone.gguf.families import config_of, float_tensors
+from everlong_models.backbone.gguf.families import config_of, float_tensors, floats
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.backbone.quantised_weights import unsupported_reason
@@ -96,7 +96,7 @@ def _exact_hidden(file: GGUFFile, ids: Tensor) -> Tensor:
     scale = getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0)
     h = h * scale * getattr(config, "embedding_multiplier", 1.0)
     if shape.positions is not None:
-        h = h + _floats(file, f"{gpt.POSITIONS}.weight")[: ids.shape[1]]
+        h = h + floats(file, f"{gpt.POSITIONS}.weight")[: ids.shape[1]]
     rotations = shape.rotations(h, positions)
     more = {"alibi": None} if config.model_type == "falcon" else {}
     layers: Any = model.get_submodule(gpt.LAYERS.get(config.model_type, "model.layers"))
@@ -107,15 +107,10 @@ def _exact_hidden(file: GGUFFile, ids: Tensor) -> Tensor:
         out = layer(h, attention_mask=mask, position_embeddings=rotations[described.rotation], **more)
         h = out[0] if isinstance(out, tuple) else out  # Falcon returns the attention's weights, too
         layer.to("meta")
-    norm = _floats(file, "output_norm.weight")[0]
+    norm = floats(file, "output_norm.weight")
     if shape.norm_bias is not None:
-        return torch.nn.functional.layer_norm(h, h.shape[-1:], norm, _floats(file, "output_norm.bias")[0], shape.eps)[0]
+        return torch.nn.functional.layer_norm(h, h.shape[-1:], norm, floats(file, "output_norm.bias"), shape.eps)[0]
     return torch.nn.functional.rms_norm(h, h.shape[-1:], norm, shape.eps)[0]
-
-
-def _floats(file: GGUFFile, name: str) -> Tensor:
-    """Return a whole tensor of the file as float32 (rows, columns)."""
-    return floats_of(file.rows(name).copy(), file.tensors[name].kind)
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def _targets(best: dict[int, dict[str, Any]], model: str, device: str) -> list[T
 def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int, rows: int) -> dict[str, Any]:
     """Measure reading one segment of each document at a time; FLOPs are those that PyTorch's counter sees."""
     state = memory.initial_state(rows)
-    device = next(iter(state.tensors.values())).device
+    device = state.device
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, memory.vocab_size, (rows, memory.segment_length), generator=generator).to(device)
     state = memory.read(tokens, state)

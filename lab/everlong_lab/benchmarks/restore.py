@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, PreT
 
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_lab.harness.tiny import tiny_tokenizer
 from everlong_models.backbone.loading import load_tokenizer
 
@@ -117,17 +118,13 @@ def _ask(server: Process, session: str) -> tuple[Any, float, int]:
     body = {
         "content": _QUESTIONS[0], "stream": True, "max_tokens": _WRITTEN, "ignore_eos": True, "temperature": 0, "logprobs": True,
     }  # fmt: skip
-    began, first, event, message = time.perf_counter(), 0.0, "", {}
+    began, timer = time.perf_counter(), StreamTimer()
     with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         for line in response.iter_lines():
-            if line.startswith("event: "):
-                event = line.removeprefix("event: ")
-                if event == "response.output_text.delta" and not first:
-                    first = time.perf_counter() - began
-            elif line.startswith("data: ") and event == "response.completed":
-                message = json.loads(line.removeprefix("data: "))["message"]
+            timer.feed(line)
+    message = timer.message or {}
     usage = message["usage"]
-    return message["logprobs"], first, usage["prompt_tokens"] - usage["reused_tokens"]
+    return message["logprobs"], timer.stamps[0] - began, usage["prompt_tokens"] - usage["reused_tokens"]
 
 
 def _prompt(folder: Path, text: str, question: str = _QUESTIONS[0]) -> list[int]:

@@ -91,7 +91,7 @@ def run(plan: ServePlan, *, progress: Callable[[str], None]) -> Report:
                 question = model.tokenizer.decode(whole[:_PROMPT])
                 prompt = whole[: _tokens_read(plan, server, previous, question)]
                 with torch.inference_mode():
-                    text = torch.tensor([document[: length // S * S]], device=next(iter(empty.tensors.values())).device)
+                    text = torch.tensor([document[: length // S * S]], device=empty.device)
                     state = model.memory.read(text, empty)
                 _run_engine(
                     plan, runner, runner.max_streams, runner.max_streams, state, prompt

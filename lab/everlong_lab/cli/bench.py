@@ -193,9 +193,7 @@ def peers(
         with reported(PeerMissing):
             measured(lambda: run_turns(model=model, prompt=prompt, turns=turns, progress=progress), output)
         return
-    chosen = [name.strip() for name in peers.split(",")]
-    if unknown := [name for name in chosen if name not in PEERS]:
-        raise fail(f"--peers: unknown name {unknown[0]!r}; choose from {', '.join(PEERS)}")
+    chosen = names_of(peers, PEERS, "--peers")
     sizes = _numbers("--lengths", lengths, 500)
     with reported(PeerMissing):
         measured(lambda: run(lengths=sizes, peers=chosen, model=model, progress=progress), output)

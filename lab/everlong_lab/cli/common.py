@@ -67,6 +67,17 @@ def progress(message: str) -> None:
     err.print(f"[dim]{message}[/]")
 
 
+@contextmanager
+def progress_bar(what: str = "") -> Iterator[Callable[[str, float], None]]:
+    """Show a bar during the block. Yields a function that takes what is being done, and the share of everything that is done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err) as bar:
+        shown = bar.add_task(what, total=1.0)
+        yield lambda what, done: bar.update(shown, description=what[:60], completed=done)
+
+
 def load(
     name: str | None,
     models_dir: Path | None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from everlong_lab.cli.common import Device, MoreData, Seed, Threads, load, reported, writable
+from everlong_lab.cli.common import Device, MoreData, Seed, Threads, load, progress_bar, reported, writable
 from everlong_server.cli.common import ModelsDir, err, fail
 
 train_probe = Typer(add_completion=False)
@@ -59,8 +59,6 @@ def _train_probe(
     The model reads a prompt for each question, some without the right passages, and a conversation about each of the short texts. With a model of
     1.5 billion weights on two cores, that takes two to four seconds a prompt, and 20 seconds a conversation.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     with reported():
         from everlong_lab.probe.training import ProbeTraining, values_of
     from everlong_lab.probe.prompts import ProbePromptsPlan, make_prompts
@@ -83,13 +81,7 @@ def _train_probe(
         raise fail(f"--extend: {model} has no probe")
     if extend and loaded.probe is not None and loaded.probe.layer != layer:
         raise fail(f"--layer {layer}: the probe of {model} has the layer {loaded.probe.layer}")
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with reported(OSError), Progress(*columns, console=err) as bar:
-        shown = bar.add_task("", total=1.0)
-
-        def progress(what: str, done: float) -> None:
-            bar.update(shown, description=what[:60], completed=done)
-
+    with reported(OSError), progress_bar() as progress:
         passages = Settings.model_fields["recall_passages"].default
         plan = ProbePromptsPlan(file, texts or [], data, questions, passages, seed, packaged)
         prompts = make_prompts(plan, lambda text: len(loaded.tokenizer.encode(text)), embedder, progress)

@@ -8,7 +8,8 @@ from typing import Annotated, get_args
 
 from typer import Option, Typer
 
-from everlong_lab.cli.common import DataDir, Seed, names_of, reported, sizes, writable
+from everlong_lab.cli.common import DataDir, Seed, names_of, progress_bar, reported, sizes, writable
+from everlong_lab.harness.files import replacing
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail
 
 prompts = Typer(add_completion=False)
@@ -48,8 +49,6 @@ def _prompts(
     models_dir: ModelsDir = None,
 ) -> None:
     """Write the prompts that the server would build for questions about training texts, for `everlong train`."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from everlong_lab.eval.grounded.labelled_prompts import LabelledPromptsPlan, write_labelled
     from everlong_lab.eval.grounded.prompts import RECALL_PASSAGES, PromptsPlan, write
     from everlong_lab.eval.grounded.questions import TRAINING_SETS
@@ -61,21 +60,18 @@ def _prompts(
     if template not in (names := get_args(TemplateName)):
         raise fail(f"--template={template}: must be one of {', '.join(names)}")
     rooms, found = sizes(room, "--room"), passages or RECALL_PASSAGES
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with reported(ServerError, OSError):
         tokenizer = load_tokenizer(
             find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir), progress=err.print)
         )
-        # Renamed once complete, so that an unfinished file is never trained on.
-        part = to.with_name(f".{to.name}.part")
-        with part.open("w", encoding="utf-8") as file, Progress(*columns, console=err) as bar:
-            shown = bar.add_task("preparing the data", total=1.0)
+        with (
+            replacing(to) as part,  # so that an unfinished file is never trained on
+            part.open("w", encoding="utf-8") as file,
+            progress_bar("preparing the data") as progress,
+        ):
 
             def count(text: str) -> int:
                 return len(tokenizer.encode(text))
-
-            def progress(what: str, done: float) -> None:
-                bar.update(shown, description=what[:60], completed=done)
 
             embedder = load_embedder(embeddings)
             if labelled is None:
@@ -87,5 +83,4 @@ def _prompts(
             else:
                 own = LabelledPromptsPlan(labelled, texts or [], rooms, found, template, seed)
                 written = asyncio.run(write_labelled(own, count, file, progress, embedder))
-        part.replace(to)
     err.print(f"{written:,} prompts in {to}")

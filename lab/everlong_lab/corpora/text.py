@@ -61,7 +61,7 @@ def books(folder: Path) -> tuple[list[Path], list[Path]]:
     every = files(folder)
     if len(every) < 2:
         raise DataError(f"{folder} has {len(every)} texts (.md, .txt); at least 2 are needed, one of them is held out")
-    chosen = {file for file in every if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % _HELD_OUT == 0}
+    chosen = {file for file in every if is_held_out(file.name, _HELD_OUT)}
     if len(chosen) in (0, len(every)):
         chosen = {every[-1]}
     return [file for file in every if file not in chosen], sorted(chosen)
@@ -76,6 +76,11 @@ def read(file: Path) -> str:
     if not text.strip():
         raise DataError(f"{file} is empty")
     return text
+
+
+def is_held_out(name: str, one_in: int) -> bool:
+    """Return whether a text is held out from training: one in so many is, chosen by the hash of its name."""
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % one_in == 0
 
 
 def middles(files: Sequence[Path], characters: int) -> list[str]:

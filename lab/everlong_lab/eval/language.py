@@ -54,9 +54,10 @@ def draw_language(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """Plot perplexity by memory length as a PNG, one curve per name. Raises `ConfigError` for rows without memory lengths."""
     if "memory" not in rows[0]:
         raise ConfigError("memory_lengths", None, "must be given: the plot shows perplexity by memory length")
-    lines = []
-    for name in dict.fromkeys(row["model"] for row in rows):
-        lines.append(Line.of(name, [row for row in rows if row["model"] == name], x="memory", y="perplexity"))
+    lines = [
+        Line.of(name, [row for row in rows if row["model"] == name], x="memory", y="perplexity")
+        for name in dict.fromkeys(row["model"] for row in rows)
+    ]
     draw(lines, file, x="positions of memory", y="perplexity")
 
 

@@ -56,10 +56,9 @@ def measure_babilong(
             notes.append(f"not run: {', '.join(left)}; the backbone's window holds {positions:,} tokens")
     # A memory trained here has learnt the bare form; other models must be told the task.
     used = prompt if prompt != "auto" else "bare" if model.trained and model.tuned and not plain else "few-shot"
-    cells = []
     with _bar(console) as bar:
         shown = bar.add_task("", total=len(tasks) * len(run) * samples)
-        for cell in babilong(
+        found = babilong(
             backbone_of(model) if plain else model.memory,
             model.tokenizer,
             data=data,
@@ -70,8 +69,8 @@ def measure_babilong(
             seed=seed,
             rows=rows,
             progress=lambda task, length: bar.update(shown, advance=1, description=f"{task} {length}"),
-        ):
-            cells.append(cell)
+        )
+        cells = list(found)
     name = f"{model.name}, {'its own window' if plain else model.memory_name}"
     notes.append(
         f"{samples} questions per task and length, {used} prompt, seed {seed}; 95 % intervals (Wilson). An answer is right if its "
@@ -95,18 +94,14 @@ def measure_dialogue(
     own = getattr(model.memory, "backbone", None)
     backbone = own if isinstance(own, Backbone) else None
     ways = ways or default_ways(backbone, model.tokenizer, sampled)
-    found = []
     with _bar(console) as bar:
         shown = bar.add_task("", total=len(ways) * len(sampled.written))
-        for row in dialogue(
-            model.memory,
-            backbone,
-            model.tokenizer,
-            sampled=sampled,
-            ways=ways,
-            progress=lambda way: bar.update(shown, advance=1, description=way),
-        ):
-            found.append(row)
+
+        def advance(way: Way) -> None:
+            bar.update(shown, advance=1, description=way)
+
+        rows = dialogue(model.memory, backbone, model.tokenizer, sampled=sampled, ways=ways, progress=advance)
+        found = list(rows)
     name = f"{model.name}, {model.memory_name}"
     notes = [
         f"perplexity of a token over {found[0].responses} responses in {found[0].dialogues} dialogues of the test split, "

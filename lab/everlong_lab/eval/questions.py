@@ -42,6 +42,7 @@ _MAX_BYTES = 1 << 32
 _PATIENCE = 600.0
 """Seconds without progress after which the vectors of a document that is read are given up: their building may have failed."""
 Progress = Callable[[str, float], None]
+"""Called with what is being done, and the share of everything that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,20 +237,18 @@ def _wait(http: httpx.Client, name: str, id: str) -> None:
 
 def _ask(http: httpx.Client, session: str, question: AskedQuestion, tokens: int) -> Result:
     body = {"content": question.question, "max_tokens": tokens, "temperature": 0, "stream": True}
-    timer, message, began = StreamTimer(), None, time.perf_counter()
+    timer, began = StreamTimer(), time.perf_counter()
     with http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         if response.is_error:
             response.read()
             _json(response)
         for line in response.iter_lines():
             timer.feed(line)
-            if line.startswith("data: ") and '"response.completed"' in line:
-                message = json.loads(line.removeprefix("data: "))["message"]
     over = time.perf_counter() - began
-    if message is None:
+    if timer.message is None:
         raise DataError(f"the server ended the answer to {question.question!r} early")
-    evidence = [passage["text"] for passage in message["evidence"]]
-    answer = message["content"]
+    evidence = [passage["text"] for passage in timer.message["evidence"]]
+    answer = timer.message["content"]
     first = timer.stamps[0] - began if timer.stamps else over
     return Result(
         question, question.matches("\n".join(evidence)), evidence, answer, question.matches(answer), first, over

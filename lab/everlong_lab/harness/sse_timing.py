@@ -7,15 +7,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 
 @dataclass(slots=True)
 class StreamTimer:
     """Records the stream of a message; `feed` it each line as soon as it arrives. `stamps`: times (`time.perf_counter`) of
-    the pieces of text. `tokens`: length of the whole answer, and `over`: when it ended, both set at its end."""
+    the pieces of text. `message`: the whole answer, and `over`: when it ended, both set at its end."""
 
     stamps: list[float] = field(default_factory=list)
-    tokens: int = 0
+    message: dict[str, Any] | None = None
     over: float = 0.0
     _event: str = ""
 
@@ -27,7 +28,12 @@ class StreamTimer:
             self.stamps.append(time.perf_counter())
         elif line.startswith("data: ") and self._event == "response.completed":
             self.over = time.perf_counter()
-            self.tokens = json.loads(line.removeprefix("data: "))["message"]["usage"]["completion_tokens"]
+            self.message = json.loads(line.removeprefix("data: "))["message"]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the whole answer; 0 before its end."""
+        return 0 if self.message is None else int(self.message["usage"]["completion_tokens"])
 
     @property
     def each(self) -> float:

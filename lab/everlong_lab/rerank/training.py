@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from everlong_lab.harness.files import replacing
 from everlong_lab.rerank.examples import Candidate, Example
 from everlong_models.errors import RunError
 from everlong_models.text.reranker import PairTokenizer, TokenScorer, batch, sentence_tokens
@@ -189,9 +190,8 @@ class RerankerTraining:
             tensors[f"{name}.B"] = (u[:, :_RANK] * root).bfloat16().contiguous()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_name(f".{file.name}.part")
-            save_file(tensors, part)
-            part.replace(file)
+            with replacing(file) as part:
+                save_file(tensors, part)
         except (OSError, SafetensorError) as error:
             raise RunError(f"cannot write the reranker to {file}: {error}") from error
 
@@ -205,10 +205,9 @@ class RerankerTraining:
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        part = self._checkpoint.with_name(f".{self._checkpoint.name}.part")
         try:
-            torch.save(state, part)
-            part.replace(self._checkpoint)
+            with replacing(self._checkpoint) as part:
+                torch.save(state, part)
         except (OSError, RuntimeError) as error:
             raise RunError(f"cannot write the checkpoint {self._checkpoint}: {error}") from error
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from everlong_lab.tasks.task import Batch
 from everlong_models.text.chat_format import ChatFormat
@@ -60,10 +61,6 @@ class ChatEncoder:
 
 def pad_batch(examples: Sequence[Example]) -> Batch:
     """Return a batch of the examples, padded at their ends."""
-    lengths = [len(example.ids) for example in examples]
-    tokens = torch.zeros(len(examples), max(lengths), dtype=torch.int64)
-    targets = torch.zeros(tokens.shape, dtype=torch.bool)
-    for row, example in enumerate(examples):
-        tokens[row, : lengths[row]] = torch.from_numpy(example.ids)
-        targets[row, : lengths[row]] = torch.from_numpy(example.targets)
-    return Batch(tokens, torch.tensor(lengths), targets)
+    tokens = pad_sequence([torch.from_numpy(example.ids) for example in examples], batch_first=True)
+    targets = pad_sequence([torch.from_numpy(example.targets) for example in examples], batch_first=True)
+    return Batch(tokens, torch.tensor([len(example.ids) for example in examples]), targets)

@@ -158,7 +158,7 @@ def encode_dialogue(
 @torch.no_grad()
 def perplexity(model: SegmentReader, examples: Sequence[Example], *, rows: int = 4) -> float:
     """Return exp of the mean negative log-likelihood of a target; each example starts from an empty memory."""
-    device = next(iter(model.initial_state(1).tensors.values())).device
+    device = model.initial_state(1).device
     nats, targets = 0.0, 0
     # Batches of similar lengths waste less computation on padding.
     ordered = sorted(examples, key=lambda example: len(example.ids))

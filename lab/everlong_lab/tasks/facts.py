@@ -162,7 +162,7 @@ class Facts(Task):
         self, model: SegmentReader, random: np.random.Generator, rows: int, lengths: list[int], recite: bool
     ) -> Iterator[tuple[int, int]]:
         """Yield each length with the number of right answers among `rows` documents."""
-        device = next(iter(model.initial_state(1).tensors.values())).device
+        device = model.initial_state(1).device
         plain = FactsConfig(kind=self.config.kind, recited=float(recite))
         documents = self._documents(random, rows, lengths[-1], self._held_out, plain)
         tokens, answers = documents.tokens[:, :-1].to(device), documents.tokens[:, -1]

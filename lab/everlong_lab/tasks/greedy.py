@@ -25,7 +25,7 @@ def read_stream(model: SegmentReader, rows: Sequence[Iterable[np.ndarray]]) -> t
     """
     S = model.segment_length
     state = model.initial_state(len(rows))
-    device = next(iter(state.tensors.values())).device
+    device = state.device
     step = S * max(1, _BLOCK // S)
     waiting: Tensor | None = None
     streams = [_blocks(row, step) for row in rows]

@@ -214,7 +214,7 @@ def measure(
     for name in forget:
         if name not in empty.tensors:
             raise ConfigError("forget", name, f"must be one of {', '.join(sorted(empty.tensors))}")
-    device = next(iter(empty.tensors.values())).device
+    device = empty.device
     nats, characters, words = 0.0, 0, 0
     for some in tokens.split(rows):
         batch = some.to(device)

@@ -9,7 +9,6 @@ format, and every answer is a target.
 from __future__ import annotations
 
 import functools
-import hashlib
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import vocabulary
 from everlong_lab.corpora.datasets import checked, json_lines
+from everlong_lab.corpora.text import is_held_out
 from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
@@ -106,7 +106,7 @@ def _read(data: Path, name: str) -> tuple[list[tuple[PromptTurn, ...]], list[tup
             source = str(row["source"])
             if not turns or not all(turn.answers for turn in turns):
                 raise ValueError("a turn lacks answers" if turns else "no turns")
-        parts[int(hashlib.sha256(source.encode()).hexdigest(), 16) % _HELD_OUT == 0].append(turns)
+        parts[is_held_out(source, _HELD_OUT)].append(turns)
     if not all(parts):
         raise DataError(
             f"{file} has no {'held-out ' if parts[0] else ''}prompts; one source in {_HELD_OUT} is held out"

@@ -79,7 +79,7 @@ class Sorting(Task):
     def evaluate(self, model: SegmentReader, *, samples: int, segments: int) -> dict[str, float]:
         """Return `accuracy`: the share of the answer's positions whose most likely token is right, given the right tokens
         before it; and `loss`: nats per position."""
-        device = next(iter(model.initial_state(1).tensors.values())).device
+        device = model.initial_state(1).device
         right, loss, count = 0, 0.0, 0
         for batch in self.held_out(samples, segments):
             tokens = batch.tokens.to(device)

@@ -232,6 +232,6 @@ def _detach(state: MemoryState, rows: list[int]) -> MemoryState:
     """Return `state` without gradient in `rows`."""
     if not rows:
         return state
-    of = torch.tensor(rows, device=next(iter(state.tensors.values())).device)
+    of = torch.tensor(rows, device=state.device)
     cut = MemoryState({name: tensor.detach() for name, tensor in _take(state, of).tensors.items()})
     return _put(state, of, cut)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from everlong_lab.harness.files import replacing
 from everlong_models.errors import RunError
 
 FILE = "metrics.jsonl"
@@ -18,10 +19,9 @@ class Journal:
     def __init__(self, folder: Path, step: int) -> None:
         self._file = folder / FILE
         kept = [line for line in self.read() if line["step"] <= step] if step else []
-        scratch = self._file.with_suffix(".part")
         try:
-            scratch.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            scratch.replace(self._file)
+            with replacing(self._file) as part:
+                part.write_text("".join(json.dumps(line) + "\n" for line in kept))
         except OSError as error:
             raise RunError(f"cannot write {self._file}: {error}") from error
 

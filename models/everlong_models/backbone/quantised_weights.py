@@ -28,6 +28,7 @@ from everlong_models.backbone.gguf.families import (
     config_of,
     expert_count,
     family_of,
+    floats,
     head_dim,
     layer_norms,
     source,
@@ -107,7 +108,7 @@ def write_folder(file: GGUFFile, digest: str, folder: Path) -> None:
     if "output_norm.bias" in file.tensors:
         outside["norm_bias"] = vector_of(file, "output_norm.bias")
     if (positions := f"{gpt.POSITIONS}.weight") in file.tensors:
-        outside["positions"] = floats_of(file.rows(positions).copy(), file.tensors[positions].kind)
+        outside["positions"] = floats(file, positions)
     save_file(outside | _matrix_tensors("head", file, [_Rows(output)]), folder / "outside.safetensors")
     manifest = {"digest": digest, "embedding": file.tensors["token_embd.weight"].kind.name}
     (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -199,9 +200,7 @@ def _layer_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict
     for name, part in matrices.items():
         tensors |= matrix(name, part)
     if family.experts:
-        tensors["router"] = floats_of(
-            file.rows(f"{block}{ROUTER}.weight").copy(), file.tensors[f"{block}{ROUTER}.weight"].kind
-        )
+        tensors["router"] = floats(file, f"{block}{ROUTER}.weight")
     return tensors
 
 

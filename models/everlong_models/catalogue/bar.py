@@ -12,12 +12,14 @@ from typing import Self
 from tqdm import tqdm
 
 _SECONDS = 0.2
+Progress = Callable[[str], None]
+"""Shows a line of progress to the user."""
 
 
 class Bar:
     """Shows how many of `total` bytes are here."""
 
-    def __init__(self, name: str, total: int, progress: Callable[[str], None]) -> None:
+    def __init__(self, name: str, total: int, progress: Progress) -> None:
         # disable=None: only if stderr is no terminal
         self._tqdm = tqdm(total=total, desc=name, unit="B", unit_scale=True, disable=None, leave=False)
         self._name, self._total, self._progress = name, total, progress

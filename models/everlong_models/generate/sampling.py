@@ -15,6 +15,7 @@ from torch import Tensor
 
 from everlong_models.generate.grammar import Grammar
 from everlong_models.kernels.cpu import thread_pool
+from everlong_models.splitmix import GOLDEN, shift_right, splitmix64
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
@@ -286,28 +287,13 @@ def filter_tokens(scores: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, T
 def uniform(seeds: Tensor, generated: Tensor, ids: Tensor) -> Tensor:
     """Return random numbers in ]0, 1[, float64 (b, K), for the tokens `ids` (b, K).
 
-    `seeds` (b,): each row's seed; `generated` (b,): the number of tokens that it has sampled. A number is output id + 1 of SplitMix64
-    (Steele, Lea, Flood 2014), from a state mixed from both. So a token's number depends on these alone, and only the numbers that are
-    needed are computed, on the device that needs them.
+    `seeds` (b,): each row's seed; `generated` (b,): the number of tokens that it has sampled. A number is output id + 1 of SplitMix64,
+    from a state mixed from both. So a token's number depends on these alone, and only the numbers that are needed are computed, on the
+    device that needs them.
     """
-    state = _splitmix(_splitmix(seeds) + generated * _GOLDEN)
-    bits = _splitmix(state[:, None] + (ids + 1) * _GOLDEN)
-    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
-
-
-def _splitmix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser, on 64 bits held in int64; products wrap around."""
-    x = (x ^ _shift_right(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-    x = (x ^ _shift_right(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: Tensor, by: int) -> Tensor:
-    """Logical shift right."""
-    return (x >> by) & ((1 << (64 - by)) - 1)
-
-
-_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
+    state = splitmix64(splitmix64(seeds) + generated * GOLDEN)
+    bits = splitmix64(state[:, None] + (ids + 1) * GOLDEN)
+    return (shift_right(bits, 12).double() + 0.5) * 2.0**-52
 
 
 CallStart = Callable[[str], tuple[int, bool]]

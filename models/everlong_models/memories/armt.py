@@ -41,7 +41,7 @@ from everlong_models.backbone.layers.families import layers_of
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.yield_point import yield_point
-from everlong_models.memories.base import BackboneReader, MemoryConfig
+from everlong_models.memories.base import BackboneReader, MemoryConfig, require_positions
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 
@@ -124,11 +124,7 @@ class ARMT(BackboneReader):
         S, m, d, D = config.segment_length, config.memory_tokens, config.memory_width, backbone.width
         if m >= S:
             raise ConfigError("memory_tokens", m, f"must be smaller than segment_length={S}")
-        if S + m > backbone.max_positions:
-            raise ConfigError(
-                "segment_length", S, f"segment_length + memory_tokens = {S + m} exceeds the backbone's "
-                f"{backbone.max_positions} positions"
-            )  # fmt: skip
+        require_positions(backbone, S + m, "segment_length + memory_tokens", "segment_length", S)
         self.layers = layers_of(backbone)
         self.layers.require_masks()
         if config.diagonals and not self.layers.alike:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.prefix_cache import PrefixCache
-from everlong_models.errors import StateShape, TokenError
+from everlong_models.errors import ConfigError, StateShape, TokenError
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import LayerView, MemoryPart, MemoryView
 
@@ -28,6 +28,12 @@ class MemoryConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     segment_length: int = Field(512, ge=2, description="S: tokens of a full segment")
+
+    def at_least(self, **limits: int) -> None:
+        """Raise `ConfigError` for the first field that is below its limit."""
+        for field, limit in limits.items():
+            if (value := getattr(self, field)) < limit:
+                raise ConfigError(field, value, f"must be at least {limit}")
 
 
 class TrainingSegment(NamedTuple):
@@ -274,6 +280,13 @@ class BackboneReader(SegmentReader):
             cache["tokens"].scatter_(1, cache.next_positions(tokens.shape[1]), tokens)
         cache.lengths += tokens.shape[1]
         return self.backbone.logits(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
+
+
+def require_positions(backbone: Backbone, needed: int, what: str, field: str, value: int) -> None:
+    """Raise `ConfigError`, which names the `field` and its `value`, if the `needed` positions, the sum `what`, exceed the backbone's."""
+    if needed > backbone.max_positions:
+        limit = f"{what} = {needed} exceeds the backbone's {backbone.max_positions} positions"
+        raise ConfigError(field, value, limit)
 
 
 def check_input(tokens: Tensor, state: MemoryState, like: MemoryState, vocab_size: int) -> None:

@@ -25,13 +25,14 @@ from typing import NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.precision import in_full
 from everlong_models.backbone.turning import Turning
 from everlong_models.errors import BackboneError, ConfigError
-from everlong_models.memories.base import BackboneReader, MemoryConfig
+from everlong_models.memories.base import BackboneReader, MemoryConfig, require_positions
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart
 
@@ -74,11 +75,7 @@ class Compact(BackboneReader):
         if config.pinned >= config.entries:
             raise ConfigError("pinned", config.pinned, f"must be smaller than entries={config.entries}")
         self.capacity = config.entries + config.segment_length
-        if self.capacity > backbone.max_positions:
-            raise ConfigError(
-                "entries", config.entries, f"entries + segment_length = {self.capacity} exceeds the backbone's "
-                f"{backbone.max_positions} positions"
-            )  # fmt: skip
+        require_positions(backbone, self.capacity, "entries + segment_length", "entries", config.entries)
         self.config = config
         self.backbone = backbone
         self.segment_length = config.segment_length
@@ -238,8 +235,7 @@ class Compact(BackboneReader):
         self.check_segment(tokens, state)
         kv, before = self._context(state, self.segment_length), self._used(state)
         hidden = self.backbone.hidden(self.backbone.embed(tokens), kv=kv, at=before, keep=1)
-        held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
-        held[:, : tokens.shape[1]] = tokens
+        held = F.pad(tokens, (0, self.segment_length - tokens.shape[1]))
         cache = Cache(
             {"kv": kv, "tokens": held, "before": before, **{name: state[name].clone() for name in state}},
             torch.full((state.rows,), tokens.shape[1], device=tokens.device),

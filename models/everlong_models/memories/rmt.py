@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError
-from everlong_models.memories.base import BackboneReader, MemoryConfig
+from everlong_models.memories.base import BackboneReader, MemoryConfig, require_positions
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 
@@ -46,11 +46,7 @@ class RMT(BackboneReader):
         S, m = config.segment_length, config.memory_tokens
         if m >= S:
             raise ConfigError("memory_tokens", m, f"must be smaller than segment_length={S}")
-        if S + 2 * m > backbone.max_positions:
-            raise ConfigError(
-                "segment_length", S, f"segment_length + 2·memory_tokens = {S + 2 * m} exceeds the backbone's "
-                f"{backbone.max_positions} positions"
-            )  # fmt: skip
+        require_positions(backbone, S + 2 * m, "segment_length + 2·memory_tokens", "segment_length", S)
         self.config = config
         self.backbone = backbone
         self.segment_length = S

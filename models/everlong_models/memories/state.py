@@ -70,9 +70,14 @@ class MemoryState:
         return next(iter(self.tensors.values())).shape[0]
 
     @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return next(iter(self.tensors.values())).device
+
+    @property
     def nbytes(self) -> int:
         """Total bytes of all tensors, over all rows."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @staticmethod
     def stack(states: Sequence[MemoryState]) -> MemoryState:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.prefix_cache import PrefixCache
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.kernels.attention import SHORT
-from everlong_models.memories.base import BackboneReader, MemoryConfig
+from everlong_models.memories.base import BackboneReader, MemoryConfig, require_positions
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import MemoryPart
 
@@ -43,11 +44,7 @@ class Window(BackboneReader):
         if config.sinks > config.segment_length:
             raise ConfigError("sinks", config.sinks, f"must be at most segment_length={config.segment_length}")
         self.capacity = config.sinks + config.window + config.segment_length
-        if self.capacity > backbone.max_positions:
-            raise ConfigError(
-                "window", config.window, f"sinks + window + segment_length = {self.capacity} exceeds the backbone's "
-                f"{backbone.max_positions} positions"
-            )  # fmt: skip
+        require_positions(backbone, self.capacity, "sinks + window + segment_length", "window", config.window)
         self.config = config
         self.backbone = backbone
         self.segment_length = config.segment_length
@@ -91,10 +88,7 @@ class Window(BackboneReader):
         )
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        return self._shift(tokens, state)
-
-    def _shift(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        """Return the state after `tokens` (B, T). New ids enter the window on the right; the very first also become sinks."""
+        """Return the state after `tokens` (B, T) of any length. New ids enter the window on the right; the very first also become sinks."""
         n, seen, T = self.config.sinks, state["seen"], tokens.shape[1]
         # Sinks fill up from the left; the window is right-aligned.
         position = torch.arange(n, device=tokens.device) - seen[:, None]
@@ -152,8 +146,7 @@ class Window(BackboneReader):
         """Encode [sinks ; `newest` tokens of the window ; tokens]. Prefills row by row: their contexts differ in length."""
         self.check_segment(tokens, state)
         kv = self.backbone.new_kv(state.rows, self.capacity)
-        held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
-        held[:, : tokens.shape[1]] = tokens
+        held = F.pad(tokens, (0, self.segment_length - tokens.shape[1]))
         last, before = [], []
         for row, context in enumerate(
             self._context(state, self.config.window if newest is None else newest, sinks=sinks)
@@ -195,7 +188,7 @@ class Window(BackboneReader):
             return None
         if over:
             self.backbone.evict(cache["kv"], sinks, over, before)
-        after = self._shift(segment, state)
+        after = self._read_segment(segment, state)
         cache["before"].fill_(before - over)
         cache.lengths.zero_()
         for name, tensor in after.tensors.items():
@@ -207,5 +200,5 @@ class Window(BackboneReader):
         rows = []
         for row in range(cache.rows):
             before = MemoryState({name: cache[name][row : row + 1] for name in ("sinks", "window", "seen")})
-            rows.append(self._shift(cache["tokens"][row : row + 1, : int(cache.lengths[row])], before))
+            rows.append(self._read_segment(cache["tokens"][row : row + 1, : int(cache.lengths[row])], before))
         return MemoryState.stack(rows)

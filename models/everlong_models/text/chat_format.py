@@ -56,13 +56,12 @@ class ChatFormat:
                 rendered = tokenizer.render(messages, answer=True)
             except (TemplateError, TypeError, ValueError) as error:
                 raise BackboneError(f"the tokenizer's chat template fails: {error}") from error
-            head, found_a, rest = rendered.partition(_A)
-            _, found_b, rest = rest.partition(_B)
-            turn, found_c, ask = rest.partition(_C)
-            if not (found_a and found_b and found_c):
+            try:
+                head, _, turn, ask = split_at(rendered, _A, _B, _C)
+            except ValueError:
                 raise BackboneError(
                     f"the tokenizer's chat template loses messages or changes their order: {rendered!r}"
-                )
+                ) from None
         else:
             head, ask, turn = "", "\n\nAnswer:", "\n\n"
         return ChatFormat(
@@ -79,10 +78,18 @@ def _system(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | N
         return None
     messages = [{"role": "system", "content": _A}, {"role": "user", "content": _B}]
     try:
-        before, found_a, rest = tokenizer.render(messages, answer=False).partition(_A)
-    except (TemplateError, TypeError, ValueError):  # many templates raise for a system message
-        return None
-    after, found_b, _ = rest.partition(_B)
-    if not (found_a and found_b):
+        before, after, _ = split_at(tokenizer.render(messages, answer=False), _A, _B)
+    except (TemplateError, TypeError, ValueError):  # many templates raise for a system message, or leave it out
         return None
     return tuple(tokenizer.encode_markup(before)), tuple(tokenizer.encode_markup(after))
+
+
+def split_at(text: str, *marks: str) -> list[str]:
+    """Split the `text` that a chat template has made at the marks, in their order. Raises `ValueError` if one is missing."""
+    pieces = []
+    for mark in marks:
+        piece, found, text = text.partition(mark)
+        if not found:
+            raise ValueError(f"the chat template loses {mark!r}")
+        pieces.append(piece)
+    return [*pieces, text]

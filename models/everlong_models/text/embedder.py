@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModel
 
 from everlong_models.errors import BackboneError
@@ -134,13 +135,8 @@ class Embedder:
         return found
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        length = max(map(len, rows))
-        tokens = torch.zeros(len(rows), length, dtype=torch.long)
-        mask = torch.zeros(len(rows), length, dtype=torch.long)
-        for n, row in enumerate(rows):
-            tokens[n, : len(row)] = torch.tensor(row)
-            mask[n, : len(row)] = 1
-        mask = mask.to(self._device)
+        tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True).to(self._device)
         hidden = self._model(input_ids=tokens.to(self._device), attention_mask=mask).last_hidden_state.float()
         mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         pooled = hidden[:, 0] if self._takes_first else mean

@@ -47,16 +47,16 @@ Spans = Sequence[tuple[int, int]]
 class TokenScorer(nn.Module):
     """An encoder of BERT's kind, and a linear layer that gives each token a score."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        """`folder`: the encoder, in Hugging Face format."""
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the encoder, in Hugging Face format. The weights are in float32."""
         super().__init__()
         with without_progress_bars():
             # Rows are short: plain attention is several times faster here than PyTorch's fused one on a CPU.
             self.encoder = AutoModel.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, attn_implementation="eager"
+                folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
             )
         self.encoder.pooler = None
-        self.head = nn.Linear(self.encoder.config.hidden_size, 1, dtype=dtype)
+        self.head = nn.Linear(self.encoder.config.hidden_size, 1)
 
     def forward(self, tokens: Tensor, inside: Tensor, kinds: Tensor) -> Tensor:
         """Return the score of each token, (rows, length). `inside`: 0 at padding. `kinds`: 0 in the question, 1 in the passage."""

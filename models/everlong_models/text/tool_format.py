@@ -19,6 +19,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from everlong_models.text.chat_format import split_at
 from everlong_models.text.tokenizer import Tokenizer
 
 _A, _B, _C, _D = "\x01a\x01", "\x01b\x01", "\x01c\x01", "\x01d\x01"
@@ -120,16 +121,16 @@ def _derive(tokenizer: Tokenizer) -> ToolFormat | None:
     """Return the format, from what the template makes of placeholders. Raises `ValueError` if a piece is missing."""
     tool = Tool(_NAMES[0], None, {"type": "object"})
     question, answer = {"role": "user", "content": _A}, {"role": "assistant", "content": _B}
-    system_begin, system_end = _between(
+    system_begin, system_end = split_at(
         _render(tokenizer, [{"role": "system", "content": _A}, {"role": "user", "content": _B}]), _A, _B
     )[:2]
     plain = _render(tokenizer, [question, answer, {"role": "user", "content": _C}])
-    _, ask, turn, _ = _between(plain, _A, _B, _C)
+    _, ask, turn, _ = split_at(plain, _A, _B, _C)
     calls = [{"type": "function", "id": _ID, "function": {"name": name, "arguments": _ARGUMENTS}} for name in _NAMES]
     called = _render(tokenizer, [question, answer | {"tool_calls": calls}, {"role": "user", "content": _C}])
     arguments = json.dumps(_ARGUMENTS)
-    _, asked, lead_open, middle, rest = _between(called, _A, _B, _NAMES[0], arguments)
-    between, same_middle, after = _between(rest, _NAMES[1], arguments)
+    _, asked, lead_open, middle, rest = split_at(called, _A, _B, _NAMES[0], arguments)
+    between, same_middle, after = split_at(rest, _NAMES[1], arguments)
     close, turned, _ = after.partition(turn + _C)
     open = lead_open.lstrip()
     separator = between.removeprefix(close).removesuffix(open)
@@ -137,7 +138,7 @@ def _derive(tokenizer: Tokenizer) -> ToolFormat | None:
     silent = _render(
         tokenizer, [question, {"role": "assistant", "content": "", "tool_calls": calls}, *results], answer=True
     )
-    before_results, result_separator, after_results = _between(silent, _C, _D)
+    before_results, result_separator, after_results = split_at(silent, _C, _D)
     format = ToolFormat(
         tokenizer, system_begin, system_end, lead_open[: len(lead_open) - len(open)], open, middle, close, separator,
         before_results.rpartition(turn)[2], result_separator, after_results.removesuffix(ask),
@@ -155,17 +156,6 @@ def _derive(tokenizer: Tokenizer) -> ToolFormat | None:
         and "function" in format.definitions([tool])
     )
     return format if fits else None
-
-
-def _between(text: str, *marks: str) -> list[str]:
-    """Split `text` at the marks, in their order. Raises `ValueError` if one is missing."""
-    pieces = []
-    for mark in marks:
-        piece, found, text = text.partition(mark)
-        if not found:
-            raise ValueError(f"the chat template loses {mark!r}")
-        pieces.append(piece)
-    return [*pieces, text]
 
 
 def _render(

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
 from everlong_server.store.readings import Readings, no_document
-from everlong_server.store.records import Document, Reading, is_foreign, is_id
+from everlong_server.store.records import Document, Reading, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import flat
 from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, limit_argument
@@ -179,8 +180,8 @@ class Documents:
 
     async def get(self, document_id: str) -> Document:
         """Return the document. Raises `NotFound`."""
-        stored = await self.redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
-        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
+        stored = await owned_hash(self.redis, self.tenant, keys.document, "doc", document_id)
+        if not stored:
             raise no_document(document_id, "document_id")
         return Document.of(self.vault.opened(stored))
 

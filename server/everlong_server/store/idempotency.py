@@ -68,6 +68,10 @@ class IdempotencyRecords:
         """Return the records of another tenant."""
         return replace(self, tenant=tenant)
 
+    def _record(self, key: str) -> str:
+        """Return the Redis key of the record of the request that the client calls `key`."""
+        return keys.attempt(self.tenant, hashlib.sha256(key.encode()).hexdigest())
+
     async def begin(self, key: str | None, id: str | None = None) -> IdempotencyRecord:
         """Return the record of the request that the client calls `key`; without a key, a record that is not stored.
 
@@ -76,7 +80,7 @@ class IdempotencyRecords:
         """
         if key is None:
             return IdempotencyRecord(self, None, "", uuid.uuid4().hex, "", None, first=True)
-        record = keys.attempt(self.tenant, hashlib.sha256(key.encode()).hexdigest())
+        record = self._record(key)
         owner = f"{self.replica}|{uuid.uuid4().hex}"
         try:
             found = await self.redis.run_script(
@@ -101,7 +105,7 @@ class IdempotencyRecords:
 
         None if its file has no pages, or they are not known yet. Raises `NotFound` if no such request is running.
         """
-        record = keys.attempt(self.tenant, hashlib.sha256(key.encode()).hexdigest())
+        record = self._record(key)
         owner, page, answer = await self.redis.hmget(record, "owner", "page", "answer")
         replica = (owner or b"").partition(b"|")[0].decode()
         if answer is not None or not replica or not await self.redis.exists(keys.replica(replica)):

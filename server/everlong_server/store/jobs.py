@@ -132,6 +132,15 @@ class StaleClaim(Exception):
     """The claim on a reading or batch no longer holds: another worker has it, it is gone, or its version changed. Nothing was written."""
 
 
+async def claim_work(redis: Client, script: str, key: str, by: str) -> Claim | None:
+    """Claim the reading, response or batch `key` for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone.
+
+    `script`: of its kind, with `CLAIMING`. A retry with the same `by` returns the same claim, unless another claimant came in between.
+    """
+    result = await redis.run_script(script, [key, keys.FENCE], [by])
+    return Claim(*map(int, result)) if result else None
+
+
 async def newer_claimant(redis: Client, key: str, claim: Claim) -> str | None:
     """Return the claimant that has taken the reading or batch `key` over since `claim`.
 

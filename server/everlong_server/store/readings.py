@@ -10,10 +10,11 @@ from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current_span
-from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
-from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, reading_id
+from everlong_server.store.jobs import Claim, StaleClaim, claim_work, newer_claimant
+from everlong_server.store.records import Cursor, Reading, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash, stored_hash
 from everlong_server.store.redis.scripts import CLAIMING, flat
 from everlong_server.store.snapshot import FACTS, Snapshot
 from everlong_server.store.tenants.quota import OVER_QUEUED, Quota, limit_argument, today
@@ -114,9 +115,7 @@ class Readings:
         assert self.tenant is not None, "creating a reading takes a tenant"
         queue_limit = limit_argument(self.quota.limits.queued)
         for document_id in documents:
-            if not is_id("doc", document_id) or is_foreign(
-                self.tenant, await self.redis.hget(keys.document(document_id), "tenant")
-            ):
+            if not await owned_hash(self.redis, self.tenant, keys.document, "doc", document_id, [b"tenant"]):
                 raise no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
             fields = Reading.fields(model, documents[:n], self.tenant, current_span().traceparent)
@@ -140,20 +139,12 @@ class Readings:
 
     async def get(self, id: str, *, with_state: bool = False) -> Reading | None:
         """Return the reading, or None. `with_state`: also fetch its state."""
-        if with_state:
-            stored = await self.redis.hgetall(keys.reading(id))
-            return Reading.of(self.vault.opened(stored)) if stored else None
-        values = await self.redis.hmget(keys.reading(id), _FACTS)
-        stored = {field: value for field, value in zip(_FACTS, values, strict=True) if value is not None}
+        stored = await stored_hash(self.redis, keys.reading(id), () if with_state else _FACTS)
         return Reading.of(self.vault.opened(stored)) if stored else None
 
     async def claim(self, id: str, by: str) -> Claim | None:
-        """Claim the reading for the claimant `by`, ending any earlier claim. Returns None if the reading has ended or is gone.
-
-        A retry with the same `by` returns the same claim, unless another claimant came in between.
-        """
-        result = await self.redis.run_script(_CLAIM, [keys.reading(id), keys.FENCE], [by])
-        return Claim(*map(int, result)) if result else None
+        """Claim the reading for the claimant `by`: see `claim_work`."""
+        return await claim_work(self.redis, _CLAIM, keys.reading(id), by)
 
     async def set_counters(self, id: str, claim: Claim, **counters: int) -> None:
         """Set `attempts` or `starts` (see `Claim`). Does nothing if another claimant has taken the reading over."""

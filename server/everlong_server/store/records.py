@@ -36,14 +36,6 @@ def now() -> float:
     return time.time()
 
 
-def is_foreign(tenant: str | None, stored: bytes | None) -> bool:
-    """Whether a tenant must not see an object whose stored tenant is `stored`; None there: the object does not exist.
-
-    `tenant` None sees the objects of all tenants.
-    """
-    return stored is None or tenant not in (None, stored.decode())
-
-
 def reading_id(model: str, documents: Sequence[str]) -> str:
     """Return the id of the reading of that sequence of documents by the model with that fingerprint."""
     return hashlib.sha256(json.dumps([model, list(documents)]).encode()).hexdigest()[:32]

@@ -14,11 +14,12 @@ from typing import Any
 from everlong_models import ToolCall
 from everlong_server.errors import NotFound
 from everlong_server.store import snapshot
-from everlong_server.store.jobs import Claim
+from everlong_server.store.jobs import Claim, claim_work
 from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.scripts import CLAIMING, STORE, flat
 from everlong_server.store.vault import Vault
 from everlong_server.store.vector_stores.file_search import SearchCall
@@ -196,15 +197,12 @@ class Responses:
 
         `with_state`: also fetch its state, to continue from it; this counts as a use and extends its life.
         """
-        if not is_id("resp", response_id):
-            raise no_response(response_id, param)
-        key, fields = keys.response(response_id), (*_FACTS, b"state") if with_state else _FACTS
-        values = await self.redis.hmget(key, fields)
-        stored = {field: value for field, value in zip(fields, values, strict=True) if value is not None}
-        if is_foreign(self.tenant, stored.get(b"tenant")):
+        fields = (*_FACTS, b"state") if with_state else _FACTS
+        stored = await owned_hash(self.redis, self.tenant, keys.response, "resp", response_id, fields)
+        if not stored:
             raise no_response(response_id, param)
         if with_state:
-            await self.redis.pexpire(key, self._ms)
+            await self.redis.pexpire(keys.response(response_id), self._ms)
         return Response.of(self.vault.opened(stored))
 
     async def keep(self, response: Response) -> None:
@@ -228,12 +226,8 @@ class Responses:
         )
 
     async def claim(self, response_id: str, by: str) -> Claim | None:
-        """Claim the response for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone.
-
-        A retry with the same `by` returns the same claim, unless another claimant came in between.
-        """
-        result = await self.redis.run_script(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
-        return Claim(*map(int, result)) if result else None
+        """Claim the response for the claimant `by`: see `claim_work`."""
+        return await claim_work(self.redis, _CLAIM, keys.response(response_id), by)
 
     async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
         """Write fields of its hash. Returns False, having written nothing, if it was cancelled, deleted or claimed by another.

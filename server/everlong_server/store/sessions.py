@@ -14,9 +14,10 @@ from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store.messages import ADDED, AnswerMessage, open_added, open_message, question_json, seal_messages
-from everlong_server.store.records import RecallChoice, Session, is_foreign, is_id, new_id, now, title_of
+from everlong_server.store.records import RecallChoice, Session, new_id, now, title_of
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import flat
 from everlong_server.store.snapshot import COPY_SNAPSHOT, FACTS, Snapshot
@@ -233,9 +234,8 @@ class Sessions:
 
     async def _stored(self, session_id: str, with_state: bool) -> Session:
         fields = (*_FACTS, b"state") if with_state else _FACTS
-        values = await self.redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
-        stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
-        if is_foreign(self.tenant, stored.get(b"tenant")):
+        stored = await owned_hash(self.redis, self.tenant, keys.session, "ses", session_id, fields)
+        if not stored:
             raise _no_session(session_id)
         return Session.of(self.vault.opened(stored))
 

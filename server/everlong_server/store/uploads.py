@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound, TooLarge
-from everlong_server.store.records import is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.scripts import flat
 from everlong_server.store.vault import Vault
 
@@ -110,17 +110,16 @@ class Uploads:
 
     async def get(self, upload_id: str) -> Upload:
         """Return the upload. Raises `NotFound`, also if it has expired."""
-        stored = await self.redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
-        if stored:
-            stored.pop(b"received", None)  # only `add` uses it
-        foreign = stored and self.tenant not in (None, stored.pop(b"tenant").decode())
-        if not stored or foreign or float(stored[b"expires_at"]) <= await self.moment():
+        stored = await owned_hash(self.redis, self.tenant, keys.upload, "upload", upload_id)
+        if not stored or float(stored[b"expires_at"]) <= await self.moment():
             raise NotFound(
                 f"no upload {upload_id[:64]!r}: it was never created, or it has expired",
                 param="upload_id",
                 code="upload_not_found",
             )
         fields: dict[str, Any] = {name.decode(): value.decode() for name, value in self.vault.opened(stored).items()}
+        del fields["tenant"]
+        fields.pop("received", None)  # only `add` uses it
         numbers = {"bytes": int(fields["bytes"])} | {name: float(fields[name]) for name in ("created_at", "expires_at")}
         return Upload(**(fields | numbers))
 

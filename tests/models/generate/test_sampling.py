@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from everlong_models.generate import sampling
 from everlong_models.generate.sampling import Sampler, SamplingParams, sample_tokens
 from everlong_models.kernels.cpu import thread_pool
+from everlong_models.splitmix import GOLDEN, splitmix64
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 
@@ -238,7 +239,7 @@ class TestSampling:
 
     def test_numbers_are_those_of_splitmix64(self):
         """Its authors' generator from the state 1234567: its first outputs, as published."""
-        outputs = sampling._splitmix(1234567 + torch.arange(1, 6) * sampling._GOLDEN)
+        outputs = splitmix64(1234567 + torch.arange(1, 6) * GOLDEN)
         expected = (
             6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821
         )  # fmt: skip

@@ -21,6 +21,7 @@ from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument
 from everlong_lab.eval.grounded.questions import SourceText, Span, texts
 from everlong_lab.eval.grounded.report import TEMPLATES, GroundedPlan, GroundedScores, report
 from everlong_lab.eval.grounded.scores import declines, holds
+from everlong_lab.eval.questions import Progress
 from everlong_lab.harness.report import Report
 from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models import Model, SamplingParams
@@ -44,9 +45,6 @@ _MAX_UNPRODUCTIVE = 50
 
 BRIEFLY = " Answer in a few words."
 """Appended to every question in every way: the references are a few words, and F1 penalises every extra word."""
-
-Progress = Callable[[str, float], None]
-"""Called with what is being measured, and the share of everything that is done."""
 
 
 def evaluate(

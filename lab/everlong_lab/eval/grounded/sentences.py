@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.eval.grounded.scores import content_words
+from everlong_lab.harness.files import replacing
 from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.text.tokenizer import Tokenizer
@@ -68,10 +70,8 @@ def write(
     }
     for turn in _turns(lines):
         turn["answers"] = [sentences.get(pair) or as_sentence(pair[1]) for pair in _pairs(turn)] or turn["answers"]
-    # Renamed once complete, so that an unfinished file is never trained on.
-    part = to.with_name(f".{to.name}.part")
-    part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    part.replace(to)
+    with replacing(to) as part:  # so that an unfinished file is never trained on
+        part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     return len(sentences), len(pairs)
 
 
@@ -132,18 +132,15 @@ class SentenceWriter:
         order = sorted(range(len(pairs)), key=lambda n: len(prompts[n]))
         for first in range(0, len(order), _ROWS):
             some = order[first : first + _ROWS]
-            longest = max(len(prompts[n]) for n in some)
-            ids = torch.zeros(len(some), longest, dtype=torch.int64)
-            mask = torch.zeros(len(some), longest, dtype=torch.int64)
-            for row, n in enumerate(some):
-                ids[row, longest - len(prompts[n]) :] = torch.tensor(prompts[n])
-                mask[row, longest - len(prompts[n]) :] = 1
+            rows = [torch.tensor(prompts[n]) for n in some]
+            ids = pad_sequence(rows, batch_first=True, padding_side="left")
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
             written = self._backbone.model.generate(
                 input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=_MAX_TOKENS, do_sample=False,
                 eos_token_id=sorted(encoder.ends), pad_token_id=encoder.end,
             )  # fmt: skip
             for row, n in enumerate(some):
-                tokens = written[row, longest:].tolist()
+                tokens = written[row, ids.shape[1] :].tolist()
                 end = next((at for at, token in enumerate(tokens) if token in encoder.ends), len(tokens))
                 sentences[n] = self._tokenizer.decode(tokens[:end]).strip()
             self._progress(min(1.0, (first + _ROWS) / len(order)))

@@ -45,7 +45,7 @@ class InMemory:
     def reading(memory: SegmentReader, tokens: Sequence[int]) -> InMemory:
         """Read `tokens` into an empty memory, also those of the last segment that do not fill it."""
         state, S = memory.initial_state(), memory.segment_length
-        text = torch.tensor([tokens], dtype=torch.int64, device=_device(state))
+        text = torch.tensor([tokens], dtype=torch.int64, device=state.device)
         full = len(tokens) // S * S
         began = time.process_time()
         for start in range(0, full, S):
@@ -57,7 +57,7 @@ class InMemory:
     def logits(self, tokens: Tensor) -> Tensor:
         """See `Context`. Text beyond the segment is read into the memory first."""
         state, S, found = self.state, self.memory.segment_length, []
-        for part in tokens[None].to(_device(state)).split(S, dim=1):
+        for part in tokens[None].to(state.device).split(S, dim=1):
             found.append(self.memory.forward(part, state)[0])
             if part.shape[1] == S < len(tokens):
                 state = self.memory.read(part, state)
@@ -66,7 +66,7 @@ class InMemory:
     def write(self, prompt: Sequence[int], ends: Sequence[int], most: int) -> list[int]:
         """See `Context`."""
         state, S = self.state, self.memory.segment_length
-        text = torch.tensor([list(prompt)], device=_device(state))
+        text = torch.tensor([list(prompt)], device=state.device)
         full = (text.shape[1] - 1) // S * S
         cache, logits = self.memory.open(self.memory.read(text[:, :full], state), text[:, full:])
         written: list[int] = []
@@ -119,7 +119,3 @@ class InContext:
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.backbone.embed(tokens[None].to(self.backbone.device))
-
-
-def _device(state: MemoryState) -> torch.device:
-    return next(iter(state.tensors.values())).device

@@ -293,9 +293,7 @@ def float_tensors(file: GGUFFile, config: PretrainedConfig, layer: int) -> dict[
         for suffix in ("weight", "bias"):
             name = f"blk.{layer}.{part}.{suffix}"
             if name in file.tensors:
-                tensor = file.tensors[name]
-                weights = floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
-                weights = torch.from_numpy(unturned(weights.numpy(), turned.get(part)))
+                weights = torch.from_numpy(unturned(floats(file, name).numpy(), turned.get(part)))
                 weights = gpt.as_in_transformers(config, part, weights) if family.gpt else weights
                 found[f"{module}.{suffix}"] = weights - 1 if family.plus_one and part in NORMS else weights
     if family.experts:
@@ -310,8 +308,8 @@ def all_float_tensors(file: GGUFFile, config: PretrainedConfig) -> Iterable[tupl
     outside = gpt.OUTSIDE.get(family.kind, {"token_embd": "model.embed_tokens", "output_norm": "model.norm"})
     for name, module in (outside | {"output": "lm_head"}).items():
         for suffix in ("weight", "bias"):
-            if (tensor := file.tensors.get(f"{name}.{suffix}")) is not None:
-                weights = floats_of(file.rows(f"{name}.{suffix}").copy(), tensor.kind).reshape(tensor.shape)
+            if f"{name}.{suffix}" in file.tensors:
+                weights = floats(file, f"{name}.{suffix}")
                 yield f"{module}.{suffix}", weights - 1 if family.plus_one and name == "output_norm" else weights
     layers = gpt.LAYERS.get(family.kind, "model.layers")
     for layer in range(config.num_hidden_layers):
@@ -374,6 +372,12 @@ def turned_heads(family: Family, config: PretrainedConfig) -> dict[str, int]:
 def unturned(rows: np.ndarray, heads: int | None) -> np.ndarray:
     """Return rows of queries or keys in transformers' order: the first numbers of all pairs of a head before the second ones."""
     return rows if heads is None else rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def floats(file: GGUFFile, name: str) -> Tensor:
+    """Return a tensor as float32, in its shape."""
+    tensor = file.tensors[name]
+    return floats_of(file.rows(name).copy(), tensor.kind).reshape(tensor.shape)
 
 
 def vector_of(file: GGUFFile, name: str) -> Tensor:

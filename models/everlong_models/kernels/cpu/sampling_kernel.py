@@ -150,7 +150,7 @@ def _filter(scores, parameters, p, ids, counts):
 
 @compiled
 def _splitmix(x):
-    """SplitMix64's finaliser, as in `sampling._splitmix`."""
+    """Return 64 random bits, as `splitmix.splitmix64`."""
     x = (x ^ x >> uint64(30)) * uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> uint64(27)) * uint64(0x94D049BB133111EB)
     return x ^ x >> uint64(31)

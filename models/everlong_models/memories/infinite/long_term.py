@@ -98,9 +98,7 @@ class LongTermConfig(MemoryConfig):
             raise ConfigError(
                 "basis", self.basis, f"must be a positive multiple of the number of widths, {len(self.widths)}"
             )
-        for field in ("samples", "bins"):
-            if getattr(self, field) < 1:
-                raise ConfigError(field, getattr(self, field), "must be at least 1")
+        self.at_least(samples=1, bins=1)
         if self.rank is not None and self.rank < 1:
             raise ConfigError("rank", self.rank, "must be at least 1, or null")
         for field in ("ridge", "prior", "min_variance"):

@@ -211,8 +211,7 @@ class InfiniteFormer(LongTermReader):
         S = config.segment_length
         if backbone.max_positions < S:
             raise ConfigError("segment_length", S, f"exceeds the backbone's {backbone.max_positions} positions")
-        if config.parallel_tokens < 1:
-            raise ConfigError("parallel_tokens", config.parallel_tokens, "must be at least 1")
+        config.at_least(parallel_tokens=1)
         self.config = config
         self.backbone = backbone
         self.layers = split_layers_of(backbone)

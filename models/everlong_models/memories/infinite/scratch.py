@@ -53,9 +53,7 @@ class InfiniteScratchConfig(LongTermConfig):
 
     def check(self) -> None:
         super().check()
-        for field in ("vocab_size", "layers", "heads"):
-            if getattr(self, field) < 1:
-                raise ConfigError(field, getattr(self, field), "must be at least 1")
+        self.at_least(vocab_size=1, layers=1, heads=1)
         if self.short_term < 0:
             raise ConfigError("short_term", self.short_term, "must not be negative")
         if self.width < 1 or self.width % (2 * self.heads):

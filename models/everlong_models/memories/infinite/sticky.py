@@ -14,9 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer: torch has no unsigned arithmetic
-_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+from everlong_models.splitmix import GOLDEN, shift_right, splitmix64
 
 
 def histogram(mean: Tensor, variance: Tensor, bins: int) -> Tensor:
@@ -51,19 +49,6 @@ def stratify(uniform: Tensor) -> Tensor:
 
 def uniforms(seed: Tensor, segment: Tensor, layer: int, count: int) -> Tensor:
     """Return numbers in [0, 1[ (B, count), float64: a function of a row's `seed` and `segment` (B,) int64, and of `layer`."""
-    key = _mix(_mix(_mix(seed) + segment * _GOLDEN) + torch.full_like(seed, layer) * _GOLDEN)
+    key = splitmix64(splitmix64(splitmix64(seed) + segment * GOLDEN) + torch.full_like(seed, layer) * GOLDEN)
     index = torch.arange(1, count + 1, device=seed.device)
-    bits = _mix(key[:, None] + index * _GOLDEN)  # splitmix64, started at `key`
-    return _shift(bits, 11).double() * 2.0**-53
-
-
-def _shift(bits: Tensor, by: int) -> Tensor:
-    """Shift right logically; torch's int64 shifts arithmetically."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
-
-
-def _mix(bits: Tensor) -> Tensor:
-    """Apply the finaliser of splitmix64; products wrap around."""
-    bits = (bits ^ _shift(bits, 30)) * _MIX_1
-    bits = (bits ^ _shift(bits, 27)) * _MIX_2
-    return bits ^ _shift(bits, 31)
+    return shift_right(splitmix64(key[:, None] + index * GOLDEN), 11).double() * 2.0**-53

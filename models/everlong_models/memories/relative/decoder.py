@@ -58,12 +58,6 @@ class RelativeDecoderConfig(MemoryConfig):
         """d: `head_dim`, or its default D/H."""
         return self.width // self.heads if self.head_dim is None else self.head_dim
 
-    def at_least(self, **limits: int) -> None:
-        """Raise `ConfigError` for the first field that is below its limit."""
-        for field, limit in limits.items():
-            if (value := getattr(self, field)) < limit:
-                raise ConfigError(field, value, f"must be at least {limit}")
-
     def check(self) -> None:
         """Raise `ConfigError` unless a decoder can be built from these settings."""
         self.at_least(segment_length=2, vocab_size=1, width=1, layers=1, heads=1, feed_forward=1)
@@ -155,9 +149,9 @@ class RelativeDecoder(SegmentReader):
         self._fused = True
         self._fused = layer_kernels.compiles(self._weight, run)
 
-    @abstractmethod
     def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
         """Return which of the P past positions are filled, (B, P)."""
+        return filled(past["seen"], self.past)
 
     @abstractmethod
     def _run(

@@ -75,9 +75,6 @@ class LaMemo(RelativeDecoder):
             }
         )
 
-    def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
-        return filled(past["seen"], self.past)
-
     def _ahead(self, past: Mapping[str, Tensor], window: int) -> Tensor:
         """Return which of the last `window` positions of [memory ; first token] each of the M attends to: (B, M, window)."""
         position = torch.arange(self.past + 1 - window, self.past + 1, device=self._weight.device)

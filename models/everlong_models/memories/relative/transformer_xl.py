@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from everlong_models.memories.relative.decoder import LayerInputsDecoder, RelativeDecoderConfig, filled, newest
+from everlong_models.memories.relative.decoder import LayerInputsDecoder, RelativeDecoderConfig, newest
 from everlong_models.memories.state import MemoryState
 
 
@@ -40,9 +40,6 @@ class TransformerXL(LayerInputsDecoder):
         """Return the state before any token was read."""
         memory = self._weight.new_zeros(rows, self.past, self.config.layers, self.config.width)
         return MemoryState({"memory": memory, "seen": memory.new_zeros(rows, dtype=torch.int64)})
-
-    def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
-        return filled(past["seen"], self.past)
 
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
         return past["memory"]

@@ -270,7 +270,7 @@ class ScoreRequest(_Scheduled):
     def read(self, memory: SegmentReader, tokenizer: Tokenizer, state: MemoryState) -> bool:
         """Score the next segment, which follows `state`, and return whether all tokens are scored."""
         part = self.tokens[self.tokens_read : self.tokens_read + memory.segment_length]
-        segment = torch.tensor([part], dtype=torch.int64, device=next(iter(state.tensors.values())).device)
+        segment = torch.tensor([part], dtype=torch.int64, device=state.device)
         if len(part) == memory.segment_length:
             logits, self.state = memory.segment(segment, state)
         else:

@@ -64,7 +64,7 @@ class Runner:
         `device_lock`: held while the model computes; shared by the runners of other models."""
         self._model, self._on_step = model, on_step
         self._bridge, self._device_lock = bridge or EventLoopBridge(), device_lock or DeviceLock()
-        self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
+        self._device = model.memory.initial_state(1).device
         rows = reading_rows or (1 if self.on_cpu else 64)
         recorded = graphs and self._device.type == "cuda" and not isinstance(model, ParallelModel)
         steps = StepGraphs(model.memory.steps, CUDAGraphs(self._device)) if recorded else None

@@ -202,7 +202,7 @@ def _work() -> None:
     except EverlongModelError:  # the server has the same error and ends, unless it is one of this process alone
         time.sleep(_FIRST_REPORTS_SECONDS)
         raise
-    device = next(iter(model.memory.initial_state(1).tensors.values())).device
+    device = model.memory.initial_state(1).device
     targets = {_MEMORY: model.memory, _ROWS: DecodeRows(model.memory, device)}
     with torch.inference_mode():
         while True:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from everlong_server.store.backup.running import BackupError
+from everlong_server.store.texts.blobs import sync_folder
 
 FORMAT = 1
 REDIS = "redis.rdb"
@@ -89,11 +90,7 @@ class ArchiveWriter:
         self._file.close()
         _require_new(self._path)
         self._partial.rename(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._path.parent)
 
     def __enter__(self) -> Self:
         return self

@@ -14,10 +14,11 @@ from typing import Any
 from everlong_server.errors import NotFound
 from everlong_server.store.batches.files import REMOVE_EXPIRED, BatchFile, BatchFiles
 from everlong_server.store.batches.records import Batch, Result
-from everlong_server.store.jobs import Claim, StaleClaim, newer_claimant
-from everlong_server.store.records import is_foreign, is_id, now
+from everlong_server.store.jobs import Claim, StaleClaim, claim_work, newer_claimant
+from everlong_server.store.records import now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.index import page
 from everlong_server.store.redis.scripts import CLAIMING, flat
 from everlong_server.store.tenants.quota import Quota
@@ -160,8 +161,8 @@ class Batches:
 
     async def get(self, batch_id: str) -> Batch:
         """Return the batch. Raises `NotFound`."""
-        stored = await self.redis.hgetall(keys.batch(batch_id)) if is_id("batch", batch_id) else None
-        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
+        stored = await owned_hash(self.redis, self.tenant, keys.batch, "batch", batch_id)
+        if not stored:
             raise NotFound(f"no batch {batch_id[:64]!r}", param="batch_id", code="batch_not_found")
         return Batch.of(self.vault.opened(stored))
 
@@ -182,9 +183,8 @@ class Batches:
     # For workers
 
     async def claim(self, batch_id: str, by: str) -> Claim | None:
-        """Claim the batch for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone."""
-        result = await self.redis.run_script(_CLAIM, [keys.batch(batch_id), keys.FENCE], [by])
-        return Claim(*map(int, result)) if result else None
+        """Claim the batch for the claimant `by`: see `claim_work`."""
+        return await claim_work(self.redis, _CLAIM, keys.batch(batch_id), by)
 
     async def holder(self, batch_id: str, claim: Claim) -> str | None:
         """Return the claimant that has taken the batch over since `claim`; None if it is over, or nobody has."""

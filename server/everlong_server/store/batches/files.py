@@ -8,9 +8,10 @@ from typing import Any, Literal, cast
 
 from everlong_server.errors import NotFound
 from everlong_server.store.backup.running import is_running
-from everlong_server.store.records import Hash, is_foreign, is_id, now
+from everlong_server.store.records import Hash, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, merged_page
 from everlong_server.store.redis.scripts import STORE, flat
 from everlong_server.store.tenants.quota import Quota
@@ -122,8 +123,8 @@ class BatchFiles:
 
     async def get(self, file_id: str, param: str = "file_id") -> BatchFile:
         """Return the file. Raises `NotFound`, naming `param`."""
-        stored = await self.redis.hgetall(keys.batch_file(file_id)) if is_id("file", file_id) else None
-        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
+        stored = await owned_hash(self.redis, self.tenant, keys.batch_file, "file", file_id)
+        if not stored:
             raise NotFound(f"no file {file_id[:64]!r}", param=param, code="file_not_found")
         return BatchFile.of(self.vault.opened(stored))
 

@@ -9,6 +9,7 @@ reads.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -172,14 +173,12 @@ class EmbeddedRedis:
     def _set_space(self, space: DiskSpace) -> bool:
         """Set Redis to `space`. Returns False if it is loading or being restarted; the next call tries again."""
         if space is not self._space:
-            client = self._client()
             try:
-                for name, value in zip(_SPACE_SETTINGS, space.value, strict=True):
-                    client.config_set(name, value)
+                with self._client() as client:
+                    for name, value in zip(_SPACE_SETTINGS, space.value, strict=True):
+                        client.config_set(name, value)
             except redis.exceptions.RedisError:
                 return False
-            finally:
-                client.close()
             self._space = space
         return True
 
@@ -219,33 +218,25 @@ class EmbeddedRedis:
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
     def _shut_down(self) -> None:
-        client = self._client()
-        try:
+        # Redis closes the connection instead of replying, or has ended already.
+        with contextlib.suppress(redis.exceptions.RedisError), self._client() as client:
             client.shutdown()
-        except redis.exceptions.RedisError:
-            pass  # Redis closes the connection instead of replying, or has ended already
-        finally:
-            client.close()
 
     def _loading(self) -> bool:
         """Whether a Redis is running that is still loading its file."""
-        client = self._client()
         try:
-            client.ping()
+            with self._client() as client:
+                client.ping()
         except redis.exceptions.BusyLoadingError:
             return True
         except redis.exceptions.RedisError:
-            return False
-        finally:
-            client.close()
+            pass
         return False
 
     def answers(self) -> bool:
         """Whether a Redis answers on the socket, whoever started it."""
-        client = self._client()
         try:
-            return bool(client.ping())
+            with self._client() as client:
+                return bool(client.ping())
         except redis.exceptions.RedisError:  # not running yet, or still loading its file
             return False
-        finally:
-            client.close()

@@ -138,12 +138,12 @@ class Vectors:
             await self.ensure(document)
 
     def _fill(self, document: Document, path: Path, stop: threading.Event) -> None:
-        with self._blobs.open(document.id, document.text_offset) as file:
-            language = language_of(file.read(_SAMPLE).decode(errors="ignore"))
         known = self._embedder.languages
         with path.open("wb") as to, self._blobs.open(document.id, document.text_offset) as file:
+            language = language_of(file.read(_SAMPLE).decode(errors="ignore"))
             if known is not None and language not in known:
                 return
+            file.seek(document.text_offset)
             title, headings = PurePath(document.filename or "").stem, Headings()
             pieces = split(file)
             while batch := list(islice(pieces, _PASSAGES_AT_ONCE)):

@@ -314,14 +314,11 @@ class Quota:
     async def queue_full(self, model: str, documents: int = 1) -> RateLimited:
         """Return the error for the limit of queued documents. Its retry time is when the first of them will be read; none if this many
         `documents` never fit."""
-        if documents > (self.limits.queued or 0):
-            words = f"documents being read or waiting to be read; the archive has {documents}"
-            raise exceeded("queued", self.limits.queued or 0, words, seconds=None)
+        limit, words = self.limits.queued or 0, "documents being read or waiting to be read"
+        if documents > limit:
+            return exceeded("queued", limit, f"{words}; the archive has {documents}", seconds=None)
         left = [reading.left async for reading in self._readings_in_progress(model)]
-        return exceeded(
-            "queued", self.limits.queued or 0, "documents being read or waiting to be read",
-            seconds=min(left, default=_DEFAULT_WAIT),
-        )  # fmt: skip
+        return exceeded("queued", limit, words, seconds=min(left, default=_DEFAULT_WAIT))
 
     async def _readings_in_progress(self, model: str) -> AsyncIterator[_ReadingProgress]:
         """Yield the progress of the tenant's documents that are being read, among a sample of the queued ones."""

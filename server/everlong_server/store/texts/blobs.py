@@ -382,8 +382,13 @@ def _publish(fs: Any, partial: str, final: str, *, local: bool) -> None:
     """Move a complete file to its final name, durably."""
     fs.mv(partial, final)
     if local:
-        folder = os.open(os.path.dirname(final), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(Path(final).parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

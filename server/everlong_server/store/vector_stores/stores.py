@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from everlong_server.errors import InvalidRequest, NotFound
-from everlong_server.store.records import Hash, is_foreign, is_id
+from everlong_server.store.records import Hash, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.hashes import owned_hash
 from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.redis.scripts import STORE, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, Quota, limit_argument
@@ -284,10 +285,10 @@ class VectorStores:
 
     async def _stored(self, store_id: str) -> Hash:
         """Return the hash of a vector store, as it is stored. Raises `NotFound`."""
-        stored = await self.redis.hgetall(keys.vector_store(store_id)) if is_id("vs", store_id) else None
-        if not stored or is_foreign(self.tenant, stored.get(b"tenant")):
+        stored = await owned_hash(self.redis, self.tenant, keys.vector_store, "vs", store_id)
+        if not stored:
             raise _no_store(store_id)
-        return cast(Hash, stored)
+        return stored
 
     async def _update(
         self, key: str, counted: int, field: dict[str, str], missing: NotFound, expected: bytes = b""
