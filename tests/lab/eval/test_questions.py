@@ -119,7 +119,7 @@ def test_messages_of_a_conversation_have_one_session(file: Path) -> None:
         if request.url.path.endswith("/messages"):
             messages.append(request.url.path.split("/")[3])
             answer = {"type": "response.completed", "message": {"content": "Fourteen.", "evidence": []}}
-            return httpx.Response(200, text=f"data: {json.dumps(answer).replace(': ', ':')}\n\n")
+            return httpx.Response(200, text=f"event: response.completed\ndata: {json.dumps(answer)}\n\n")
         return httpx.Response(200, json={"id": "doc_1", "status": "ready"})
 
     with httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle)) as http:

@@ -19,7 +19,7 @@ from everlong_server.errors import Damaged, KeyMissing, NotFound
 from everlong_server.store.messages import AnswerMessage
 from everlong_server.store.records import Message, Session
 from everlong_server.store.responses import Response
-from everlong_server.store.vector_stores.file_search import FileSearch
+from everlong_server.store.vector_stores.file_search import FileSearch, SearchCall
 
 ASKED, TOLD = Message("user", "Who?"), Message("system", "Be kind.")
 
@@ -57,7 +57,7 @@ def test_instructions_of_a_response_of_the_release_before_hold_too() -> None:
 @pytest.mark.parametrize(("standalone", "searched"), [(None, "Who?"), ("Who is the captain?", "Who is the captain?")])
 def test_a_file_search_names_the_question_that_was_searched_for(standalone: str | None, searched: str) -> None:
     turn = SimpleNamespace(standalone_question=standalone, evidence=())
-    search = SimpleNamespace(files=AsyncMock(return_value={}), call=AsyncMock())
+    search = SimpleNamespace(files=AsyncMock(return_value={}), call=AsyncMock(return_value=SearchCall("fs_1", (searched,), ())))
     turns = ResponseTurns(
         SimpleNamespace(answer=AsyncMock(return_value=turn)), None, None, None, None, None, search  # type: ignore[arg-type]
     )  # fmt: skip

@@ -389,4 +389,4 @@ def test_the_server_lists_its_formats(server: Server) -> None:
 
 def test_without_the_packages_only_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name != "pypdfium2" else object())
-    assert [id for id, *_ in catalogue.accepted_formats()] == ["text", "pdf"]
+    assert [id for id, *_ in catalogue.accepted_formats()] == ["text", "pdf", "iwork"]
