@@ -57,7 +57,9 @@ def test_instructions_of_a_response_of_the_release_before_hold_too() -> None:
 @pytest.mark.parametrize(("standalone", "searched"), [(None, "Who?"), ("Who is the captain?", "Who is the captain?")])
 def test_a_file_search_names_the_question_that_was_searched_for(standalone: str | None, searched: str) -> None:
     turn = SimpleNamespace(standalone_question=standalone, evidence=())
-    search = SimpleNamespace(files=AsyncMock(return_value={}), call=AsyncMock(return_value=SearchCall("fs_1", (searched,), ())))
+    search = SimpleNamespace(
+        files=AsyncMock(return_value={}), call=AsyncMock(return_value=SearchCall("fs_1", (searched,), ()))
+    )
     turns = ResponseTurns(
         SimpleNamespace(answer=AsyncMock(return_value=turn)), None, None, None, None, None, search  # type: ignore[arg-type]
     )  # fmt: skip
