@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,29 +21,13 @@ from tests.tinymodel import STORY
 STORY_TEXT = STORY.read_text()
 
 
-def asked(
-    folder: Path, text: str, questions: Sequence[str], embedder: Embedder | None, *, sentences: bool
-) -> list[Found]:
-    async def run() -> list[Found]:
-        corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
-        document = await corpus.add(text, "book.md")
-        found = []
-        for question in questions:
-            query = search_query(question, None)
-            assert query is not None
-            found.append(await corpus.passages.find([document.id], query, 32, by_sentences=sentences))
-        return found
-
-    return asyncio.run(run())
-
-
 class Book:
-    """The story with its index."""
+    """A text with its index."""
 
-    def __init__(self, folder: Path, embedder: Embedder | None) -> None:
+    def __init__(self, folder: Path, text: str, embedder: Embedder | None) -> None:
         self._loop = asyncio.Runner()
         self._corpus = SearchCorpus(Blobs(f"file://{folder}"), embedder)
-        self._document = self._loop.run(self._corpus.add(STORY_TEXT, "book.md"))
+        self._document = self._loop.run(self._corpus.add(text, "book.md"))
 
     def asked(self, questions: Sequence[str], *, sentences: bool) -> list[Found]:
         return [self._loop.run(self._found(question, sentences)) for question in questions]
@@ -59,17 +44,22 @@ class Book:
 @pytest.fixture(scope="module")
 def by_words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
     """The story without vectors, indexed once for all tests."""
-    book = Book(tmp_path_factory.mktemp("words"), None)
-    yield book
-    book.close()
+    with closing(Book(tmp_path_factory.mktemp("words"), STORY_TEXT, None)) as book:
+        yield book
 
 
 @pytest.fixture(scope="module")
 def by_meaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
     """The story with vectors, indexed once for all tests."""
-    book = Book(tmp_path_factory.mktemp("meaning"), Embedder.packaged())
-    yield book
-    book.close()
+    with closing(Book(tmp_path_factory.mktemp("meaning"), STORY_TEXT, Embedder.packaged())) as book:
+        yield book
+
+
+def asked(
+    folder: Path, text: str, questions: Sequence[str], embedder: Embedder | None, *, sentences: bool
+) -> list[Found]:
+    with closing(Book(folder, text, embedder)) as book:
+        return book.asked(questions, sentences=sentences)
 
 
 def part_of(text: str, start: str, end: str | None) -> range:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _NS = "urn:oasis:names:tc:opendocument:xmlns:"
@@ -13,27 +13,27 @@ _SUPERSCRIPT = re.compile(r"super|[1-9]")
 
 
 def struck_styles(trees: Iterable[Any]) -> set[str]:
-    """Return the names of the styles of text that is struck through. Those of the file come before those that are based on them."""
-    found = set[str]()
-    for style in (each for tree in trees for each in tree.iter(f"{_STYLE}style")):
-        properties = style.find(f"{_STYLE}text-properties")
-        line = None if properties is None else properties.get(f"{_STYLE}text-line-through-style")
-        is_based = line is None and style.get(f"{_STYLE}parent-style-name") in found
-        if is_based or line not in (None, "none"):
-            found.add(style.get(f"{_STYLE}name", ""))
-    return found
+    """Return the names of the styles of text that is struck through. The arguments: see `_styles`."""
+    return _styles(trees, "text-line-through-style", lambda line: line != "none")
 
 
 def raised_styles(trees: Iterable[Any]) -> set[str]:
-    """Return the names of the styles of superscripts. Those of the file come before those that are based on them."""
-    raised = set[str]()
+    """Return the names of the styles of superscripts. The arguments: see `_styles`."""
+    return _styles(trees, "text-position", lambda position: _SUPERSCRIPT.match(position) is not None)
+
+
+def _styles(trees: Iterable[Any], name: str, accepts: Callable[[str], bool]) -> set[str]:
+    """Return the names of the styles whose property `name` has an accepted value, also of those that inherit it.
+
+    `trees`: with styles. Those of the file come before those that are based on them.
+    """
+    found = set[str]()
     for style in (each for tree in trees for each in tree.iter(f"{_STYLE}style")):
         properties = style.find(f"{_STYLE}text-properties")
-        position = None if properties is None else properties.get(f"{_STYLE}text-position")
-        is_based = position is None and style.get(f"{_STYLE}parent-style-name") in raised
-        if is_based or _SUPERSCRIPT.match(position or ""):
-            raised.add(style.get(f"{_STYLE}name", ""))
-    return raised
+        value = None if properties is None else properties.get(f"{_STYLE}{name}")
+        if style.get(f"{_STYLE}parent-style-name") in found if value is None else accepts(value):
+            found.add(style.get(f"{_STYLE}name", ""))
+    return found
 
 
 class Masters:
