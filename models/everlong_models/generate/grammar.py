@@ -35,7 +35,9 @@ _LIMITS = llguidance.LLParserLimits(step_max_items=20_000)
 """Limits the cost of a token: a more expensive schema would stall all answers."""
 _MAX_GRAMMAR = 200_000
 """Most characters of a schema's grammar: some thousand properties, which take seconds to compile."""
-_COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties"})
+_COMBINING = frozenset(
+    {"$dynamicRef", "$ref", "allOf", "anyOf", "dependentSchemas", "else", "if", "oneOf", "patternProperties", "then"}
+)
 """Keywords with which a schema might become impossible to satisfy if other properties were forbidden."""
 _UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _CACHED = 16

@@ -178,6 +178,16 @@ def test_the_rest_of_a_schema_is_enforced(
     assert fits == [True, False, False]
 
 
+def test_properties_that_only_a_condition_names_stay_possible(
+    tokenizer: Tokenizer, grammars: GrammarCompiler, format: ToolFormat
+) -> None:
+    """The condition itself cannot be enforced."""
+    card = {"if": {"properties": {"kind": {"const": "card"}}}, "then": {"required": ["number"]}}
+    tool = Tool("pay", None, {"type": "object", "properties": {"kind": {"type": "string"}}, **card})
+    answer = format.answer_text("", [ToolCall("", "pay", '{"kind": "card", "number": 7}')])
+    assert follows(grammars.tools(format, [tool], "required", parallel=False), tokenizer, answer)
+
+
 def follows(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
     for token in tokenizer.encode(text):
         if not grammar.allowed_tokens()[token]:

@@ -106,9 +106,10 @@ async def _input(
     """
     parsed, items = ParsedMessages(services, unanswered), list[dict[str, Any]]()
     entries = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
+    outputs: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
         name = f"input.{number}"
-        match await _referenced(services, entry.id, name) if isinstance(entry, ItemReference) else entry:
+        match await _referenced(services, entry.id, name, outputs) if isinstance(entry, ItemReference) else entry:
             case FunctionCall() as entry:
                 parsed.add_calls([ToolCall(entry.call_id, entry.name, entry.arguments)], name)
                 items.append({"id": new_id("fc"), **entry.model_dump(include={"type", "call_id", "name", "arguments"})})
@@ -126,16 +127,20 @@ async def _input(
     return documents, conversation, items
 
 
-async def _referenced(services: Services, item_id: str, name: str) -> InputEntry:
+async def _referenced(services: Services, item_id: str, name: str, outputs: dict[str, dict[str, Any]]) -> InputEntry:
     """Return an item of the output of a stored response. `name`: the field of the request. Raises `NotFound`.
+
+    `outputs`: items of responses that this request has fetched already, by the response and their id.
 
     The id of an item has that of its response: msg_X, fs_X or fc_X_0 for resp_X.
     """
     with contextlib.suppress(NotFound, IndexError):
-        response = await services.response_turns.get(f"resp_{item_id.split('_')[1]}")
-        for item in response_view(response)["output"]:
-            if item["id"] == item_id:
-                return _ENTRY.validate_python(item)
+        response_id = f"resp_{item_id.split('_')[1]}"
+        if response_id not in outputs:
+            response = await services.response_turns.get(response_id)
+            outputs[response_id] = {item["id"]: item for item in response_view(response)["output"]}
+        if item_id in outputs[response_id]:
+            return _ENTRY.validate_python(outputs[response_id][item_id])
     raise NotFound(
         f"{name}.id: no stored response has the item {item_id!r}: send the item itself, or previous_response_id",
         param=f"{name}.id", code="item_not_found",

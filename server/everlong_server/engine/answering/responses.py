@@ -214,7 +214,9 @@ class ResponseTurns:
             )
             return None
         # Only the search in documents needs the earlier questions.
-        searches = response.documents or response.request.get("file_search")
+        searches = Recall(*response.request["recall"]).passages and (
+            response.documents or response.request.get("file_search")
+        )
         newest = await self._newest_messages(previous, _MOST_RESPONSES if searches else 1)
         return ChatCheckpoint(previous.session, state, newest)
 

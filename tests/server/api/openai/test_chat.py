@@ -70,9 +70,10 @@ def test_a_greeting_and_a_reminder_are_read_as_the_template_has_them(client: Ope
     """OpenAI takes messages in any order: pages of chats begin with a greeting, and agents remind the model at the end."""
     system = {"role": "system", "content": "Be brief."}
     greeted = chat(client, answer("Hello."), user("Alpha?"), system)
-    begin = "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n"
-    question = "<|im_start|>user\nBe brief.\n\nAlpha?<|im_end|>\n<|im_start|>assistant\n"
-    assert abs(greeted.usage.prompt_tokens - tokens(server, begin + question)) <= 4, "of what separates the reminder"
+    begin = "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\n"
+    # The server encodes the reminder by itself.
+    pieces = [begin, "Be brief.", "\n\n", "Alpha?", "<|im_end|>\n<|im_start|>assistant\n"]
+    assert greeted.usage.prompt_tokens == sum(tokens(server, piece) for piece in pieces)
     alone = chat(client, system)
     asked = chat(client, user("Be brief."))
     assert alone.choices[0].message.content == asked.choices[0].message.content

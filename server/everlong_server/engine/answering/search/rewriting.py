@@ -15,6 +15,7 @@ from everlong_server.engine.answering.search.faithful import is_faithful
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.answering.turn_context import Exchange
 from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.device.priority import in_background
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.observability.metrics import Metrics, RewritingOutcome
 from everlong_server.store.search.query import Query
@@ -45,7 +46,8 @@ _EXAMPLES = (
 _MAX_TOKENS = 48
 """Tokens of a rewritten question, at most. A longer one is not used, and a message that is longer itself is not rewritten."""
 _MAX_SECONDS = 30.0
-"""Seconds that a rewriting may take. If the device is so busy, the search does without: a stream sends nothing before its first event."""
+"""Seconds that a rewriting may take. If the device is so busy, the search does without: a stream sends nothing before its first event.
+In the background, nobody waits for the stream."""
 _SHOWN = 240
 """Characters of each earlier question and answer that the model sees, at most."""
 _MAX_CHARS = 300
@@ -79,7 +81,7 @@ class QueryRewriter:
         if prompt is None:
             return None
         try:
-            async with asyncio.timeout(_MAX_SECONDS) as limit:
+            async with asyncio.timeout(None if in_background() else _MAX_SECONDS) as limit:
                 finished = await self._generate(prompt)
         except TimeoutError:
             if not limit.expired():

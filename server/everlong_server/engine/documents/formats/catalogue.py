@@ -301,6 +301,10 @@ def format_of(file: Path, kind: str) -> str | None:
     return _ole_format(file) if kind == "ole" else kind
 
 
+_IWORK = re.compile(r"index/.+\.iwa|index\.apxl(?:\.gz)?")
+"""Parts of files of Apple Pages, Numbers and Keynote."""
+
+
 def _zip_format(file: Path) -> str:
     try:
         with open_zip(file) as packed:
@@ -325,21 +329,24 @@ def _zip_format(file: Path) -> str:
         prefixes = (folder,) if has_types else tuple(folder + part for part in parts)
         if any(name.startswith(prefixes) and name.endswith((".xml", ".bin")) for name in names):
             return format
-    if any(re.fullmatch(r"(?:[^/]+/)?(?:index/.+\.iwa|index\.apxl(?:\.gz)?)", name) for name in names) or (
-        {"index.xml", "buildversionhistory.plist"} <= set(names)
-    ):
+    own = _in_top_folder(names)
+    if any(_IWORK.fullmatch(name) for name in own) or {"index.xml", "buildversionhistory.plist"} <= set(own):
         return "iwork"
     return "epub" if _is_book(names) else "zip"
+
+
+def _in_top_folder(names: Collection[str]) -> list[str]:
+    """Return the names without the folder that all of them are in, if there is one, as in the ZIP file of an unpacked book."""
+    own = [name for name in names if not name.startswith("__macosx/")]
+    top = own[0].partition("/")[0] + "/" if own else ""
+    return [name[len(top) :] for name in own] if all(name.startswith(top) for name in own) else own
 
 
 def _is_book(names: Collection[str]) -> bool:
     """Whether a ZIP file with entries of these names is an EPUB, and not a folder of a library, whose books have such files beside them."""
     if "meta-inf/container.xml" in names:
         return True
-    own = [name for name in names if not name.startswith("__macosx/")]
-    top = own[0].partition("/")[0] + "/" if own else ""
-    if all(name.startswith(top) for name in own):  # the folder of an unpacked book
-        own = [name[len(top) :] for name in own]
+    own = _in_top_folder(names)
     has_package = any(name.endswith(".opf") and name.count("/") < 2 for name in own)
     return (
         has_package

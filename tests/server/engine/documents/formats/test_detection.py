@@ -56,6 +56,8 @@ PACKED = {
     "a book of a library with its description": ({"A/B/metadata.opf": "", "A/B/B.epub": "", "A/B/notes.txt": ""}, "zip"),
     "a description beside two forms of a book": ({"metadata.opf": "", "B.epub": "", "B.html": ""}, "zip"),
     "books of a library with pages": ({"A/B/metadata.opf": "", "A/B/B.html": "", "C/D/D.pdf": ""}, "zip"),
+    "a folder of presentations": ({"talk.key/index.apxl.gz": "", "notes.docx": ""}, "zip"),
+    "a presentation that is a folder": ({"talk.key/index.apxl.gz": "", "talk.key/image.jpg": ""}, "iwork"),
     "a project with a file of this name": ({"P/META-INF/container.xml": "", "P/a.py": ""}, "zip"),
 }  # fmt: skip
 

@@ -245,6 +245,12 @@ def test_a_superscript_number_does_not_end_its_line() -> None:
     assert text_of(files.pdf_of(content)) == "The rent is 300 crowns¹ per month\nfor 10² years."
 
 
+def test_a_superscript_number_on_a_page_that_is_drawn_upwards() -> None:
+    lines = [("It covers 10", "6", ""), ("It is for you.", "", ""), ("The plan is new.", "", "")]
+    content = "".join(raised(*line, y=600 + 20 * n) for n, line in enumerate(lines))
+    assert text_of(files.pdf_of(content)) == "The plan is new.\nIt is for you.\nIt covers 10⁶"
+
+
 def test_superscript_numbers_in_mixed_columns() -> None:
     title = files.pdf_lines((60, 760, "A title that is wide enough to reach across both of the columns"))
     rows = zip(

@@ -81,8 +81,8 @@ class _Drawing:
 def _text(shape: Any, master: Any) -> str:
     """Return the text of a shape, or else that of the shape of the master that it is made of."""
     text = shape.find("{*}Text")
-    if text is None and master is not None:
-        number = shape.get("MasterShape")
+    number = shape.get("MasterShape")
+    if text is None and master is not None and (number is not None or shape.get("Master") is not None):
         source = next((each for each in master.iter("{*}Shape") if number is None or each.get("ID") == number), None)
         text = None if source is None else source.find("{*}Text")
     return "" if text is None else "".join(text.itertext()).replace("\u2028", "\n").strip()

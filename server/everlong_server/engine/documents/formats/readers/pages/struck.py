@@ -26,7 +26,8 @@ def _lines(element: Any) -> list[Any]:
         for each in element.iterdescendants()
         if isinstance(each.tag, str) and each.tag not in INLINE and each.text_content().strip()
     ]
-    return [each for each in blocks if not any(inner in blocks for inner in each)] if blocks else [element]
+    outer = {block.getparent() for block in blocks}
+    return [each for each in blocks if each not in outer] if blocks else [element]
 
 
 def _surround(element: Any) -> None:

@@ -17,7 +17,7 @@ from everlong_server.engine.documents.formats.readers.portable.columns import co
 from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
 from everlong_server.engine.documents.formats.readers.portable.raised import superscripts, with_superscripts
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
-from everlong_server.engine.documents.formats.readers.portable.upward import from_the_top
+from everlong_server.engine.documents.formats.readers.portable.upward import is_upward, reversed_lines
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
 _CATALOG = re.compile(rb"(\d+ \d+) obj\b[^>]{0,200}?/Type\s*/Catalog\b")
@@ -95,7 +95,8 @@ def _page(page: Any, number: int, notes: Notes) -> str:
     text = column_text(textpage, raised)
     if text is None:
         drawn = with_ligatures(drawn, textpage)  # as long as before
-        text = with_superscripts(drawn, raised) if raised else from_the_top(drawn, textpage)
+        text = with_superscripts(drawn, raised)
+        text = reversed_lines(text) if is_upward(drawn, textpage) else text
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)
     text = join_hyphens(text.replace("\r\n", "\n")).replace("\ufffe", "-").strip()

@@ -1,4 +1,4 @@
-"""Reorders the lines of pages that a PDF draws from bottom to top."""
+"""Finds pages whose lines a PDF draws from bottom to top, and reorders them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ _BREAK = "\r\n"
 """PDFium's line end."""
 
 
-def from_the_top(text: str, textpage: Any) -> str:
-    """Return the text of a page with its lines from the top to the bottom, if the file has all of them the other way round."""
+def reversed_lines(text: str) -> str:
+    """Return the text of a page with its last line first."""
+    return _BREAK.join(reversed(text.split(_BREAK)))
+
+
+def is_upward(text: str, textpage: Any) -> bool:
+    """Whether a PDF draws all lines of a page from the bottom to the top. `text`: of the page, as PDFium has it."""
     lines = text.split(_BREAK)
     if len(lines) < _MIN_LINES or textpage.count_chars() != len(text) or "\ufffe" in text:
-        return text  # U+FFFE: PDFium has joined a hyphenated word with the line that it takes for the next
+        return False  # U+FFFE: PDFium has joined a hyphenated word with the line that it takes for the next
     start, heights = 0, []
     for line in lines:
         letter = next((at for at in range(start, start + len(line)) if not text[at].isspace()), None)
@@ -25,9 +30,8 @@ def from_the_top(text: str, textpage: Any) -> str:
         if letter is None:
             continue
         if raw.FPDFText_GetCharAngle(textpage, letter) != 0:  # turned text may go upwards
-            return text
+            return False
         x, y = ctypes.c_double(), ctypes.c_double()
         raw.FPDFText_GetCharOrigin(textpage, letter, x, y)
         heights.append(y.value)
-    is_upward = len(heights) >= _MIN_LINES and all(below < above for below, above in pairwise(heights))
-    return _BREAK.join(reversed(lines)) if is_upward else text
+    return len(heights) >= _MIN_LINES and all(below < above for below, above in pairwise(heights))
