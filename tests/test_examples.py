@@ -88,6 +88,7 @@ def test_characters_are_of_the_schema(server: Server, story: Path) -> None:
         assert isinstance(one["animal"], bool)
 
 
+@pytest.mark.long
 def test_a_conversation_in_node(server: Server, story: Path, tmp_path: Path, npm: Path) -> None:  # noqa: F811
     client = tmp_path / "clients" / "js"
     run(npm / "js", "npx", "tsc", "--project", "tsconfig.build.json", "--outDir", str(client / "dist"))

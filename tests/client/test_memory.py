@@ -159,6 +159,7 @@ def drawn(run: Callable[..., Result], fake: Fake, memory: dict, file: Path) -> b
     return file.read_bytes()
 
 
+@pytest.mark.long
 def test_the_picture_of_every_kind_shows_what_is_in_it(run: Callable[..., Result], fake: Fake, tmp_path: Path):
     pictures = {kind: drawn(run, fake, memory, tmp_path / f"{kind}.png") for kind, memory in KINDS.items()}
     assert len(set(pictures.values())) == len(KINDS)

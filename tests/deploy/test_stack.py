@@ -24,6 +24,8 @@ from tests.deploy.files import ROOT, program, run
 from tests.deploy.stack import COMPOSE, SERVERS, Redis, Stack
 from tests.process import wait_for
 
+pytestmark = pytest.mark.long
+
 ELSEWHERE = "127.0.0.5"
 LONG = {"max_tokens": 100_000, "ignore_eos": True, "stream": True}
 """An answer that does not end by itself while a test runs."""

@@ -248,6 +248,7 @@ async def test_http_refuses_pages_of_other_sites(http_server: str) -> None:
         assert answer.status_code == status, answer.text
 
 
+@pytest.mark.long
 def test_a_server_for_others_uses_their_keys() -> None:
     for options, expected in (
         ((), "needs --allowed-host"),

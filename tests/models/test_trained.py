@@ -45,6 +45,7 @@ def test_of_two_facts_the_one_that_is_asked_for_is_found_beyond_the_training(tmp
 
 
 @pytest.mark.parametrize("folder", sorted(TRAINED.iterdir()), ids=lambda folder: folder.name)
+@pytest.mark.long
 def test_each_says_what_it_is(folder):
     assert (folder / MANIFEST).is_file()
     assert load_model(folder.name, models_dir=CACHE).description

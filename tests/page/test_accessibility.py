@@ -25,6 +25,7 @@ SMALL: list[ViewportSize] = [{"width": 360, "height": 640}, {"width": 640, "heig
 """A phone, and a window of 1280 by 800 pixels, which has half as many CSS pixels at 200 %."""
 
 
+@pytest.mark.long
 def test_it_fits_into_360_pixels_and_at_200_percent(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     server.upload(TEXT, filename="A long name " * 20 + ".md")
     named = str(server.session(server.read(TEXT, filename="a" * 200 + ".txt")["id"])["id"])

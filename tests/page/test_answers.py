@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
 
 from tests.page.conftest import QUESTION, TEXT, HeldAnswer, Tab
@@ -74,6 +75,7 @@ def test_markdown_is_shown_and_nothing_in_it_is_markup(tab: Tab, server: Server,
     assert answer.locator("img, script, b").count() == 0
 
 
+@pytest.mark.long
 def test_copy(new_tab: Callable[..., Tab], talk: str) -> None:
     tab = new_tab(permissions=["clipboard-read", "clipboard-write"])
     show(tab.page, ANSWER)

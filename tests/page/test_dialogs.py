@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests import files
@@ -62,6 +63,7 @@ def close(page: Page, dialog: Locator, opener: Locator | None) -> None:
         expect(opener).to_be_focused()
 
 
+@pytest.mark.long
 def test_dialogs_of_the_start_view(new_tab: Callable[..., Tab], server: Server, talk: str, tmp_path: Path) -> None:
     tab = new_tab(**ZOOMED)
     page = tab.open()

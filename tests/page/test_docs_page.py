@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import Tab
 from tests.process import Server
 
 
+@pytest.mark.long
 def test_docs_work_without_a_network(tab: Tab, server: Server, key: str) -> None:
     asked: list[str] = []
     tab.page.on("request", lambda request: asked.append(request.url))

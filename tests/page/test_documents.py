@@ -12,6 +12,7 @@ from tests.page.steps import conversation, drop, hold, let_go, lose_server, sess
 from tests.process import Server
 
 
+@pytest.mark.long
 def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server) -> None:
     page = tab.open()
     page.evaluate(
@@ -39,6 +40,7 @@ def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server
     tab.expected_errors.append("415")
 
 
+@pytest.mark.long
 def test_many_documents_that_are_being_read_leave_the_page_its_connections(tab: Tab, server: Server) -> None:
     """A browser opens at most six connections to one server."""
     documents = [server.upload(TEXT * 200, filename=f"volume {n}.txt")["id"] for n in range(8)]

@@ -32,6 +32,7 @@ def test_an_answer_survives_a_killed_server(new_tab: Callable[..., Tab], server:
     tab.expected_errors.append("ERR_|WebSocket|503")
 
 
+@pytest.mark.long
 def test_the_upload_of_a_large_file_resumes_after_a_killed_server(tab: Tab, server: Server) -> None:
     """The file is sent in two parts; the server is killed during the second one."""
     page, sent = tab.open(), []

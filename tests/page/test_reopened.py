@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import TEXT, Tab
@@ -72,6 +73,7 @@ def test_a_question_whose_answer_was_lost_can_be_asked_again(
     tab.expected_errors.append("ERR_|WebSocket|503")
 
 
+@pytest.mark.long
 def test_a_question_is_offered_again_if_the_server_was_killed_while_the_browser_was_closed(
     new_tab: Callable[..., Tab], server: Server
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_lost_question_can_be_changed_or_discarded(new_tab: Callable[..., Tab]
     assert page.evaluate("Object.keys(localStorage).filter((name) => name.startsWith('everlong.asked'))") == []
 
 
+@pytest.mark.long
 def test_a_lost_question_is_offered_after_the_answer_to_another_one(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:

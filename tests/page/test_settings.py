@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import QUESTION, Tab
@@ -12,6 +13,7 @@ from tests.page.steps import open_fork, serve_model
 from tests.process import Server
 
 
+@pytest.mark.long
 def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, server: Server, talk: str) -> None:
     (model,) = server.http.get("/v1/models").json()["data"]
     page = tab.page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.files import pdf
@@ -99,6 +100,7 @@ def test_the_picture_opens_at_the_page_of_the_cited_sentence(tab: Tab, server: S
     server.http.delete(f"/v1/documents/{made['id']}")
 
 
+@pytest.mark.long
 def test_the_page_of_a_pdf_is_shown_with_the_passage_marked(tab: Tab, server: Server) -> None:
     words = "The Red Queen runs to stay in the same place."
     made = upload(server, pdf(["Nothing here.", words]), filename="queen.pdf").json()

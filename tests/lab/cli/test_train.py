@@ -90,6 +90,7 @@ def steps(folder: Path) -> list[int]:
     return [entry["step"] for entry in entries if "loss" in entry]
 
 
+@pytest.mark.long
 def test_a_run_leaves_a_model_a_curve_and_its_figures(train, tmp_path):
     process = train()
     said = finish(process)
@@ -149,6 +150,7 @@ def test_max_minutes(invoke, data, tmp_path):
     assert load_model(str(tmp_path / "run" / "model"), models_dir=tmp_path).trained, "what it has learnt so far"
 
 
+@pytest.mark.long
 def test_bfloat16(invoke, data, tmp_path):
     """In bfloat16 the run has nearly the same loss, and its weights are still float32."""
     losses = {}

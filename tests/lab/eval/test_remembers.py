@@ -80,6 +80,7 @@ def test_the_share_is_of_the_whole_texts_gain_over_the_control() -> None:
     assert (found.value, found.low, found.high) == (0.5, 0.5, 0.5)
 
 
+@pytest.mark.long
 def test_a_run_reports_all_ways_and_continues(
     data: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

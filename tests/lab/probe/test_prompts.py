@@ -43,6 +43,7 @@ def embedder() -> Embedder:
     return found
 
 
+@pytest.mark.long
 def test_the_label_says_whether_the_passages_tell_the_answer(embedder: Embedder, tmp_path: Path) -> None:
     seen: list[float] = []
     made = make_prompts(plan(tmp_path), lambda text: len(text) // 4, embedder, lambda what, done: seen.append(done))
@@ -64,6 +65,7 @@ def test_the_label_says_whether_the_passages_tell_the_answer(embedder: Embedder,
     assert len(requests) + len(questions) == len(made)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_prompts(embedder: Embedder, tmp_path: Path) -> None:
     one, two = (
         make_prompts(plan(tmp_path), lambda text: len(text) // 4, embedder, lambda what, done: None) for _ in "12"

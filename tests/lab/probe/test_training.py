@@ -101,6 +101,7 @@ NOTES = [
 ]
 
 
+@pytest.mark.long
 def test_the_command_writes_what_the_model_loads(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

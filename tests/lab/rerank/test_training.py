@@ -105,6 +105,7 @@ def test_too_few_questions_for_a_step_are_refused(encoder: Path) -> None:
         RerankerTraining(encoder, EXAMPLES[:8], rounds=1)
 
 
+@pytest.mark.long
 def test_the_command_trains_for_a_while_and_says_how_to_go_on(tmp_path: Path) -> None:
     for name in ("a.md", "b.md"):
         (tmp_path / name).write_text("The inn by the harbour belonged to Mrs. Quill. The harbour was full of boats.\n")

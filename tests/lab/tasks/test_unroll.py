@@ -78,6 +78,7 @@ def assert_same_gradients(mine: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("truncate", [None, 1, 2, 3])
+@pytest.mark.long
 def test_every_row_of_a_mixed_batch_is_as_it_is_alone(model, truncate, checkpointed):
     text = tokens(model, len(LENGTHS), 4 * S)
     wanted = torch.rand(text.shape, generator=torch.Generator().manual_seed(0)) < 0.5

@@ -112,6 +112,7 @@ def from_config(file: Path, rope: dict[str, Any]) -> PreTrainedModel:
 
 @pytest.mark.parametrize("kind", SCALED)
 @torch.no_grad()
+@pytest.mark.long
 def test_rotary_positions_are_the_original_models(kind: str, tmp_path: Path) -> None:
     family, metadata, factors, rope = SCALED[kind]
     file = tiny_gguf.write(tmp_path / "scaled.gguf", family, factors=factors, **metadata)

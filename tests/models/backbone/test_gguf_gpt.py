@@ -67,6 +67,7 @@ def logits(backbone: Backbone, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
 @pytest.mark.parametrize("one_copy", [False, True], ids=["floats", "one copy"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
+@pytest.mark.long
 def test_every_variant_is_the_original_model(variant: str, one_copy: bool, tmp_path: Path) -> None:
     family, more = VARIANTS[variant]
     file = tiny_gguf.write(tmp_path / "model.gguf", family, **more)

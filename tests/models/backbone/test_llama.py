@@ -172,6 +172,7 @@ def test_prefilling_and_continuing_at_each_rows_own_position(twins):
 
 
 @pytest.mark.parametrize("keep", [None, 1, attention.SHORT + 9])
+@pytest.mark.long
 def test_a_long_pass_continues_where_all_rows_are(twins, keep):
     """Without a mask: also one block of queries and a bit."""
     naive, fast, close = twins

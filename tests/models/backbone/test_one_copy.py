@@ -71,6 +71,7 @@ def test_a_matrix_keeps_the_grid_of_its_blocks(kind: Kind) -> None:
     ],
 )  # fmt: skip
 @torch.no_grad()
+@pytest.mark.long
 def test_it_computes_what_float_weights_compute(family, tied, bfloat16, models):
     # With all experts in use, the rounding of bfloat16 cannot choose between two that are nearly as good.
     all_experts = {"qwen3moe.expert_used_count": tiny_gguf.EXPERTS} if family == "qwen3moe" and bfloat16 else {}

@@ -78,6 +78,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
     ],
 )  # fmt: skip
 @torch.no_grad()
+@pytest.mark.long
 def test_it_computes_what_float_weights_with_these_updates_compute(
     family, value, tied, bfloat16, tmp_path, monkeypatch
 ):

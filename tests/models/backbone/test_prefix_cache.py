@@ -126,6 +126,7 @@ def assert_reused(encoded: list[int], step: int) -> None:
 @pytest.mark.parametrize("bfloat16", [True, False])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("family", ["qwen2", *tiny_gguf.FIELDS])
+@pytest.mark.long
 def test_it_changes_no_result_of_one_copy_of_the_weights(
     family: str, threads: int, bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

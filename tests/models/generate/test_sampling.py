@@ -155,6 +155,7 @@ class TestSampling:
         assert len({tuple(answer(seed)) for seed in range(8)}) == 8
 
     @pytest.mark.parametrize("kept", [{}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.05}], ids=str)
+    @pytest.mark.long
     def test_the_last_bits_of_the_logits_hardly_ever_matter(self, kept, way):
         """Rounding must hardly ever change a token. With a cumulative sum, 27 to 47 of these would change."""
         random, noise, draws = torch.Generator().manual_seed(0), 1e-3, 2000

@@ -53,6 +53,7 @@ async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyP
     assert server.failed
 
 
+@pytest.mark.long
 def test_an_idle_connection_outlives_the_clients_timeout(server: Server) -> None:
     """httpx closes an idle connection after 5 s. A server that did so too would break requests."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)

@@ -100,6 +100,7 @@ def test_an_open_server_is_reported(tmp_path: Path) -> None:
         assert found(tmp_path, **settings)["access"].ok
 
 
+@pytest.mark.long
 def test_a_redis_without_a_password(tmp_path: Path) -> None:
     assert "requirepass" in wrong(tmp_path, "Redis' password", redis_url="redis://redis.invalid:6379/0")
     for url in ("redis://:secret@redis.invalid:6379/0", "redis://127.0.0.1:1/0", "unix:///nowhere.sock"):

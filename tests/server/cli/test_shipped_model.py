@@ -17,6 +17,7 @@ SHIPPED = "smollm2-135m-reader"
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_question_answered_by_the_last_part(tmp_path: Path) -> None:
     models_dir = load_settings([]).models_dir
     assert locate(entries()[DEFAULT_BACKBONE], models_dir), (

@@ -342,6 +342,7 @@ def test_traces_without_their_package_are_an_error_at_the_start(monkeypatch: pyt
         assert span.traceparent == ""
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_trace_says_so_in_a_line(tiny_model: Path, tmp_path: Path) -> None:
     with Server(tiny_model, tmp_path / "data") as server:
         missing = "opentelemetry.exporter.otlp.proto.http.trace_exporter"

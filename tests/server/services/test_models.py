@@ -176,6 +176,7 @@ async def test_models_that_answer_at_once_answer_as_if_alone(
         assert await asyncio.gather(*(client.text(name) for name in [*names, *names])) == [*alone, *alone]
 
 
+@pytest.mark.long
 async def test_an_unused_model_makes_room_and_a_used_one_does_not(
     loads: Loads, first: Model, folder: Path, redis_url: str, tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_sizes(
         assert (await client.ask("tiny-three")).status_code == 200
 
 
+@pytest.mark.long
 async def test_an_idle_model_is_unloaded_and_its_memory_freed(
     loads: Loads, first: Model, folder: Path, redis_url: str, tmp_path: Path
 ) -> None:

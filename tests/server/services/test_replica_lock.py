@@ -20,6 +20,7 @@ async def alive(redis: Client, *replicas: str) -> list[str]:
     return [replica for replica in replicas if await redis.exists(keys.replica(replica))]
 
 
+@pytest.mark.long
 async def test_only_dead_servers_lose_their_leases(redis: Client, tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=die, args=(tmp_path,))
     process.start()

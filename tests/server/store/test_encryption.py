@@ -290,6 +290,7 @@ async def test_a_rotation_changes_nothing_that_was_changed_meanwhile(redis: Clie
     assert vault("two").unseal(await redis.hget(name, "state"), "state") == b"new"
 
 
+@pytest.mark.long
 async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client, tmp_path: Path) -> None:
     """Sessions are forked meanwhile: the copies may have keys that the rotation has visited already."""
 
@@ -337,6 +338,7 @@ async def test_a_rotation_leaves_a_tenants_turn_alone(redis: Client, tmp_path: P
         await rotate_all(redis, Blobs(f"file://{tmp_path}/blobs", vault()), vault())
 
 
+@pytest.mark.long
 def test_what_was_not_encrypted_is_by_a_rotation(
     new_server: Callable[..., Server], tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

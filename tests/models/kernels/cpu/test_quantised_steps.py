@@ -82,6 +82,7 @@ LAYERS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.long
 def test_a_backbone_with_adapters_keeps_its_four_bits(family, tmp_path):
     def adapted() -> Backbone:
         backbone = build(family=family)
@@ -131,6 +132,7 @@ def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 2, 7, 32])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt2", "gpt_neox", "falcon"])
+@pytest.mark.long
 def test_a_decoded_row_does_not_depend_on_its_neighbours(rows, family):
     backbone = build(family=family)
     backbone.optimize(quantize=True)

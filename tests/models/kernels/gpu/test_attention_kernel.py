@@ -149,6 +149,7 @@ def test_bfloat16_is_no_further_from_what_is_exact_than_pytorchs_operations() ->
     assert 0 < our_mass < their_mass
 
 
+@pytest.mark.long
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """For an H100, in bfloat16, with the types of a launch; see test_layer_kernels.py."""
     assert compiled_by(COMPILE, tmp_path) == ["_attend_part", "_merge_parts"]

@@ -101,6 +101,7 @@ def test_a_tenant_without_tokens_left_neither_reads_nor_asks(limited: Server, ca
     assert refused == SPENDING, sorted(refused ^ SPENDING)
 
 
+@pytest.mark.long
 def test_a_tenant_gets_one_answer_at_a_time_from_every_endpoint(new_server: Callable[..., Server]) -> None:
     server = new_server(auth="keys", tenant_streams=1, embeddings="auto").start()
     dora = tenant(server, "dora")

@@ -170,6 +170,7 @@ def test_start_is_refused_without_a_key(locked: Server, new_server: Callable[...
     ],
     ids=["for want of a key", "for want of a port", "told to"],
 )
+@pytest.mark.long
 def test_a_server_exits_cleanly_while_its_model_is_loading(
     host: str, taken: bool, status: int, says: str, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def web() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.long
 def test_documents_from_an_allowed_host(new_server: Callable[..., Server], web: str) -> None:
     closed = f"127.0.0.1:{free_port()}"
     server = new_server(fetch_hosts=[web, closed], max_document_bytes=2000).start()

@@ -261,6 +261,7 @@ def test_overload_gets_429_with_retry_after(new_server) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.long
 def test_a_message_whose_lease_is_lost_while_it_waits_is_refused_and_can_be_sent_again(
     new_server, stream: bool
 ) -> None:

@@ -77,6 +77,7 @@ def test_other_messages_get_an_answer_in_any_case(server: Server, question: str,
 
 
 @pytest.mark.parametrize("has_probe", [True, False])
+@pytest.mark.long
 def test_texts_of_a_few_pages_are_judged_by_search_and_probe(
     new_server, folder: Path, tmp_path: Path, has_probe: bool
 ) -> None:

@@ -137,6 +137,7 @@ def test_text_is_looked_up_while_the_view_is_admitted(monkeypatch: pytest.Monkey
     assert looked == [("doc_a", [(1, 3)]), ("doc_c", [(1, 3)])]
 
 
+@pytest.mark.long
 def test_rmt_shows_its_age_and_how_full_it_is(server: Server) -> None:
     session = server.session(server.read(TEXT)["id"])
     seen = memory(server, session["id"])

@@ -11,6 +11,7 @@ GREEDY = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("family", ["mamba2", "lfm2"])
+@pytest.mark.long
 def test_after_a_kill_a_session_answers_as_if_nothing_had_happened(family: str, new_server, tmp_path) -> None:
     server = new_server(
         save_recurrent(tmp_path / family, family), memory_options='{"segment_length": 64, "window": 200}'
@@ -51,6 +52,7 @@ def test_after_a_kill_a_session_answers_as_if_nothing_had_happened(family: str, 
     server.check_keys()
 
 
+@pytest.mark.long
 def test_another_build_of_the_model_refuses_the_state(new_server, tmp_path) -> None:
     first = new_server(save_recurrent(tmp_path / "mamba", "mamba"), tmp_path / "data").start()
     document = first.read(STORY.read_text()[:3000])

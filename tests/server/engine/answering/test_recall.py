@@ -188,6 +188,7 @@ def test_a_session_takes_a_document_once(grounded: Server, document: str) -> Non
     assert repr(document) in error["message"]
 
 
+@pytest.mark.long
 def test_a_server_that_has_recall_off_has_it_off_for_good(new_server, model: Path) -> None:
     server = new_server(model, recall_tokens=100).start()
     document = server.read(ALICE[:20_000])["id"]
@@ -217,6 +218,7 @@ def test_any_question_is_answered(grounded: Server, document: str, content: str)
     assert grounded.say(grounded.session(document)["id"], content, **GREEDY)["content"]
 
 
+@pytest.mark.long
 def test_the_index_is_created_and_deleted_with_its_document(new_server, model: Path, tokenizer: Tokenizer) -> None:
     """So are its token offsets, even if the reading was resumed."""
     server = new_server(model, checkpoint_seconds=0).start()

@@ -38,6 +38,7 @@ async def until_ready(services: Services, document: Document) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_a_slow_index_delays_its_own_document_only(
     redis_url: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

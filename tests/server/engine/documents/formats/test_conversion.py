@@ -274,6 +274,7 @@ def test_a_zip_files_entries_are_read_by_the_process_that_has_limits(converted: 
         tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match=r"takes more than (2048 MiB of memory|15 seconds)"):
         converted(files.bomb(1 << 30), limit=1 << 40)

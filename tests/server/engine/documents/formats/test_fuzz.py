@@ -23,6 +23,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from everlong_server.engine.documents.formats import catalogue, conversion, worker
 from tests import files
 
@@ -201,6 +203,7 @@ def fuzz(count: int, seed: int, keep: Path) -> collections.Counter[str]:
     return counted
 
 
+@pytest.mark.long
 def test_damaged_files_end_a_conversion_in_an_orderly_way() -> None:
     # In a process without threads, as it forks.
     command = [sys.executable, "-m", "tests.server.engine.documents.formats.test_fuzz", "60", "1"]

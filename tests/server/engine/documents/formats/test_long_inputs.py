@@ -46,6 +46,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(("kind", "data", "end"), FILES.values(), ids=FILES)
+@pytest.mark.long
 def test_a_file_with_many(kind: str, data: bytes, end: str, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(data)
     conversion.convert(tmp_path / "in", kind, tmp_path / "out", 1 << 24)
