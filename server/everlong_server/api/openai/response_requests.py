@@ -162,18 +162,14 @@ async def _message(services: Services, parsed: ParsedMessages, message: InputMes
         if isinstance(part, InputFile):
             parsed.require_user(message.role, where)
             if part.file_data is not None:
-                file, field = (
-                    await file_of_data(services, part.file_data, part.filename, f"{where}.file_data"),
-                    ".file_data",
-                )
+                field = f"{where}.file_data"
+                file = await file_of_data(services, part.file_data, part.filename, field)
             elif part.file_url is not None:
-                file, field = (
-                    await file_of_url(services, part.file_url, part.filename, f"{where}.file_url"),
-                    ".file_url",
-                )
+                field = f"{where}.file_url"
+                file = await file_of_url(services, part.file_url, part.filename, field)
             else:
-                file, field = part.file_id or "", ".file_id"
-            parsed.add_file(file, where + field)
+                file, field = part.file_id or "", f"{where}.file_id"
+            parsed.add_file(file, field)
             parts.append({"type": part.type, "file_id": file})
         else:
             texts.append(part.text)
