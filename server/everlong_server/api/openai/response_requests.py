@@ -24,7 +24,7 @@ from everlong_server.api.openai.response_schemas import (
 )
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool
 from everlong_server.api.openai.text_formats import JsonObjectFormat
-from everlong_server.api.openai.tools.requests import response_tool_use
+from everlong_server.api.openai.tools.requests import response_tool_use, searches_stores
 from everlong_server.api.openai.tools.schemas import FunctionCall, FunctionCallOutput
 from everlong_server.api.translation.messages import ParsedMessages, require_length
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
@@ -79,13 +79,14 @@ def has_content(body: CreateResponse) -> bool:
 def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tuple[Recall, FileSearch | None]:
     """Return the recall of the answer and the search in vector stores; None if the request wants none. Raises `InvalidRequest`."""
     tools = [(n, tool) for n, tool in enumerate(body.tools) if isinstance(tool, FileSearchTool)]
+    searches = searches_stores(body)
     if not tools:
         return recall, None
     number, tool = tools[-1]
     name = f"tools.{number}"
     if len(tools) > 1:
         raise InvalidRequest(f"{name}: the request has several file_search tools: name all stores in one", param=name)
-    if body.tool_choice == "none":
+    if not searches:
         return recall, None
     if not services.recall.passages or not recall.passages:
         raise InvalidRequest(
