@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from everlong_models import Model
 from everlong_server.api import access, confirmed, errors, health, page, request_context
 from everlong_server.api.anthropic import messages
+from everlong_server.api.anthropic import models as anthropic_models
 from everlong_server.api.native import (
     conversion,
     document_text,
@@ -83,7 +84,7 @@ def create_app(
         app.include_router(own.router, dependencies=[Depends(require_known_query)])
     for module in (
         stream, files, uploads, chat, completions, responses_http, responses_socket, embeddings, vector_stores, vector_store_files,
-        file_batches, batches, messages, ollama_answers, ollama_models, health, models, page,
+        file_batches, batches, messages, anthropic_models, ollama_answers, ollama_models, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
@@ -225,5 +226,5 @@ class _RequestGuard:
             if response_started:
                 raise
             # Uvicorn would answer with 500.
-            response, _ = errors.error_response(Draining(), scope["path"])
+            response, _ = errors.error_response(Draining(), scope)
             await response(scope, receive, counted)

@@ -96,6 +96,20 @@ def test_a_text_is_pasted(tab: Tab, server: Server) -> None:
     leave(page, server, session_of(page))
 
 
+def test_a_text_survives_escape(tab: Tab) -> None:
+    page = tab.open()
+    text = page.get_by_role("dialog", name="Paste a text").get_by_label("Text")
+    opens = page.get_by_role("button", name="Paste a text")
+    opens.click()
+    text.fill("Written for an hour.")
+    page.keyboard.press("Escape")
+    opens.click()
+    expect(text).to_have_value("Written for an hour.")
+    page.get_by_role("button", name="Cancel").click()
+    opens.click()
+    expect(text).to_have_value("")
+
+
 def test_the_files_of_a_dropped_folder_are_uploaded(tab: Tab, server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "papers"
     (folder / "old").mkdir(parents=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import APIResponse, Route, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from tests.page.conftest import Tab
 from tests.page.steps import LARGE, conversation, drop, drop_large, hold, let_go, session_of, wait_until
@@ -16,6 +16,14 @@ from tests.process import Server
 MESSAGES = re.compile(r"/sessions/ses_\w+/messages(\?|$)")
 
 
+def leave_uploads(page: Page) -> None:
+    """Cancel the uploads that are running: the browser would ask before it ends them."""
+    for button in page.get_by_role("button", name=re.compile("^Cancel ")).all():
+        button.click()
+    page.goto("about:blank")
+
+
+EMPTY = {"error": {"message": "the document is empty", "code": "empty_document", "type": "invalid_request_error"}}
 COUNT_FEWEST_ANSWERS = """() => {
   globalThis.fewest = 2;
   const count = () => { fewest = Math.min(fewest, document.querySelectorAll(".answer").length); };
@@ -277,6 +285,47 @@ def test_the_page_that_is_converted_is_shown(tab: Tab, server: Server) -> None:
     page.goto("about:blank")  # stops the page's requests
     server.http.delete(f"/v1/documents/{document}")
     tab.expected_errors.append("404")
+
+
+def test_a_running_upload_is_in_view_above_those_that_failed(tab: Tab, server: Server) -> None:
+    page = tab.open()
+    page.route("**/v1/documents?filename=bad*", lambda route: route.fulfill(status=422, json=EMPTY))
+    for n in range(6):
+        drop(page, (f"bad{n}.txt", " "))
+    cards = page.get_by_role("region", name="Uploads").locator(".card")
+    expect(cards.locator(".bad")).to_have_count(6)
+    expect(cards.first).to_contain_text("bad5.txt")
+    hold(page, "**/v1/documents?filename=*")
+    page.locator("main").evaluate("(main) => main.scrollTo(0, main.scrollHeight)")
+    drop(page, ("running.txt", "A note that runs."))
+    expect(cards.first).to_contain_text("running.txt")
+    expect(cards.first).to_be_in_viewport()
+    leave_uploads(page)
+    tab.expected_errors.append("422")
+
+
+def test_an_upload_to_a_long_conversation_is_in_view(tab: Tab, server: Server) -> None:
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A line.\n\n" * 200}]
+    page = tab.open(conversation(server, past))
+    expect(page.locator(".usage")).to_be_attached()
+    page.locator(".messages").evaluate("(messages) => messages.scrollTo(0, messages.scrollHeight)")
+    expect(page.locator(".usage")).to_be_in_viewport()
+    hold(page, "**/v1/documents?filename=*")
+    drop(page, ("added.txt", "A note to add."))
+    expect(page.get_by_role("region", name="Uploads").locator(".card")).to_be_in_viewport()
+    leave_uploads(page)
+
+
+def test_a_conversion_without_a_share_claims_none(tab: Tab, server: Server) -> None:
+    """A full bar would say that it is complete, and an empty one that nothing happens."""
+    page = tab.open()
+    page.route("**/v1/conversion", lambda route: route.fulfill(json={"object": "conversion", "page": 1, "pages": 1}))
+    hold(page, "**/v1/documents?filename=*")
+    drop(page, ("picture.txt", "A note."))
+    card = page.get_by_role("region", name="Uploads").locator(".card")
+    bar = card.get_by_role("progressbar", name="Converting picture.txt")
+    assert bar.evaluate("(bar) => bar.position") == -1
+    leave_uploads(page)
 
 
 def test_the_browser_asks_before_it_ends_an_upload(tab: Tab, server: Server) -> None:

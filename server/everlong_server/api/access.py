@@ -73,7 +73,7 @@ class Access:
                 scope.setdefault("state", {})["caller"] = caller
                 headers = await self._count(HTTPConnection(scope), caller, needed)
         except Exception as error:
-            response, known = error_response(error, scope["path"])
+            response, known = error_response(error, scope)
             self._metrics.rejections.labels(known.code).inc()
             scope.setdefault("state", {})["refused"] = known.code
             # For a WebSocket, Starlette sends it as the response to the handshake.

@@ -33,7 +33,7 @@ class Confirmed:
                     await shared.confirmation.confirm()
                 except RedisError as error:
                     refused = True
-                    response, known = error_response(error, scope["path"])
+                    response, known = error_response(error, scope)
                     shared.metrics.rejections.labels(known.code).inc()
                     await response(scope, receive, send)
             if not refused:

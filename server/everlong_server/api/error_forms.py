@@ -1,8 +1,10 @@
-"""The bodies of errors in the formats of other APIs, chosen by the request's path."""
+"""The bodies of errors in the formats of other APIs, chosen by the request's path and headers."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from starlette.types import Scope
 
 from everlong_server.errors import ServerError
 from everlong_server.observability.logs import REQUEST_ID
@@ -17,13 +19,23 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def error_form(known: ServerError, path: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body of an error of a request for `path`."""
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+def error_form(known: ServerError, scope: Scope) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error of the request `scope`."""
+    path = scope["path"]
+    if _within(path, "/v1/messages") or (_within(path, "/v1/models") and is_anthropic(scope)):
         return 400 if known.status in (415, 422) else known.status, anthropic_error(known)
     if path.startswith("/api/"):
         return known.status, ollama_error(known)
     return known.status, known.body()
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Return whether a request has the header that Anthropic's API requires."""
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def _within(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}/")
 
 
 def ollama_error(known: ServerError) -> dict[str, Any]:

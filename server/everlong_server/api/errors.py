@@ -15,6 +15,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Mount
+from starlette.types import Scope
 
 from everlong_models import EverlongModelError
 from everlong_server.api.error_forms import error_form
@@ -127,8 +128,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def error_response(error: BaseException, path: str, allowed: str | None = None) -> tuple[JSONResponse, ServerError]:
-    """Return the HTTP response to `error` of a request for `path`, and the server error that it reports.
+def error_response(error: BaseException, scope: Scope, allowed: str | None = None) -> tuple[JSONResponse, ServerError]:
+    """Return the HTTP response to `error` of the request `scope`, and the server error that it reports.
 
     `allowed`: the methods that the path allows.
     """
@@ -141,7 +142,7 @@ def error_response(error: BaseException, path: str, allowed: str | None = None) 
         headers |= dict(error.headers)
     if allowed:
         headers["Allow"] = allowed
-    status, body = error_form(known, path)
+    status, body = error_form(known, scope)
     return JSONResponse(body, status, headers), known
 
 
@@ -172,7 +173,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         refused = isinstance(error, HTTPException) and error.status_code == 405
-        response, known = error_response(error, request.url.path, _allowed(request) if refused else None)
+        response, known = error_response(error, request.scope, _allowed(request) if refused else None)
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response
 

@@ -39,18 +39,22 @@ def content_of(body: BaseModel, *excluded: str) -> str:
 
 
 async def run_once(
-    services: Services, key: str | None, asked: tuple[str, ...], kind: type[T], make: Callable[[str], Awaitable[T]]
+    services: Services,
+    key: str | None,
+    asked: tuple[str, ...],
+    kind: type[T],
+    make: Callable[[IdempotencyRecord], Awaitable[T]],
 ) -> T:
     """Return the result of `make`, or its recorded result if the key was used before. `asked`: the request's content.
 
-    `make` gets the id of the object to create. It is the same on every retry, so that `make` finds an object that was
+    `make` gives the new object the id of the record. It is the same on every retry, so that `make` finds an object that was
     created by a server that died before it recorded the result.
     """
     async with await services.idempotency.begin(key) as record:
         await record.check_same_request(*asked)
         if record.answer is not None:
             return kind.model_validate(record.answer)
-        made = await make(record.id)
+        made = await make(record)
         await record.finish(made.model_dump(mode="json"))
         return made
 

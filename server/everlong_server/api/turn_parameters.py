@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 from typing import Any, Literal
 
-from everlong_models import GrammarError, SamplingParams
+from everlong_models import SamplingParams
 from everlong_server.api import schemas
 from everlong_server.engine.answering.evidence.grounding import Recall
+from everlong_server.engine.answering.grammar_errors import naming_field
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 from everlong_server.store.records import RecallChoice, Session
@@ -65,10 +66,8 @@ def require_json(schema: dict[str, Any] | None, name: str) -> None:
 async def require_schema(services: Services, schema: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the schema in the field `name`. Raises `InvalidRequest` if no answer can be constrained to it."""
     require_json(schema, name)
-    try:
+    with naming_field(name):
         await services.shared.engine.grammar(schema)
-    except GrammarError as error:
-        raise InvalidRequest(f"{name}: {error}", param=name) from error
     return schema
 
 

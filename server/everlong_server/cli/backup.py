@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everlong_server.cli.common import fail, out, redis_of, say, settings_or_fail
+from everlong_server.cli.common import fail, out, run_with_redis, say, settings_or_fail
 
 if TYPE_CHECKING:
     from everlong_server.settings import Settings
     from everlong_server.store.backup.archive import Manifest
     from everlong_server.store.redis.connection import Client
-    from everlong_server.store.texts.blobs import Blobs
 
 backup = typer.Typer(add_completion=False)
 restore = typer.Typer(add_completion=False)
@@ -33,12 +31,13 @@ def _backup(file: Archive, data_dir: DataDir = None) -> None:
     """
     from everlong_server.store.backup.create import back_up
     from everlong_server.store.redis.embedded import FOLDER
+    from everlong_server.store.texts.blobs import Blobs
 
     path = file.expanduser().absolute()
     settings = _settings(data_dir)
     if settings.redis_url is None and not (folder := settings.data_dir.expanduser().absolute() / FOLDER).is_dir():
         raise fail(f"there is nothing to back up: {folder} does not exist. Name the server's folder with --data-dir")
-    manifest = _run(settings, lambda redis, blobs, _: back_up(redis, blobs, path, say))
+    manifest = run_with_redis(settings, lambda redis: back_up(redis, Blobs(settings.blobs), path, say))
     size = path.stat().st_size
     out.print(f"{path}: {manifest.files} files and Redis, {size / 1e6:,.1f} MB, verified", markup=False, soft_wrap=True)
 
@@ -50,43 +49,19 @@ def _restore(file: Archive, data_dir: DataDir = None) -> None:
     Then start the server with the same settings.
     """
     from everlong_server.store.backup.restore import restore as restore_all
+    from everlong_server.store.texts.blobs import Blobs
 
-    path = file.expanduser().absolute()
+    path, settings = file.expanduser().absolute(), _settings(data_dir)
+    folder = settings.data_dir.expanduser().absolute()
 
-    def run(redis: Client, blobs: Blobs, settings: Settings) -> Awaitable[Manifest]:
-        folder = settings.data_dir.expanduser().absolute()
+    def run(redis: Client) -> Awaitable[Manifest]:
         folder.mkdir(parents=True, exist_ok=True)
-        return restore_all(path, redis, blobs, folder, say)
+        return restore_all(path, redis, Blobs(settings.blobs), folder, say)
 
-    manifest = _run(_settings(data_dir), run)
+    manifest = run_with_redis(settings, run)
     out.print(f"{manifest.files} files and Redis restored, from {path}", markup=False, soft_wrap=True)
 
 
 def _settings(data_dir: Path | None) -> Settings:
     settings = settings_or_fail()
     return settings if data_dir is None else settings.model_copy(update={"data_dir": data_dir})
-
-
-def _run(settings: Settings, work: Callable[[Client, Blobs, Settings], Awaitable[Manifest]]) -> Manifest:
-    """Run `work` with the Redis and the blob store of the settings."""
-    import asyncio
-
-    from redis.exceptions import RedisError
-
-    from everlong_server.store.backup.running import BackupError
-    from everlong_server.store.redis.connection import connect
-    from everlong_server.store.redis.embedded import EmbeddedRedisError
-    from everlong_server.store.redis.schema import SchemaError
-    from everlong_server.store.texts.blobs import Blobs
-
-    async def run(url: str) -> Manifest:
-        async with aclosing(connect(url, settings.redis_copies)) as redis:
-            return await work(redis, Blobs(settings.blobs), settings)
-
-    try:
-        with redis_of(settings) as url:
-            return asyncio.run(run(url))
-    except OSError as error:
-        raise fail(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
-    except (BackupError, SchemaError, EmbeddedRedisError, RedisError, ValueError) as error:
-        raise fail(str(error)) from None

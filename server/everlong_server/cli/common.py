@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -13,6 +14,9 @@ from rich.markup import escape
 
 if TYPE_CHECKING:
     from everlong_server.settings import Settings
+    from everlong_server.store.redis.connection import Client
+
+T = TypeVar("T")
 
 out = Console(highlight=False, emoji=False)
 # rich assumes 80 columns without a terminal. Output into a file or a pipe must not be cut off.
@@ -57,8 +61,36 @@ def log_to_stderr() -> None:
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
 
 
+def run_with_redis(settings: Settings, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Return the result of `work` on the server's Redis. If it fails, ends the command with the error."""
+    from redis.exceptions import RedisError
+
+    from everlong_server.errors import ServerError
+    from everlong_server.store.backup.running import BackupError
+    from everlong_server.store.redis.connection import connect
+    from everlong_server.store.redis.embedded import EmbeddedRedisError
+    from everlong_server.store.redis.schema import SchemaError
+    from everlong_server.store.vault import VaultError
+
+    async def run(url: str) -> T:
+        async with aclosing(connect(url, settings.redis_copies)) as redis:
+            return await work(redis)
+
+    try:
+        with _redis_url(settings) as url:
+            return asyncio.run(run(url))
+    except ServerError as error:
+        raise fail(error.message) from None
+    except (EmbeddedRedisError, RedisError) as error:
+        raise fail(f"cannot use the server's Redis: {error}") from None
+    except OSError as error:
+        raise fail(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+    except (BackupError, SchemaError, VaultError, ValueError) as error:
+        raise fail(str(error)) from None
+
+
 @contextmanager
-def redis_of(settings: Settings) -> Iterator[str]:
+def _redis_url(settings: Settings) -> Iterator[str]:
     """Yield the URL of the settings' Redis. Without `redis_url`, uses the embedded Redis: a running server's, or one that is
     started for the duration of the context.
 

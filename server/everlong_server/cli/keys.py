@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -13,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from everlong_server.cli.common import err, fail, log_to_stderr, out, redis_of, settings_or_fail
+from everlong_server.cli.common import err, fail, log_to_stderr, out, run_with_redis, settings_or_fail
 
 if TYPE_CHECKING:
     from everlong_server.settings import Settings
@@ -96,22 +94,7 @@ def _time(moment: float | None) -> str:
 
 def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     """Return the result of `work` on the credentials of the server with these settings, which need not be running."""
-    from redis.exceptions import RedisError
-
-    from everlong_server.errors import ServerError
-    from everlong_server.store.redis.connection import connect
-    from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.tenants.credentials import Credentials
 
-    async def run(url: str) -> T:
-        async with aclosing(connect(url, settings.redis_copies)) as redis:
-            return await work(Credentials(redis))
-
     log_to_stderr()
-    try:
-        with redis_of(settings) as url:
-            return asyncio.run(run(url))
-    except ServerError as error:
-        raise fail(error.message) from None
-    except (EmbeddedRedisError, OSError, RedisError, ValueError) as error:
-        raise fail(f"cannot use the server's Redis: {error}") from None
+    return run_with_redis(settings, lambda redis: work(Credentials(redis)))

@@ -61,7 +61,7 @@ class NamedModel:
     """One of the models, loaded or not. `source`: its name in the settings. `bytes`: its estimated size; None if it is not known.
 
     `shared`: the parts of the server with this model, and `parts`: what stops them; None while it is not loaded. `fingerprint`,
-    `queues`: None, and `state_bytes`: 0, before it is first loaded. `users`: number of requests that hold it. `unused_since`,
+    `queues`: None, `state_bytes`: 0, and `tools` (whether it has a tool format): False, before it is first loaded. `users`: number of requests that hold it. `unused_since`,
     `retry_at`: monotonic times.
     """
 
@@ -69,6 +69,7 @@ class NamedModel:
     source: str
     fingerprint: str | None = None
     state_bytes: int = 0
+    tools: bool = False
     bytes: int | None = None
     shared: Shared | None = None
     queues: ModelQueues | None = None
@@ -119,13 +120,16 @@ class ServedModels:
 
     async def start(self, first: Shared, name: str) -> None:
         """Begin with the first model, which the settings call `name`."""
-        self._first = NamedModel(first.model.name, name, first.model.fingerprint, first.model.state_bytes, shared=first)
-        self._others.pop(first.model.name, None)
-        for model in self.all:
+        model = first.model
+        self._first = NamedModel(
+            model.name, name, model.fingerprint, model.state_bytes, model.tools is not None, shared=first
+        )
+        self._others.pop(model.name, None)
+        for each in self.all:
             if self._others:
                 with contextlib.suppress(EverlongModelError):
-                    model.bytes = await asyncio.to_thread(self._source.measure, model.source)
-            self._metrics.model_loaded.labels(model.name).set(model is self._first)
+                    each.bytes = await asyncio.to_thread(self._source.measure, each.source)
+            self._metrics.model_loaded.labels(each.name).set(each is self._first)
 
     @property
     def _source(self) -> ModelSource:
@@ -219,7 +223,8 @@ class ServedModels:
                 parts = AsyncExitStack()
                 shared = await parts.enter_async_context(self._serve(self.first, loaded, queues))
                 model.shared, model.parts, model.unused_since = shared, parts, time.monotonic()
-                model.state_bytes, shared.engine.draining = loaded.state_bytes, self.first.engine.draining
+                model.state_bytes, model.tools = loaded.state_bytes, loaded.tools is not None
+                shared.engine.draining = self.first.engine.draining
                 if model.bytes is None:  # it was downloaded only now
                     model.bytes = await asyncio.to_thread(self._source.measure, model.source)
                 seconds = time.monotonic() - started

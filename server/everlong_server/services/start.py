@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from everlong_models import Model
 from everlong_server.engine.device.device_lock import DeviceLock
 from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.device.runner import Runner
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
@@ -125,17 +126,17 @@ async def _serve_other(
 
 
 def _start_engine(settings: Settings, model: Model, metrics: Metrics, device_lock: DeviceLock) -> Engine:
-    engine = Engine(
+    runner = Runner(
         model,
-        on_step=metrics.record_step,
         max_streams=settings.max_streams,
-        max_queued=settings.max_queued,
         reading_share=settings.reading_share,
         max_stall=settings.max_decode_stall_ms / 1e3,
         reading_rows=settings.reading_rows,
         graphs=settings.cuda_graphs,
         draft_tokens=settings.draft_tokens,
+        on_step=metrics.record_step,
         device_lock=device_lock,
     )
+    engine = Engine(runner, max_queued=settings.max_queued)
     engine.start()
     return engine

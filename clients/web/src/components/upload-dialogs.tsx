@@ -1,5 +1,6 @@
 /** Dialogs about uploads: what becomes of an archive, and a text that is pasted. */
 import { signal } from "@preact/signals";
+import { useRef } from "preact/hooks";
 import { plural } from "../lib/format.js";
 import { archiveQuestion } from "../state/archives.js";
 import { showErrors } from "../state/library.js";
@@ -40,12 +41,23 @@ export function ArchiveDialog() {
 
 /** The text with which the dialog to paste one opens; null while it is closed. */
 export const pasted = signal<string | null>(null);
+/** The text of a dialog that was closed with Escape, perhaps by mistake. */
+let unsent = "";
+
+/** Opens the dialog with the text that it had when Escape closed it. */
+export function openPaste(): void {
+  pasted.value = unsent;
+}
 
 export function PasteDialog() {
+  const text = useRef<HTMLTextAreaElement>(null);
   if (pasted.value === null) return null;
-  const close = () => (pasted.value = null);
+  const close = (kept = "") => {
+    unsent = kept;
+    pasted.value = null;
+  };
   return (
-    <Dialog title="Paste a text" onClose={close}>
+    <Dialog title="Paste a text" onClose={() => close(text.current?.value)}>
       <form
         onSubmit={(event) => {
           event.preventDefault();
@@ -56,11 +68,11 @@ export function PasteDialog() {
         }}
       >
         <label for="pasted-text">Text</label>
-        <textarea id="pasted-text" name="text" dir="auto" rows={8} required autofocus defaultValue={pasted.value} />
+        <textarea ref={text} id="pasted-text" name="text" dir="auto" rows={8} required autofocus defaultValue={pasted.value} />
         <label for="pasted-name">Name</label>
         <input id="pasted-name" name="name" dir="auto" placeholder="Pasted text" maxLength={100} autocomplete="off" />
         <div class="buttons">
-          <button type="button" onClick={close}>
+          <button type="button" onClick={() => close()}>
             Cancel
           </button>
           <button class="main" type="submit">

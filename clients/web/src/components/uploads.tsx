@@ -1,4 +1,5 @@
 /** The running uploads, and those that have ended for this conversation with something to tell. */
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { plural, size } from "../lib/format.js";
 import { retryUpload } from "../state/branches.js";
 import type { UploadProblem } from "../state/errors.js";
@@ -9,11 +10,19 @@ import { Notes } from "./notes.js";
 
 const STATES: Partial<Record<Upload["state"], string>> = { queued: ", waiting for others", paused: ", paused" };
 
+/** The running uploads in their order, then those that have ended, newest first. Each new upload is scrolled into view. */
 export function Uploads() {
-  const shown = uploads.value.filter((upload) => !hasEnded(upload) || upload.place === route.value.session);
+  const running = uploads.value.filter((upload) => !hasEnded(upload));
+  const ended = uploads.value.filter((upload) => hasEnded(upload) && upload.place === route.value.session);
+  const shown = [...running, ...ended.reverse()];
+  const section = useRef<HTMLElement>(null);
+  const newest = running.at(-1)?.key;
+  useLayoutEffect(() => {
+    if (newest !== undefined) section.current!.scrollIntoView({ block: "nearest" });
+  }, [newest]);
   if (shown.length === 0) return null;
   return (
-    <section aria-label="Uploads">
+    <section ref={section} aria-label="Uploads">
       <ul class="cards">
         {shown.map((upload) => (
           <li key={upload.key} class="card">
@@ -55,10 +64,11 @@ function UploadCard({ upload }: { upload: Upload }) {
       )}
       {!ended && (
         <>
-          {page ? (
-            <progress aria-label={`Converting ${file.name}`} max={page[1]} value={page[0] - 1} />
+          {page === null && sent < file.size ? (
+            <progress aria-label={`Uploading ${file.name}`} max={file.size} value={sent} />
           ) : (
-            <progress aria-label={`Uploading ${file.name}`} max={file.size || 1} value={sent} />
+            // The share is unknown until the server has finished the first page.
+            <progress aria-label={`Converting ${file.name}`} max={page?.[1] ?? 1} {...(page && page[0] > 1 && { value: page[0] - 1 })} />
           )}
           <p class="note">{progressOf(upload)}</p>
         </>

@@ -7,6 +7,17 @@ export function rememberOpener(element: Element): void {
   element.setAttribute("data-opened", "");
 }
 
+/** Whether fields open a keyboard on the screen, which covers much of the page. */
+export function keyboardOnScreen(): boolean {
+  return matchMedia("(pointer: coarse)").matches;
+}
+
+/** Moves the focus to the next question, when the button that had it goes; with a keyboard on the screen, to the messages instead. */
+export function focusQuestion(): void {
+  const options: FocusOptions & { focusVisible?: boolean } = { preventScroll: true, ...(keyboardOnScreen() && { focusVisible: false }) };
+  document.querySelector<HTMLElement>(keyboardOnScreen() ? ".messages" : "#question")?.focus(options);
+}
+
 /** Closes the panel and returns the focus to the element that opened it. */
 export function closePanel(): void {
   const opener = document.querySelector<HTMLElement>("[data-opened]");

@@ -319,10 +319,15 @@ export async function removeDocument(id: string): Promise<void> {
   if (panel?.kind === "text" && panel.document === id) navigate({ panel: null });
 }
 
+/** Whether a document is known to be deleted. */
+export function isDeleted(id: string): boolean {
+  return !documents.value.has(id) && deletedDocuments.has(id);
+}
+
 /** The name of a document to display. */
 export function nameOf(id: string): string {
   const document = documents.value.get(id);
-  if (!document) return deletedDocuments.has(id) ? "a deleted document" : "a document";
+  if (!document) return isDeleted(id) ? "a deleted document" : "a document";
   return document.filename ?? `Text of ${new Date(document.created_at * 1000).toLocaleDateString()}`;
 }
 

@@ -1,6 +1,7 @@
 /** The form for the next question. */
 import type { Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { focusQuestion, keyboardOnScreen } from "../lib/focus.js";
 import { isComposing } from "../lib/shortcuts.js";
 import { modelOf } from "../state/library.js";
 import { draft } from "../state/questions.js";
@@ -16,6 +17,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
   const open = takesQuestions(session);
   const [text, setText] = useState(() => draft(session.id));
   useEffect(() => {
+    if (keyboardOnScreen() && session.messages > 0) return; // there is something to read first
     if (!document.querySelector("dialog[open]") && !route.value.panel && !sidebarOpen.value) box.current?.focus({ preventScroll: true });
   }, []);
   useLayoutEffect(() => {
@@ -30,6 +32,7 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
   const send = () => {
     const question = text.trim();
     if (!question || answering || !open) return;
+    focusQuestion(); // the button goes, and a keyboard on the screen would cover the answer
     if (turn) withdraw(session.id);
     dismissFailed(session.id);
     setText("");
@@ -64,7 +67,15 @@ export function Composer({ session, turn }: { session: Session; turn: Turn | und
           }}
         />
         {answering ? (
-          <button key="stop" type="button" onClick={() => stop(session.id)} disabled={turn.state === "stopping"}>
+          <button
+            key="stop"
+            type="button"
+            disabled={turn.state === "stopping"}
+            onClick={() => {
+              focusQuestion(); // this button goes
+              stop(session.id);
+            }}
+          >
             Stop
           </button>
         ) : (

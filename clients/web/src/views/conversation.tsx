@@ -9,7 +9,7 @@ import { rememberOpener } from "../lib/focus.js";
 import { plural } from "../lib/format.js";
 import { addFiles, branchesOf, loadBranches } from "../state/branches.js";
 import { exportJson, exportMarkdown } from "../state/conversations.js";
-import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
+import { documents, fork, isDeleted, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { follow, loadMessages, restoreAsked, sessionMessages, turns } from "../state/turns.js";
 import { Composer } from "./composer.js";
@@ -32,9 +32,9 @@ export function ConversationView({ session: id }: { session: string }) {
   return (
     <div class="conversation">
       <Header session={session} />
+      <Branches session={session} />
       <Messages session={session} messages={messages ?? []} turn={turn}>
         <SessionDocuments session={session} />
-        <Branches session={session} />
         {!messages && session.messages > 0 && <Loading what="the messages" />}
       </Messages>
       <Composer session={session} turn={turn} />
@@ -69,21 +69,17 @@ function Loading({ what }: { what: string }) {
 
 function Header({ session }: { session: Session }) {
   const memory = route.value.panel?.kind === "memory";
+  const changeTitle = () =>
+    void showErrors(async () => {
+      const title = await askTitle(titleOf(session));
+      if (title !== null && title !== titleOf(session)) await rename(session.id, title);
+    });
   return (
     <header class="bar">
       <MenuButton />
       <h1 title={titleOf(session)}>
-        <button
-          class="name"
-          aria-description="Rename"
-          onClick={() =>
-            void showErrors(async () => {
-              const title = await askTitle(titleOf(session));
-              if (title !== null && title !== titleOf(session)) await rename(session.id, title);
-            })
-          }
-        >
-          {titleOf(session)}
+        <button class="name" aria-description="Rename" onClick={changeTitle}>
+          <span>{titleOf(session)}</span>
         </button>
       </h1>
       <a
@@ -95,6 +91,7 @@ function Header({ session }: { session: Session }) {
         Memory
       </a>
       <Menu label="More" sign="⋯">
+        <button onClick={changeTitle}>Rename</button>
         <button onClick={() => void showErrors(() => fork(session.id))} title="Continue in a copy with the same memory">
           Fork
         </button>
@@ -122,6 +119,7 @@ const NAMED = 12;
 function SessionDocuments({ session }: { session: Session }) {
   const [all, setAll] = useState(false);
   const unread = session.documents.filter((id) => documents.value.get(id) && documents.value.get(id)!.status !== "ready");
+  const deleted = session.documents.filter(isDeleted).length;
   return (
     <section class="about" aria-label="Documents">
       <ul class="chips">
@@ -146,6 +144,7 @@ function SessionDocuments({ session }: { session: Session }) {
           {all ? "Fewer documents" : plural(session.documents.length - NAMED, "more document")}
         </button>
       )}
+      {deleted > 0 && <p class="note">{deleted === 1 ? "A document was" : `${deleted} documents were`} deleted, so the search finds nothing in {deleted === 1 ? "it" : "them"}.</p>}
       <button class="quiet small" title="Continue in a branch with more documents" onClick={() => chooseDocuments((files) => addFiles(session, files))}>
         + Add a document
       </button>
@@ -187,7 +186,7 @@ function Branches({ session }: { session: Session }) {
     );
   };
   return (
-    <nav class="branches note" aria-label="Branches">
+    <nav class="branches column note" aria-label="Branches">
       {link(-1, "Previous branch", "‹")}
       Branch {here + 1} of {branches.length}
       {link(1, "Next branch", "›")}

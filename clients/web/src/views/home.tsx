@@ -5,7 +5,7 @@ import { askConfirmation } from "../components/dialogs.js";
 import { LoadMore } from "../components/load-more.js";
 import { Notes } from "../components/notes.js";
 import { ReadingProgress } from "../components/reading-progress.js";
-import { pasted } from "../components/upload-dialogs.js";
+import { openPaste } from "../components/upload-dialogs.js";
 import { Uploads } from "../components/uploads.js";
 import { chooseFiles } from "../lib/files.js";
 import { rememberOpener } from "../lib/focus.js";
@@ -43,7 +43,7 @@ export function Home() {
           <button class="main" onClick={() => chooseDocuments()}>
             Choose files
           </button>
-          <button onClick={() => (pasted.value = "")}>Paste a text</button>
+          <button onClick={openPaste}>Paste a text</button>
         </div>
         <AcceptedFormats />
         <p class="note">

@@ -3,9 +3,11 @@ import type { Message, Session } from "everlong-client";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { CopyButton } from "../components/copy-button.js";
 import { Markdown } from "../components/markdown.js";
+import { focusQuestion } from "../lib/focus.js";
 import { isComposing } from "../lib/shortcuts.js";
 import { askInBranch } from "../state/branches.js";
 import { showErrors } from "../state/library.js";
+import { connection } from "../state/server.js";
 import { type Turn, ask, withdraw } from "../state/turns.js";
 import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
@@ -16,7 +18,7 @@ const NEAR = 60; // px from the end within which the view follows the answer
 const ENDINGS: Record<string, string> = {
   cancelled: "The answer was stopped here.",
   repetition: "The answer began to repeat itself and was stopped here.",
-  length: "The answer reached its maximum number of tokens.",
+  length: "The answer reached its maximum length here.",
 };
 
 /** The messages, scrolled so that the answer to the last question begins in view and stays there while it grows. */
@@ -82,7 +84,13 @@ function Actions({ session, messages, index, last }: { session: Session; message
         </button>
       )}
       {last && message.finish_reason === "length" && (
-        <button class="quiet small" onClick={() => void showErrors(() => ask(session.id, question?.content ?? "-" /* required, but not used */, message))}>
+        <button
+          class="quiet small"
+          onClick={() => {
+            focusQuestion(); // this button goes
+            void showErrors(() => ask(session.id, question?.content ?? "-" /* required, but not used */, message));
+          }}
+        >
           Continue
         </button>
       )}
@@ -104,11 +112,10 @@ function Question({ text, edit, note = BRANCHES }: { text: string; edit: ((text:
   return (
     <article class="question" aria-label="Question">
       <p class="words">{text}</p>
-      {edit && (
-        <button ref={button} class="quiet small" aria-label="Edit the question" onClick={() => setEditing(true)}>
-          Edit
-        </button>
-      )}
+      {/* Keeps its place while it cannot be used, so that the answer does not move when it is complete. */}
+      <button ref={button} class={edit ? "quiet small" : "quiet small absent"} aria-label="Edit the question" onClick={() => setEditing(true)}>
+        Edit
+      </button>
     </article>
   );
 }
@@ -159,6 +166,12 @@ function QuestionForm({ text, note, onClose, onSend }: { text: string; note: str
   );
 }
 
+/** What an answer without text waits for. */
+function waitingFor({ evidence }: Turn): string {
+  if (connection.value.state !== "online") return "Waiting for the server. It will get this question when it is back.";
+  return evidence ? "Reading the passages and the question" : "Searching for passages";
+}
+
 function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
   const failed = turn.state === "failed";
   const askInstead = async (text: string) => {
@@ -174,7 +187,7 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
         ) : (
           !failed && (
             <p class="note thinking">
-              <span class="pulse" aria-hidden="true" /> {turn.evidence ? "Reading the passages and the question" : "Searching for passages"}
+              <span class="pulse" aria-hidden="true" /> {waitingFor(turn)}
             </p>
           )
         )}

@@ -1,5 +1,5 @@
 /** A panel with a document's text, loaded in parts: around a passage, or from a position that the user chooses. */
-import type { DocumentText } from "everlong-client";
+import type { DocumentText, Evidence } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
 import { percent, size } from "../lib/format.js";
@@ -76,6 +76,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   const first = parts[0];
   const last = parts.at(-1);
   const total = last?.bytes ?? documents.value.get(id)?.bytes ?? 0;
+  const kept = error && parts.length === 0 && start !== null ? passageAt(id, start) : undefined;
   const earlier = () =>
     first &&
     exclusively(async (before) => {
@@ -126,6 +127,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
       )}
       <div class="text" ref={box} tabIndex={0} role="region" aria-label="Text" hidden={picture && page !== null}>
         {error && <p class="bad">{error}</p>}
+        {kept && start !== null && <KeptPassage passage={kept} start={start} end={end} />}
         {first && first.start_byte > 0 && (
           <button class="more" onClick={earlier}>
             Show earlier text
@@ -155,22 +157,43 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   );
 }
 
+/** A passage whose document cannot be shown: the answer has kept its text. */
+function KeptPassage({ passage, start, end }: { passage: Evidence; start: number; end: number | null }) {
+  const [before, inside, after] = cut(passage, start, end);
+  return (
+    <>
+      <p class="note">The conversation still has the passage that the model read:</p>
+      <p class="words">
+        {before}
+        <mark>{inside}</mark>
+        {after}
+      </p>
+    </>
+  );
+}
+
+/** The passage of the open conversation that has the byte `start` of a document. */
+function passageAt(document: string, start: number): Evidence | undefined {
+  const passages = messagesHere().flatMap(({ evidence }) => evidence ?? []);
+  return passages.find((each) => each.document === document && each.start_byte <= start && start < each.end_byte);
+}
+
+const messagesHere = () => sessionMessages.value.get(route.value.session ?? "") ?? [];
+
 /** The page that a passage begins on, if it is evidence of the open conversation, or a cited part of it, and has one. */
 function pageOf(document: string, start: number, end: number | null): number | null {
-  const messages = sessionMessages.value.get(route.value.session ?? "") ?? [];
-  for (const { citations, evidence } of messages)
+  for (const { citations, evidence } of messagesHere())
     for (const citation of citations ?? []) {
       const passage = evidence?.[citation.evidence];
       if (citation.document !== document || !citation.page || !passage) continue;
       const [first, last] = citedPart(citation, passage);
       if (first === start && last === end) return citation.page;
     }
-  const passages = messages.flatMap(({ evidence }) => evidence ?? []);
-  return passages.find((each) => each.document === document && each.start_byte <= start && start < each.end_byte)?.page ?? null;
+  return passageAt(document, start)?.page ?? null;
 }
 
 /** Splits a part of the text into the text before, inside and after the bytes `start` to `end` of the document. */
-function cut(part: DocumentText, start: number | null, end: number | null): [string, string, string] {
+function cut(part: Pick<DocumentText, "text" | "start_byte" | "end_byte">, start: number | null, end: number | null): [string, string, string] {
   if (start === null || end === null || end <= part.start_byte || start >= part.end_byte) return [part.text, "", ""];
   const bytes = new TextEncoder().encode(part.text);
   const text = (from: number, to: number) => new TextDecoder().decode(bytes.subarray(Math.max(0, from), Math.max(0, to)));

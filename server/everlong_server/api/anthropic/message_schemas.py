@@ -8,7 +8,15 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from everlong_models.generate.sampling import MAX_STOP_STRINGS, StopString
 from everlong_server.api.schemas import Nullable, Recall, Wire
-from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, CallId, ToolName, by_type, content_kind
+from everlong_server.api.translation.fields import (
+    MAX_MESSAGES,
+    MAX_TOKENS,
+    MAX_TOOLS,
+    CallId,
+    ToolName,
+    by_type,
+    content_kind,
+)
 
 MAX_TITLE = 255
 
@@ -172,10 +180,12 @@ class AnthropicMetadata(Nullable, Wire):
     user_id: str | None = Field(None, max_length=512, description="ignored")
 
 
-class NoThinking(Nullable, Wire):
-    """The models do not think before they answer."""
+class ThinkingConfig(Nullable, Wire):
+    """No effect: the models do not think before they answer, so answers have no thinking blocks."""
 
-    type: Literal["disabled"]
+    type: Literal["disabled", "enabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = Field(None, ge=1, description="ignored")
+    display: Literal["summarized", "omitted"] | None = Field(None, description="ignored")
 
 
 class JsonOutputFormat(Nullable, Wire):
@@ -188,6 +198,9 @@ class JsonOutputFormat(Nullable, Wire):
 class OutputConfig(Nullable, Wire):
     """The form of the answer."""
 
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="ignored: the models do not think before they answer"
+    )
     format: JsonOutputFormat | None = None
 
 
@@ -225,7 +238,7 @@ class _Conversation(Nullable, Wire):
     messages: list[ConversationMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
     cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
-    thinking: NoThinking | None = None
+    thinking: ThinkingConfig | None = None
     tools: list[AnthropicTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: AnthropicToolChoice = Field(default_factory=lambda: AnthropicToolChoice(type="auto"))
     output_config: OutputConfig | None = None
@@ -239,7 +252,7 @@ class CountMessageTokens(_Conversation):
 class CreateAnthropicMessage(_Conversation):
     """A conversation whose last message is answered."""
 
-    max_tokens: int = Field(ge=1, le=1_000_000)
+    max_tokens: int = Field(ge=1, le=MAX_TOKENS)
     stop_sequences: list[StopString] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)

@@ -50,11 +50,10 @@ class Decoder:
             raise self._refused("needs a byte order mark: name the byte order, as in utf-16le") from None
 
     def _new_decoder(self) -> codecs.IncrementalDecoder:
-        # Others that begin with UTF keep their input for long (UTF-7).
-        known = encoding_of(self._charset) or next(
-            (name for name in _WIDE if name == _python_name(self._charset)), "undefined"
-        )
-        if known in _NO_CHARSETS:
+        known, name = encoding_of(self._charset), _python_name(self._charset)
+        if known is None and name in _WIDE:  # others that begin with UTF keep their input for long (UTF-7)
+            known = name
+        if known is None or known in _NO_CHARSETS:
             raise self._refused("is not supported")
         return codecs.getincrementaldecoder(known)()
 

@@ -14,7 +14,8 @@ from fastapi import APIRouter, Query
 from everlong_server.api import schemas
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.views import CallerServices
-from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.errors import InvalidRequest
+from everlong_server.store.readings import no_document
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 
@@ -50,7 +51,7 @@ async def text(
     try:
         start, part = await asyncio.to_thread(_part, services.shared.stores.blobs, document, start_byte, end)
     except FileNotFoundError:  # deleted in the meantime
-        raise NotFound(f"no document {document_id!r}", param="document_id", code="document_not_found") from None
+        raise no_document(document_id, "document_id") from None
     return schemas.DocumentText(
         document=document_id, start_byte=start, end_byte=start + len(part), bytes=document.bytes, text=part.decode()
     )

@@ -10,8 +10,9 @@ from everlong_server.api.bodies.fetched import open_url, parse_allowed_url
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import RequestFile
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.idempotency import IdempotencyKey, content_of
+from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.views import CallerServices, document_view
+from everlong_server.store.idempotency import IdempotencyRecord
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -33,10 +34,8 @@ async def fetch(body: Fetch, services: CallerServices, key: IdempotencyKey = Non
     A retry with the same Idempotency-Key returns the first document and does not download the file again.
     """
     url = parse_allowed_url(body.url, services.shared.settings.fetch_hosts)
-    async with await services.idempotency.begin(key) as record:
-        await record.check_same_request("fetch", content_of(body))
-        if record.answer is not None:
-            return schemas.Document.model_validate(record.answer)
+
+    async def make(record: IdempotencyRecord) -> schemas.Document:
         id = f"doc_{record.id}"
         # If it exists, the first server died before it recorded the result.
         if not record.first and await services.documents.exists(id):
@@ -45,6 +44,6 @@ async def fetch(body: Fetch, services: CallerServices, key: IdempotencyKey = Non
             async with open_url(url, body.filename) as page:
                 source = RequestFile(page, limit=services.ingest.max_bytes)
                 document = await services.ingest.add(source, record, None, body.ocr_language)
-        view = await document_view(services, document)
-        await record.finish(view.model_dump(mode="json"))
-        return view
+        return await document_view(services, document)
+
+    return await run_once(services, key, ("fetch", content_of(body)), schemas.Document, make)

@@ -16,6 +16,7 @@ from everlong_server.api.views import CallerServices
 from everlong_server.engine.documents.formats.pictures import draw_page
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.pools import Pool
+from everlong_server.store.readings import no_document
 from everlong_server.store.texts import originals
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
@@ -65,5 +66,5 @@ async def picture(
     try:
         content = await run_unless_disconnected(request, draw())
     except FileNotFoundError:  # deleted in the meantime
-        raise NotFound(f"no document {document_id!r}", param="document_id", code="document_not_found") from None
+        raise no_document(document_id, "document_id") from None
     return Response(content, media_type="image/png")

@@ -25,6 +25,7 @@ from everlong_server.api.views import CallerServices, memory_view, session_servi
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
+from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import title_of
 from everlong_server.store.search.conversations import Page
 
@@ -44,8 +45,8 @@ async def create(
     """Creates a session over documents, even while the server is still reading them. You can send messages at once;
     with the search off, only when `status` is "ready"."""
 
-    async def make(id: str) -> schemas.Session:
-        return await _created(services, body, f"ses_{id}", client)
+    async def make(record: IdempotencyRecord) -> schemas.Session:
+        return await _created(services, body, f"ses_{record.id}", client)
 
     return await run_once(services, key, ("session", content_of(body)), schemas.Session, make)
 
@@ -130,8 +131,9 @@ async def fork(
 ) -> schemas.Session:
     """Creates an independent copy of a session as of its last complete answer."""
 
-    async def make(id: str) -> schemas.Session:
-        return await session_view(services, await services.sessions.fork(session_id, id=f"ses_{id}", client=client))
+    async def make(record: IdempotencyRecord) -> schemas.Session:
+        copy = await services.sessions.fork(session_id, id=f"ses_{record.id}", client=client)
+        return await session_view(services, copy)
 
     return await run_once(services, key, ("fork", session_id), schemas.Session, make)
 

@@ -87,7 +87,7 @@ async def show(body: OllamaShow, services: CallerServices) -> OllamaDescription:
         template="" if named.shared is None else named.shared.model.tokenizer.chat_template or "",
         details=found.details,
         model_info=info,
-        capabilities=["completion"],
+        capabilities=["completion", "tools"] if named.tools else ["completion"],
         modified_at=found.modified_at,
     )
 

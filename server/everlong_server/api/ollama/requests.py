@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from everlong_models import SamplingParams
-from everlong_server.api.ollama.schemas import OllamaChat, OllamaGenerate, OllamaOptions
+from everlong_models import SamplingParams, Tool, ToolCall
+from everlong_server.api.ollama.schemas import OllamaChat, OllamaGenerate, OllamaMessage, OllamaOptions
+from everlong_server.api.ollama.tool_schemas import OllamaTool, OllamaToolCall
 from everlong_server.api.translation.messages import ParsedMessages, require_length
+from everlong_server.api.translation.tools import tool_use
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
+from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn
+from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
+from everlong_server.store.records import Message
 
 UNLIMITED = 1_000_000
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -30,7 +37,7 @@ async def begin(services: Services, body: OllamaChat | OllamaGenerate) -> Turn:
         parsed.add_file(document, f"documents.{number}")
     if isinstance(body, OllamaChat):
         for number, message in enumerate(body.messages):
-            parsed.add_message(message.role, message.content, f"messages.{number}")
+            _add_message(parsed, message, f"messages.{number}")
     else:
         place = "prompt"
         require_length(services, body.prompt, place)
@@ -40,7 +47,55 @@ async def begin(services: Services, body: OllamaChat | OllamaGenerate) -> Turn:
         parsed.add_message("user", body.prompt, "prompt")
     documents, messages = await parsed.finish(place)
     await services.wait_for_memory(documents)
-    return await services.chat_turns.answer(documents, messages, params, recall)
+    tools = await _tool_use(services, body.tools if isinstance(body, OllamaChat) else [], messages)
+    return await services.chat_turns.answer(documents, messages, params, recall, tools=tools)
+
+
+def _add_message(parsed: ParsedMessages, message: OllamaMessage, name: str) -> None:
+    """Add a message of a chat. `name`: the field of the request. Raises `InvalidRequest`."""
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(f"{name}.tool_calls: only an assistant's message has calls", param=f"{name}.tool_calls")
+    if message.role == "tool":
+        parsed.add_result(_answered(parsed.unanswered, message, name), message.content, name, "tool_call_id")
+        return
+    if message.content or not message.tool_calls:
+        parsed.add_message(message.role, message.content, name)
+    if message.tool_calls:
+        calls = [_call(number, call) for number, call in enumerate(message.tool_calls)]
+        parsed.add_calls(calls, f"{name}.tool_calls")
+
+
+def _call(number: int, call: OllamaToolCall) -> ToolCall:
+    """Return a call of an earlier answer. Without an id, it gets one that is new in its answer."""
+    function = call.function
+    id = call.id or f"{function.name}, number {number}"
+    return ToolCall(id, function.name, json.dumps(function.arguments, ensure_ascii=False))
+
+
+def _answered(unanswered: Sequence[ToolCall], message: OllamaMessage, name: str) -> str:
+    """Return the id of the call whose result a message is. Raises `InvalidRequest`.
+
+    Ollama's clients name the function, and send several results of one function in the order of the calls.
+    """
+    if message.tool_call_id:
+        return message.tool_call_id
+    call = next((call for call in unanswered if message.tool_name in (None, "", call.name)), None)
+    if call is None:
+        field, of = (f"{name}.tool_name", f" of {message.tool_name!r}") if message.tool_name else (f"{name}.role", "")
+        raise InvalidRequest(f"{field}: the preceding answer has no call{of} without a result", param=field)
+    return call.id
+
+
+async def _tool_use(services: Services, tools: Sequence[OllamaTool], messages: Sequence[Message]) -> ToolUse | None:
+    """Return the tools of an answer. Raises `InvalidRequest`."""
+    functions = [
+        (
+            Tool(each.function.name, each.function.description, each.function.parameters),
+            f"tools.{n}.function.parameters",
+        )
+        for n, each in enumerate(tools)
+    ]
+    return await tool_use(services, functions, "auto", None, messages, parallel=True)
 
 
 async def _params(services: Services, body: OllamaChat | OllamaGenerate) -> SamplingParams:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from everlong_models.generate.sampling import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, StopString
+from everlong_server.api.ollama.tool_schemas import OllamaTool, OllamaToolCall
 from everlong_server.api.schemas import Nullable, Recall, Wire
 from everlong_server.api.translation.embeddings import Texts
-from everlong_server.api.translation.fields import MAX_MESSAGES
+from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS
 
 _IGNORED = "ignored: the server's settings decide"
 _ONE = "only the value without effect"
@@ -20,12 +21,6 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 def _refuse_images(value: object) -> object:
     if value:
         raise ValueError("images are not supported: the models of this server read text")
-    return value
-
-
-def _refuse_tools(value: object) -> object:
-    if value:
-        raise ValueError("tools are not supported here: send them to /v1/chat/completions")
     return value
 
 
@@ -102,17 +97,22 @@ class _Request(Nullable, Wire):
 class OllamaMessage(Nullable, Wire):
     """A message of a chat. Answers can be sent back unchanged."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     images: Images = None
     thinking: str | None = Field(None, description="ignored")
+    tool_calls: list[OllamaToolCall] = Field(
+        default_factory=list, max_length=MAX_TOOLS, description="the calls of an answer (role assistant)"
+    )
+    tool_name: str | None = Field(None, max_length=256, description="the function whose result this is (role tool)")
+    tool_call_id: str | None = Field(None, max_length=128, description="the call whose result this is (role tool)")
 
 
 class OllamaChat(_Request):
     """A chat whose last message is answered. Without messages, nothing is done: the model is loaded already."""
 
     messages: list[OllamaMessage] = Field(default_factory=list, max_length=MAX_MESSAGES)
-    tools: Annotated[list[Any] | None, BeforeValidator(_refuse_tools)] = None
+    tools: list[OllamaTool] = Field(default_factory=list, max_length=MAX_TOOLS)
 
 
 class OllamaGenerate(_Request):
@@ -134,6 +134,7 @@ class OllamaAnswerMessage(Wire):
 
     role: Literal["assistant"] = "assistant"
     content: str
+    tool_calls: list[OllamaToolCall] | None = Field(None, description="complete calls; left out without calls")
 
 
 class _Answer(Wire):

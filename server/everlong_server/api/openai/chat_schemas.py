@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from everlong_models import SamplingParams
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
@@ -46,6 +46,12 @@ class FileReference(Nullable, Wire):
     @model_validator(mode="after")
     def _one(self) -> Self:
         return require_one(self, "file_id", "file_data")
+
+
+def _refuse_store(value: object) -> object:
+    if value is True:
+        raise ValueError("chat completions are not stored: leave the field out, or use /v1/responses, which stores answers")
+    return value
 
 
 def require_one(value: Model, *names: str) -> Model:
@@ -141,7 +147,9 @@ class CreateChatCompletion(Nullable, SamplingParams):
     tools: list[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ChatToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
     parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
-    store: Literal[False] = Field(False, description="chats are not stored")
+    store: Annotated[Literal[False], BeforeValidator(_refuse_store)] = Field(
+        False, description="chats are not stored: the client sends them whole"
+    )
     metadata: Metadata = Field(default_factory=dict, description="ignored: chats are not stored")
     user: str | None = Field(None, max_length=512, description="ignored")
     safety_identifier: str | None = Field(None, max_length=512, description="ignored")

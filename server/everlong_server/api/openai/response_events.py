@@ -65,11 +65,15 @@ def _search_items(response: store.Response) -> list[dict[str, Any]]:
     results = None
     if "file_search_call.results" in response.request.get("include", ()):
         results = [asdict(each) | {"filename": each.filename or each.file_id} for each in call.results]
-    return [_search_item(call.id, "completed", list(call.queries), results)]
-
-
-def _search_item(id: str, status: str, queries: list[str], results: list[dict[str, Any]] | None) -> dict[str, Any]:
-    return {"id": id, "type": "file_search_call", "status": status, "queries": queries, "results": results}
+    return [
+        {
+            "id": call.id,
+            "type": "file_search_call",
+            "status": "completed",
+            "queries": [*call.queries],
+            "results": results,
+        }
+    ]
 
 
 def _output(message: AnswerMessage, status: str) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from everlong_server.api.openai.response_schemas import (
 )
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool
 from everlong_server.api.openai.text_formats import JsonObjectFormat
-from everlong_server.api.openai.tools.requests import response_tool_use
+from everlong_server.api.openai.tools.requests import response_tool_use, searches_stores
 from everlong_server.api.openai.tools.schemas import FunctionCall, FunctionCallOutput
 from everlong_server.api.translation.messages import ParsedMessages, require_length
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
@@ -79,13 +79,14 @@ def has_content(body: CreateResponse) -> bool:
 def _file_search(services: Services, body: CreateResponse, recall: Recall) -> tuple[Recall, FileSearch | None]:
     """Return the recall of the answer and the search in vector stores; None if the request wants none. Raises `InvalidRequest`."""
     tools = [(n, tool) for n, tool in enumerate(body.tools) if isinstance(tool, FileSearchTool)]
+    searches = searches_stores(body)
     if not tools:
         return recall, None
     number, tool = tools[-1]
     name = f"tools.{number}"
     if len(tools) > 1:
         raise InvalidRequest(f"{name}: the request has several file_search tools: name all stores in one", param=name)
-    if body.tool_choice == "none":
+    if not searches:
         return recall, None
     if not services.recall.passages or not recall.passages:
         raise InvalidRequest(
@@ -162,18 +163,14 @@ async def _message(services: Services, parsed: ParsedMessages, message: InputMes
         if isinstance(part, InputFile):
             parsed.require_user(message.role, where)
             if part.file_data is not None:
-                file, field = (
-                    await file_of_data(services, part.file_data, part.filename, f"{where}.file_data"),
-                    ".file_data",
-                )
+                field = f"{where}.file_data"
+                file = await file_of_data(services, part.file_data, part.filename, field)
             elif part.file_url is not None:
-                file, field = (
-                    await file_of_url(services, part.file_url, part.filename, f"{where}.file_url"),
-                    ".file_url",
-                )
+                field = f"{where}.file_url"
+                file = await file_of_url(services, part.file_url, part.filename, field)
             else:
-                file, field = part.file_id or "", ".file_id"
-            parsed.add_file(file, where + field)
+                file, field = part.file_id or "", f"{where}.file_id"
+            parsed.add_file(file, field)
             parts.append({"type": part.type, "file_id": file})
         else:
             texts.append(part.text)

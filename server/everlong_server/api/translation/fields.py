@@ -9,6 +9,8 @@ from pydantic import Field
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
+MAX_TOKENS = 1_000_000
+"""Maximum number of tokens of an answer."""
 ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
 

@@ -42,6 +42,11 @@ class ParsedMessages:
         self._documents: dict[str, str] = {}
         self._last = ""
 
+    @property
+    def unanswered(self) -> list[ToolCall]:
+        """The calls of the answer before that have no result yet."""
+        return [call for call in self._calls if call.id not in self._results]
+
     def require_user(self, role: str, name: str) -> None:
         """Raise `InvalidRequest` if a message of `role` cannot have the file in the part `name` of the request."""
         if role != "user":
@@ -94,7 +99,7 @@ class ParsedMessages:
         """Add the result of a call of the answer before. `name`: the message in the request; `field`: its field with the id."""
         format = require_tool_format(self._services.shared.model, name)
         require_length(self._services, text, name)
-        if call_id not in {call.id for call in self._calls} or call_id in self._results:
+        if call_id not in {call.id for call in self.unanswered}:
             raise InvalidRequest(
                 f"{name}.{field}: the preceding answer has no call {call_id!r} without a result",
                 param=f"{name}.{field}",
@@ -107,10 +112,9 @@ class ParsedMessages:
 
     def _require_results(self, name: str) -> None:
         """Raise `InvalidRequest` if a call of the answer before has no result."""
-        missing = [call.id for call in self._calls if call.id not in self._results]
-        if missing:
+        if self.unanswered:
             raise InvalidRequest(
-                f"{name}: no result for the call {missing[0]!r}: every call of an answer needs one before the next message",
+                f"{name}: no result for the call {self.unanswered[0].id!r}: every call of an answer needs one before the next message",
                 param=name,
             )
 

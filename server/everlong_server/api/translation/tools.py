@@ -34,14 +34,15 @@ async def tool_use(
     conversation: Sequence[Message],
     *,
     parallel: bool,
+    allowed: Sequence[str] | None = None,
 ) -> ToolUse | None:
     """Return the use of `tools`, each with the name of the field that has its schema. Raises `InvalidRequest`.
 
-    `named`: the tool that must be called; None: any of them.
+    `named`: the tool that must be called. `allowed`: the tools that may be called. None: any of them.
     """
     model = services.shared.model
     if not tools:
-        if named is not None or mode == "required":
+        if named is not None or allowed or mode == "required":
             raise InvalidRequest("tool_choice: the request has no functions to call", param="tool_choice")
         # Without tools, the earlier calls of a conversation must not lead the model to call anything.
         called = model.tools is not None and any(
@@ -58,11 +59,14 @@ async def tool_use(
     functions = tuple(tool for tool, _ in tools)
     _require_distinct(functions)
     use = ToolUse(functions, mode, parallel)
-    if named is not None:
-        try:
+    try:
+        if named is not None:
             use = use.only(named)
-        except KeyError:
-            raise InvalidRequest(f"tool_choice: no function {named!r} among the tools", param="tool_choice") from None
+        elif allowed is not None:
+            use = use.among(allowed)
+    except KeyError as error:
+        message = f"tool_choice: no function {error.args[0]!r} among the tools"
+        raise InvalidRequest(message, param="tool_choice") from None
     characters = sum(len(json.dumps(tool.parameters)) for tool in functions)
     if characters > _MAX_SCHEMAS:
         raise InvalidRequest(

@@ -9,8 +9,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from everlong_models import GrammarError, SamplingParams
+from everlong_models import SamplingParams
 from everlong_server.engine.admission import admitted
+from everlong_server.engine.answering.grammar_errors import naming_field
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
@@ -69,10 +70,8 @@ class Completions:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._tracing.span("complete", gen_ai__request__model=self._engine.model.name))
             cost = await stack.enter_async_context(admitted(self._engine, self._quota))
-            try:
-                grammar = None if params.json_schema is None else await self._engine.grammar(params.json_schema)
-            except GrammarError as error:
-                raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
+            stack.enter_context(naming_field("json_schema"))
+            grammar = None if params.json_schema is None else await self._engine.grammar(params.json_schema)
             scored: list[dict[str, Any]] = []
             if score is not None:
                 cost.tokens = len(tokens)
@@ -84,7 +83,6 @@ class Completions:
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             state = self._engine.model.memory.initial_state(1)
             request = AnswerRequest(state, [], tokens, params, seed, grammar=grammar, owner=self._quota.tenant)
-            paid = cost.tokens
             try:
                 async with contextlib.aclosing(self._engine.answer(request)) as events:
                     async for event in events:
@@ -99,4 +97,4 @@ class Completions:
                         pace.token()
                         yield event
             finally:  # charge the work of the device, even if the caller has left
-                cost.tokens = paid + request.computed_tokens
+                cost.tokens += request.computed_tokens

@@ -16,7 +16,7 @@ from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn import Turn, TurnEvents
 from everlong_server.engine.answering.turn_context import MOST_EXCHANGES, load_state
 from everlong_server.engine.device.engine import Engine
-from everlong_server.errors import Conflict, Damaged, KeyMissing, NotFound, StateUnusable
+from everlong_server.errors import Conflict, Damaged, KeyMissing, NotFound, ServerError, StateUnusable
 from everlong_server.observability.tracing import current_span
 from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
@@ -225,15 +225,9 @@ class ResponseTurns:
 
         Ends at a response that cannot be fetched any more: it was deleted, it has expired, or it cannot be decrypted here.
         """
-        newest = [last]
-        while len(newest) < most and (id := newest[-1].previous) is not None:
-            try:
-                newest.append(await self._store.get(id))
-            except NotFound:
-                break
-            except (Damaged, KeyMissing) as error:
-                log.warning("response %s is answered without the messages of %s: %s", last.id, id, error)
-                break
+        newest, error = await self._back_from(last, most)
+        if isinstance(error, Damaged | KeyMissing):
+            log.warning("response %s is answered without the messages of %s: %s", last.id, newest[-1].previous, error)
         format = self._engine.model.tools
         asks = format.question_of if format is not None else str
         # Results of calls alone can be left of the earliest response, whose question is in the one before it.
@@ -248,25 +242,34 @@ class ResponseTurns:
 
     async def _messages_until(self, last: Response) -> list[Message]:
         """Return all messages up to the answer of `last`. Raises `Conflict` if a response among them was deleted."""
-        turns: list[list[Message]] = []
-        id: str | None = last.id
-        while id is not None:
-            try:
-                response = last if id == last.id else await self._store.get(id)
-            except NotFound:
-                raise Conflict(
-                    f"cannot continue: the earlier messages must be prefilled again, but response {id!r} among them was deleted: "
-                    "start a new conversation",
-                    param="previous_response_id",
-                    code="response_deleted",
-                ) from None
+        responses, error = await self._back_from(last)
+        if isinstance(error, NotFound):
+            raise Conflict(
+                f"cannot continue: the earlier messages must be prefilled again, but response {responses[-1].previous!r} among them was "
+                "deleted: start a new conversation",
+                param="previous_response_id",
+                code="response_deleted",
+            )
+        if error is not None:
+            raise error
+        messages, format = list[Message](), self._engine.model.tools
+        for response in reversed(responses):
             assert response.message is not None
-            text, format = response.message.content, self._engine.model.tools
+            text = response.message.content
             if format is not None:
                 text = format.answer_text(text, response.message.tool_calls)
-            turns.append([*response.said, Message("assistant", text)])
-            id = response.previous
-        return [message for turn in reversed(turns) for message in turn]
+            messages += [*response.said, Message("assistant", text)]
+        return messages
+
+    async def _back_from(self, last: Response, most: int | None = None) -> tuple[list[Response], ServerError | None]:
+        """Return `last` and the responses before it, newest first, at most `most`; and why the next one cannot be fetched, if that ended the walk."""
+        responses = [last]
+        while len(responses) != most and (id := responses[-1].previous) is not None:
+            try:
+                responses.append(await self._store.get(id))
+            except (NotFound, Damaged, KeyMissing) as error:
+                return responses, error
+        return responses, None
 
     # Stored responses
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from everlong_models import Grammar, GrammarError, SamplingParams
+from everlong_models import Grammar, SamplingParams
 from everlong_server.engine.admission import admitted
 from everlong_server.engine.answering.events import (
     AnswerEvent,
@@ -29,6 +29,7 @@ from everlong_server.engine.answering.events import (
 from everlong_server.engine.answering.evidence.citations import cite, cited_part
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.evidence.templates import REFUSAL, Template, template_of
+from everlong_server.engine.answering.grammar_errors import naming_field
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
 from everlong_server.engine.answering.retrieval import SharedRetrieval
 from everlong_server.engine.answering.search.rewriting import QueryRewriter
@@ -218,6 +219,7 @@ class TurnRunner:
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             usage = await stack.enter_async_context(admitted(self._engine, self._quota))
+            stack.enter_context(naming_field("json_schema" if tools is None else "tools"))
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
             if context.continued is not None:
@@ -345,8 +347,6 @@ class TurnRunner:
                         yield TextDelta(turn.id, event.text, event.logprobs)
             if answer.parser is not None and (rest := answer.parser.finish()):
                 yield TextDelta(turn.id, rest, [])
-        except GrammarError as error:
-            raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
         except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
             pass
 
@@ -384,12 +384,8 @@ class TurnRunner:
 
     async def _grammar(self, params: SamplingParams, tools: ToolUse | None) -> Grammar | None:
         format = self._engine.model.tools
-        try:
-            if tools is not None and format is not None:
-                return await self._engine.tool_grammar(
-                    format, tools.callable, tools.choice, parallel=tools.parallel, schema=params.json_schema
-                )
-            return None if params.json_schema is None else await self._engine.grammar(params.json_schema)
-        except GrammarError as error:
-            name = "json_schema" if tools is None else "tools"
-            raise InvalidRequest(f"{name}: {error}", param=name) from error
+        if tools is not None and format is not None:
+            return await self._engine.tool_grammar(
+                format, tools.callable, tools.choice, parallel=tools.parallel, schema=params.json_schema
+            )
+        return None if params.json_schema is None else await self._engine.grammar(params.json_schema)

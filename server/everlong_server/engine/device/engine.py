@@ -12,10 +12,8 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from everlong_models import Grammar, GrammarCompiler, GrammarError, MemoryState, MemoryView, Model, Tool, ToolFormat
+from everlong_models import Grammar, GrammarCompiler, GrammarError, MemoryState, MemoryView, Tool, ToolFormat
 from everlong_server.engine.device.answer_text import TokenDelta
-from everlong_server.engine.device.device_lock import DeviceLock
-from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.priority import in_background
 from everlong_server.engine.device.requests import (
     AnswerFinished,
@@ -39,31 +37,12 @@ _GRAMMAR_COMPILERS = Pool("everlong-grammars", 2)
 class Engine:
     """One model on one device, for any number of tasks of one event loop."""
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        max_streams: int | None,
-        max_queued: int,
-        reading_share: float,
-        max_stall: float,
-        reading_rows: int | None = None,
-        graphs: bool = True,
-        draft_tokens: int | None = None,
-        on_step: Callable[[float], None] = lambda fill: None,
-        device_lock: DeviceLock | None = None,
-    ) -> None:
-        """`max_queued`: answers that may wait beyond `max_streams`. `reading_share`, `max_stall` (seconds): see `Scheduler`.
-        `max_streams`, `reading_rows`, `graphs`, `draft_tokens`, `device_lock`: see `Runner`. `on_step`: called on the device thread after each decode step with
-        the share of streams that were in use."""
-        self.model = model
+    def __init__(self, runner: Runner, *, max_queued: int) -> None:
+        """`max_queued`: answers that may wait beyond `max_streams`."""
+        self.model = model = runner.model
+        self._runner = runner
         self._workers = model.workers if isinstance(model, ParallelModel) else None
         self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
-        self._bridge = EventLoopBridge()
-        self._runner = Runner(
-            model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, draft_tokens=draft_tokens, on_step=on_step, bridge=self._bridge, device_lock=device_lock,
-        )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0
         self._in_background = 0
@@ -214,7 +193,7 @@ class Engine:
             else:
                 future.set_result(result)
 
-        request = make(lambda result: self._bridge.call_soon(loop, settle, result))
+        request = make(lambda result: self._runner.bridge.call_soon(loop, settle, result))
         request.background = in_background()
         self._runner.submit(request)
         try:
@@ -230,7 +209,7 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenDelta | AnswerFinished | RequestFailed] = asyncio.Queue()
-        answer.sink = lambda event: self._bridge.call_soon(loop, events.put_nowait, event)
+        answer.sink = lambda event: self._runner.bridge.call_soon(loop, events.put_nowait, event)
         answer.background = in_background()
         self._runner.submit(answer)
         self._answers.add(events)
@@ -238,8 +217,6 @@ class Engine:
             while True:
                 event = await events.get()
                 if isinstance(event, RequestFailed):
-                    if isinstance(event.error, InterruptedError):
-                        raise event.error
                     raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
                 if isinstance(event, AnswerFinished) and not answer.auxiliary:
                     self._durations.append(event.seconds)

@@ -54,16 +54,16 @@ class Runner:
         graphs: bool = True,
         draft_tokens: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
-        bridge: EventLoopBridge | None = None,
         device_lock: DeviceLock | None = None,
     ) -> None:
         """`max_streams`: answers generated at once; None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are prefilled in
         one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `graphs`: on a GPU, record decode steps, prefill and sampling as
         CUDA graphs. `reading_share`, `max_stall`: see `Scheduler`. `draft_tokens`: see `Drafting.of`. `on_step`: called after each decode
-        step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it prepares a step.
-        `device_lock`: held while the model computes; shared by the runners of other models."""
-        self._model, self._on_step = model, on_step
-        self._bridge, self._device_lock = bridge or EventLoopBridge(), device_lock or DeviceLock()
+        step with the share of streams in use. `device_lock`: held while the model computes; shared by the runners of other models."""
+        self.model, self._on_step = model, on_step
+        self.bridge = EventLoopBridge()
+        """For sinks that call an event loop. The runner buffers the calls while it prepares a step."""
+        self._device_lock = device_lock or DeviceLock()
         self._device = model.memory.initial_state(1).device
         rows = reading_rows or (1 if self.on_cpu else 64)
         recorded = graphs and self._device.type == "cuda" and not isinstance(model, ParallelModel)
@@ -172,9 +172,7 @@ class Runner:
         self._end_cancelled()
         ending = {request for request, _ in self._full_answers}
         for request in [request for request in self._requests.values() if request.cancelled and request not in ending]:
-            # If the prompt is not prefilled, the session is unchanged.
-            early = isinstance(request, AnswerRequest) and request.sampler is None
-            self._fail(request, InterruptedError("cancelled before it began" if early else "cancelled"))
+            self._fail(request, InterruptedError("cancelled"))
 
     def _do(self, work: Work) -> None:
         """Do one piece of scheduled work; decode steps that become due interrupt it."""
@@ -216,7 +214,7 @@ class Runner:
         self._end_cancelled()
         start = time.perf_counter()
         try:
-            with self._bridge.buffered():
+            with self.bridge.buffered():
                 self._step()
         except torch.AcceleratorError:
             raise
@@ -292,7 +290,7 @@ class Runner:
 
     def _score(self, request: ScoreRequest) -> None:
         """Score one segment. Passes the scores to the sink after the last."""
-        if request.read(self._memory, self._model.tokenizer, request.state.to(self._device)):
+        if request.read(self._memory, self.model.tokenizer, request.state.to(self._device)):
             self._remove(request)
             request.sink(request.scores)
 
@@ -302,7 +300,7 @@ class Runner:
         """Prefill the answer's open segment of 1 … S tokens into a KV cache and add it to the decode batch."""
         request.state = request.state.to(self._device)
         if request.sampler is None:
-            request.open_prompt(self._model.tokenizer, self._memory.vocab_size)
+            request.open_prompt(self.model.tokenizer, self._memory.vocab_size)
         self._decode_batch.add(request)
         self._scheduler.opened(request.id, background=request.background)
 
@@ -328,7 +326,7 @@ class Runner:
         self._decode_batch.rewind()
         self._start_next_segments(sampled)
         self._on_step(len(sampled) / self.max_streams)
-        with at_yield_points(self._bridge.flush):
+        with at_yield_points(self.bridge.flush):
             self._decode_batch.step(sampled)
 
     def _take(self, request: AnswerRequest, token: int, sampled: dict[int, int], again: list[AnswerRequest]) -> None:
@@ -364,7 +362,7 @@ class Runner:
 
     def _emit(self, request: AnswerRequest, token: int) -> bool:
         """Pass an answer's next token to its sink. Returns False if the token ends the answer."""
-        if request.ends_with(token, self._model.tokenizer.eos_ids):
+        if request.ends_with(token, self.model.tokenizer.eos_ids):
             self._finish(request, "stop")
             return False
         reason = request.accept(token)

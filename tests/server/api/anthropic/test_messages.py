@@ -200,11 +200,34 @@ def test_tokens_are_counted_as_they_are_used(client: Anthropic) -> None:
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {"effort": "high"}},
+        {"thinking": {"type": "between_tools"}},
+    ],
+)
+def test_programs_that_ask_for_thinking_get_an_answer_without_it(client: Anthropic, more: dict[str, Any]) -> None:
+    given = {
+        "model": "tiny-rmt",
+        "max_tokens": 8,
+        "messages": [user("Who is Alice?")],
+        "extra_body": {"temperature": 0},
+    }
+    plain, thinking = client.messages.create(**given), client.messages.create(**given, **more)
+    assert [block.type for block in thinking.content] == ["text"]
+    assert thinking.content == plain.content
+    counted = {"model": given["model"], "messages": given["messages"]}
+    assert client.messages.count_tokens(**counted, **more) == client.messages.count_tokens(**counted)
+
+
+@pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"max_tokens": 0}, "max_tokens: .* greater than or equal to 1, got 0"),
         ({"extra_body": {"temperature": 1.5}}, "temperature: .* less than or equal to 1"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "deep"}}, "thinking.type"),
+        ({"output_config": {"effort": "none"}}, "output_config.effort"),
         ({"extra_body": {"box": "x"}}, "box: unknown field"),
         ({"messages": [answer("Hi")]}, r"messages\.0\.role: the last message must be the user's"),
         ({"messages": [user("Hi"), answer("Hello")]}, r"messages\.1\.role: the last message must be the user's"),

@@ -80,6 +80,13 @@ def test_invalid_requests_name_the_field(client: OpenAI, fields: dict, code: str
     assert error.value.type == "invalid_request_error"
 
 
+def test_who_wants_a_stored_answer_is_told_where(client: OpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="store: chat completions are not stored: .* /v1/responses"):
+        client.chat.completions.create(model=MODEL, messages=[user("hi")], store=True, metadata={"a": "b"})
+    with pytest.raises(openai.NotFoundError, match="no such path"):
+        client.chat.completions.retrieve("chatcmpl-1")
+
+
 def test_unknown_models_and_files_and_wrong_lengths(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="gpt-5", messages=[{"role": "user", "content": "hi"}])

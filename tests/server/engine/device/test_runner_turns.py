@@ -19,7 +19,6 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.kernels.yield_point import yield_point
 from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.priority import background_priority
 from everlong_server.engine.device.requests import AnswerFinished, PrefillRequest, RequestFailed
 from everlong_server.engine.device.runner import Runner
@@ -44,7 +43,7 @@ class Loop:
 
 
 def test_the_tokens_of_a_step_are_delivered_in_one_batch_while_the_next_runs(model, monkeypatch) -> None:
-    bridge, loop, real, rows = EventLoopBridge(), Loop(), model.memory.step, []
+    loop, real, rows = Loop(), model.memory.step, []
 
     def step(cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
         before = len(loop.came)
@@ -57,11 +56,11 @@ def test_the_tokens_of_a_step_are_delivered_in_one_batch_while_the_next_runs(mod
         return real(cache, tokens)
 
     monkeypatch.setattr(model.memory, "step", step)
-    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1, bridge=bridge)
+    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1)
     events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
     for q in events:
         work = answer(model, q, 9)
-        work.sink = partial(bridge.call_soon, loop, q.put)  # type: ignore[arg-type]
+        work.sink = partial(runner.bridge.call_soon, loop, q.put)  # type: ignore[arg-type]
         runner.submit(work)
     runner.start()
     try:
@@ -137,7 +136,7 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
 
 
 async def test_a_memory_view_of_one_tenant_does_not_wait_for_all_documents_of_another(model) -> None:
-    engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
+    engine = Engine(Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1), max_queued=1)
     ended = []
 
     async def look(number: int) -> None:
@@ -241,7 +240,7 @@ def test_answers_are_stepped_while_another_ends_at_the_end_of_a_segment(model, m
 
 async def test_a_refused_caller_learns_when_to_retry(model) -> None:
     """Time in the queue does not count as the duration of an answer."""
-    engine = Engine(model, max_streams=1, max_queued=3, reading_share=0.3, max_stall=0.1)
+    engine = Engine(Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1), max_queued=3)
 
     def refused() -> int:
         with ExitStack() as places:
@@ -305,7 +304,7 @@ def test_a_suspended_answer_continues_where_it_was(model, penalty: float) -> Non
 
 
 async def test_a_task_in_the_background_waits_for_others_and_takes_no_place_in_the_queue(model) -> None:
-    engine = Engine(model, max_streams=1, max_queued=0, reading_share=0.3, max_stall=0.1)
+    engine = Engine(Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1), max_queued=0)
     ended: list[str] = []
 
     async def one(name: str) -> None:

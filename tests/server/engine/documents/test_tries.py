@@ -20,6 +20,7 @@ import pytest
 from everlong_models import MemoryState, load_model
 from everlong_server.engine import snapshots
 from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.device.runner import Runner
 from everlong_server.engine.documents.reading import Reader, ReadingError
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import KeyMissing
@@ -347,7 +348,7 @@ async def test_large_states_do_not_block_the_event_loop(
     monkeypatch.setattr(snapshots, "decode_state", noted(snapshots.decode_state))
     monkeypatch.setattr(MemoryState, "digest", noted(MemoryState.digest))
     model = load_model(str(tiny_model), models_dir=tmp_path)
-    engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
+    engine = Engine(Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1), max_queued=1)
     jobs, blobs, store = Jobs(redis, model.fingerprint, "a", 60.0), Blobs(f"file://{tmp_path}"), documents(redis)
     await jobs.prepare(alone=False)
     document = await uploaded(redis, blobs, model.fingerprint)

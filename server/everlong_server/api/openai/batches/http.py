@@ -13,6 +13,7 @@ from everlong_server.api.openai.batches import schemas
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.views import CallerServices
 from everlong_server.store.batches.records import TIMES, Batch
+from everlong_server.store.idempotency import IdempotencyRecord
 
 router = APIRouter(prefix="/v1/batches", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -21,10 +22,10 @@ router = APIRouter(prefix="/v1/batches", tags=["openai"], responses=ERROR_RESPON
 async def create(body: schemas.CreateBatch, services: CallerServices, key: IdempotencyKey = None) -> schemas.Batch:
     """Creates a batch and checks its input file in the background. Other requests go before those of batches."""
 
-    async def make(id: str) -> schemas.Batch:
+    async def make(record: IdempotencyRecord) -> schemas.Batch:
         kept = None if body.output_expires_after is None else float(body.output_expires_after.seconds)
         return _view(
-            await services.batches.create(f"batch_{id}", body.input_file_id, body.endpoint, body.metadata, kept)
+            await services.batches.create(f"batch_{record.id}", body.input_file_id, body.endpoint, body.metadata, kept)
         )
 
     return await run_once(services, key, ("batch", content_of(body)), schemas.Batch, make)

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from everlong_server.api.bodies.request_file import BINARY, request_body
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
-from everlong_server.api.openai.files.receive import ASSISTANTS, BATCH, BATCH_OUTPUT, DOCUMENT, receive_file
+from everlong_server.api.openai.files.receive import ASSISTANTS, BATCH, BATCH_OUTPUT, DOCUMENT, PIECE, receive_file
 from everlong_server.api.openai.files.schemas import File, FileDeleted, FileList
 from everlong_server.api.openai.files.view import find_file, is_batch_file, no_file, view_file
 from everlong_server.api.schemas import AfterId
@@ -23,7 +23,6 @@ from everlong_server.store.batches.files import BatchFile
 
 router = APIRouter(prefix="/v1/files", tags=["openai"], responses=ERROR_RESPONSES)
 
-_PIECE = 1 << 18
 _UPLOAD = request_body({"file": BINARY, "purpose": {"type": "string", "enum": [DOCUMENT, ASSISTANTS, BATCH]}})
 
 
@@ -104,5 +103,5 @@ async def delete(file_id: str, services: CallerServices) -> FileDeleted:
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     with file:
-        while data := file.read(_PIECE):
+        while data := file.read(PIECE):
             yield data

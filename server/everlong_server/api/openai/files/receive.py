@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -22,7 +22,8 @@ from everlong_server.store.texts.blobs import Blobs
 DOCUMENT, BATCH, BATCH_OUTPUT = "user_data", "batch", "batch_output"
 ASSISTANTS = "assistants"
 """Another name of `DOCUMENT` in requests. OpenAI's SDKs send it with files of vector stores."""
-_PIECE = 1 << 18
+PIECE = 1 << 18
+"""Bytes of a stored file that are read at once."""
 
 
 async def receive_file(services: Services, request: Request, record: IdempotencyRecord) -> Document | BatchFile:
@@ -30,7 +31,7 @@ async def receive_file(services: Services, request: Request, record: Idempotency
     upload = RequestFile(request, fields={"purpose": [DOCUMENT, ASSISTANTS, BATCH]}, limit=services.ingest.max_bytes)
     async with contextlib.aclosing(upload.chunks()) as chunks:
         first = await anext(chunks, b"")
-        begun = _Begun(upload, first, chunks)
+        begun = _Received(upload, upload.announced_bytes, lambda: _joined(first, chunks))
         if "purpose" in upload.values:
             return await _store(services, begun, upload.values["purpose"], record)
         # The purpose comes after the file: keep the file until it is known.
@@ -39,7 +40,8 @@ async def receive_file(services: Services, request: Request, record: Idempotency
             await services.quota.require_bytes(upload.announced_bytes)
         name, blobs = f"file_{record.id}.{uuid.uuid4().hex}.upload", services.shared.stores.blobs
         try:
-            kept = _Kept(upload, blobs, name, await _keep(blobs, name, begun, services.ingest.max_bytes))
+            size = await _keep(blobs, name, begun, services.ingest.max_bytes)
+            kept = _Received(upload, size, lambda: _read(blobs, name))
             return await _store(services, kept, upload.values["purpose"], record)
         finally:
             await blobs.delete(name)
@@ -64,11 +66,28 @@ async def _keep(blobs: Blobs, name: str, source: FileSource, limit: int) -> int:
     return writer.bytes
 
 
+async def _joined(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield a chunk that was taken already, and those after it."""
+    if first:
+        yield first
+    async for chunk in rest:
+        yield chunk
+
+
+async def _read(blobs: Blobs, name: str) -> AsyncGenerator[bytes, None]:
+    """Yield the content of a blob."""
+    with await asyncio.to_thread(blobs.open, name) as file:
+        while data := await asyncio.to_thread(file.read, PIECE):
+            yield data
+
+
 @dataclass(frozen=True, slots=True)
-class _Named:
-    """A file with the name and the media type of `upload`."""
+class _Received:
+    """A `FileSource` with the name and the media type of `upload`, whose own chunks were taken already."""
 
     upload: RequestFile
+    announced_bytes: int
+    chunks: Callable[[], AsyncGenerator[bytes, None]]
 
     @property
     def filename(self) -> str | None:
@@ -77,35 +96,3 @@ class _Named:
     @property
     def media_type(self) -> str | None:
         return self.upload.media_type
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun(_Named):
-    """A `FileSource` whose first chunk was taken already."""
-
-    first: bytes
-    rest: AsyncGenerator[bytes, None]
-
-    @property
-    def announced_bytes(self) -> int:
-        return self.upload.announced_bytes
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        if self.first:
-            yield self.first
-        async for chunk in self.rest:
-            yield chunk
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept(_Named):
-    """A `FileSource` whose content is a blob."""
-
-    blobs: Blobs
-    name: str
-    announced_bytes: int
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        with await asyncio.to_thread(self.blobs.open, self.name) as file:
-            while data := await asyncio.to_thread(file.read, _PIECE):
-                yield data

@@ -19,6 +19,7 @@ from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
 from everlong_server.services import Services
 from everlong_server.store import uploads as store
+from everlong_server.store.idempotency import IdempotencyRecord
 
 router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPONSES, route_class=JsonRoute)
 
@@ -27,9 +28,9 @@ router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPON
 async def create(body: CreateUpload, services: CallerServices, key: IdempotencyKey = None) -> Upload:
     """Creates an upload. It expires with its parts after an hour (`EVERLONG_UPLOAD_SECONDS`)."""
 
-    async def make(id: str) -> Upload:
+    async def make(record: IdempotencyRecord) -> Upload:
         uploads = services.multipart_uploads
-        return await _view(services, await uploads.create(f"upload_{id}", body.bytes, body.filename, DOCUMENT))
+        return await _view(services, await uploads.create(f"upload_{record.id}", body.bytes, body.filename, DOCUMENT))
 
     return await run_once(services, key, ("multipart upload", content_of(body)), Upload, make)
 
@@ -56,17 +57,15 @@ async def complete(
     key: IdempotencyKey = None,
 ) -> Upload:
     """Joins the parts to a file, which the server reads in the background. A retry returns the same result."""
-    async with await services.idempotency.begin(key) as record:
-        await record.check_same_request("complete", upload_id, content_of(body))
-        if record.answer is not None:
-            return Upload.model_validate(record.answer)
+
+    async def make(record: IdempotencyRecord) -> Upload:
         # The upload knows its file, also after a retry without a key.
         upload = await services.multipart_uploads.complete(
             upload_id, body.part_ids, body.md5, record, body.ocr_language, reuse=reuse
         )
-        view = await _view(services, upload)
-        await record.finish(view.model_dump(mode="json"))
-        return view
+        return await _view(services, upload)
+
+    return await run_once(services, key, ("complete", upload_id, content_of(body)), Upload, make)
 
 
 @router.post("/{upload_id}/cancel")

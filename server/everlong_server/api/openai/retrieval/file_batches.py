@@ -13,6 +13,7 @@ from everlong_server.api.openai.retrieval.vector_stores import attach_all
 from everlong_server.api.translation.files import require_file
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import InvalidRequest
+from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import now
 from everlong_server.store.vector_stores.records import FileBatch
 
@@ -28,7 +29,7 @@ async def create(
 ) -> schemas.FileBatch:
     """Adds several files to a vector store. The batch is kept for a day."""
 
-    async def make(id: str) -> schemas.FileBatch:
+    async def make(record: IdempotencyRecord) -> schemas.FileBatch:
         await services.vector_stores.get(vector_store_id)
         if (body.files is None) == (body.file_ids is None):
             raise InvalidRequest("send either `file_ids` or `files`", param="file_ids")
@@ -38,7 +39,7 @@ async def create(
             wanted = [(file, body.attributes, f"file_ids.{n}") for n, file in enumerate(body.file_ids or ())]
         documents = [await require_file(services, file, param) for file, _, param in wanted]
         await attach_all(services, vector_store_id, documents, [attributes for _, attributes, _ in wanted])
-        batch = FileBatch(f"vsfb_{id}", vector_store_id, now(), tuple(document.id for document in documents))
+        batch = FileBatch(f"vsfb_{record.id}", vector_store_id, now(), tuple(document.id for document in documents))
         await services.vector_stores.keep_batch(batch)
         return view_batch(batch)
 

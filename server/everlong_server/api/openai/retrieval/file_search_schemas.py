@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from everlong_server.api.openai.retrieval.filter_schemas import Filter, Value
-from everlong_server.api.openai.retrieval.vector_store_schemas import MAX_RESULTS
+from everlong_server.api.openai.retrieval.vector_store_schemas import MAX_RESULTS, Ranker
 from everlong_server.api.schemas import Nullable, Wire
 
 MAX_STORES = 16
@@ -16,7 +16,7 @@ MAX_STORES = 16
 class FileSearchRanking(Nullable, Wire):
     """How passages are ranked. A minimum score is not supported: the server decides by itself which passages fit."""
 
-    ranker: Literal["auto", "none", "default-2024-11-15", "default_2024_08_21"] = Field("auto", description="ignored")
+    ranker: Ranker = Field("auto", description="ignored")
     score_threshold: Literal[0] = Field(0, description="only 0")
 
 

@@ -15,6 +15,7 @@ from everlong_server.api.openai.retrieval.vector_stores import Newest, NoBefore,
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.translation.files import require_file
 from everlong_server.api.views import CallerServices
+from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.vector_stores.records import StoredFile
 
 router = APIRouter(
@@ -31,7 +32,7 @@ async def create(
 ) -> schemas.VectorStoreFile:
     """Adds a file to a vector store. A file that is in it already gets the new attributes."""
 
-    async def make(id: str) -> schemas.VectorStoreFile:
+    async def make(record: IdempotencyRecord) -> schemas.VectorStoreFile:
         await services.vector_stores.get(vector_store_id)
         document = await require_file(services, body.file_id, "file_id")
         (file,) = await attach_all(services, vector_store_id, [document], [body.attributes])

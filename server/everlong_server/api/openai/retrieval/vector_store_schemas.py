@@ -20,6 +20,7 @@ FileId = Annotated[str, Field(min_length=1, max_length=128)]
 Metadata = Annotated[dict[Key, Text], Field(max_length=_MAX_FIELDS)]
 FileAttributes = Annotated[dict[Key, Value], Field(max_length=_MAX_FIELDS)]
 Name = Annotated[str, Field(max_length=256)]
+Ranker = Literal["auto", "none", "default-2024-11-15", "default_2024_08_21"]
 
 
 def _refuse(value: object) -> object:
@@ -162,7 +163,7 @@ class VectorStoreFileDeleted(Wire):
 class RankingOptions(Nullable, Wire):
     """How results are ranked."""
 
-    ranker: Literal["auto", "none", "default-2024-11-15", "default_2024_08_21"] = Field(
+    ranker: Ranker = Field(
         "auto",
         description='"none": by words and by meaning, without the reranker; all others: with the reranker, for English',
     )

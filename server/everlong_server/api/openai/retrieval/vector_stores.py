@@ -21,6 +21,7 @@ from everlong_server.api.translation.files import require_file
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import TooLarge
 from everlong_server.services import Services
+from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import Document, now
 from everlong_server.store.vector_stores.records import StoredFile, VectorStore
 
@@ -43,9 +44,9 @@ async def create(
 ) -> schemas.VectorStore:
     """Creates a vector store. Its files can be searched at once; the search by meaning follows in the background."""
 
-    async def make(id: str) -> schemas.VectorStore:
+    async def make(record: IdempotencyRecord) -> schemas.VectorStore:
         documents = [await require_file(services, file, f"file_ids.{n}") for n, file in enumerate(body.file_ids)]
-        store = VectorStore(f"vs_{id}", now(), body.name, body.description, body.metadata)
+        store = VectorStore(f"vs_{record.id}", now(), body.name, body.description, body.metadata)
         await services.vector_stores.create(store)
         try:
             await attach_all(services, store.id, documents, [{}] * len(documents))

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool, HostedTool
 from everlong_server.api.schemas import Nullable, Wire
-from everlong_server.api.translation.fields import CallId, ToolName, by_type
+from everlong_server.api.translation.fields import MAX_TOOLS, CallId, ToolName, by_type
 
 
 class FunctionDefinition(Nullable, Wire):
@@ -70,10 +70,48 @@ class NamedTool(FunctionName, _Function):
     """The function that a response must call."""
 
 
+AllowedMode = Literal["auto", "required"]
+
+
+class ChatAllowed(Nullable, Wire):
+    """The functions that an answer of a chat may call."""
+
+    mode: AllowedMode = Field(description="auto: the model decides; required: at least one call")
+    tools: list[ChatNamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class ChatAllowedTools(Nullable, Wire):
+    """Some of the functions, which alone an answer of a chat may call. The model is shown all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ChatAllowed
+
+
+AllowedTool = Annotated[
+    Annotated[NamedTool, Tag("Named")] | Annotated[HostedTool, Tag("Hosted")],
+    Discriminator(
+        by_type({"function": "Named", "file_search": "Hosted"}),
+        custom_error_type="tool",
+        custom_error_message="type must be 'function' or 'file_search'",
+    ),
+]
+
+
+class AllowedTools(Nullable, Wire):
+    """Some of the tools, which alone a response may use. The model is shown all functions."""
+
+    type: Literal["allowed_tools"]
+    mode: AllowedMode = Field(description="auto: the model decides; required: at least one call")
+    tools: list[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
 def _choice(value: object) -> str | None:
-    return (
-        "Mode" if isinstance(value, str) else "Named" if isinstance(value, dict | NamedTool | ChatNamedTool) else None
-    )
+    if isinstance(value, str):
+        return "Mode"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind == "allowed_tools":
+        return "Allowed"
+    return "Named" if isinstance(value, dict) or kind is not None else None
 
 
 def _response_choice(value: object) -> str | None:
@@ -81,14 +119,19 @@ def _response_choice(value: object) -> str | None:
     return "Hosted" if kind == "file_search" else _choice(value)
 
 
-_CHOICES = "tool_choice must be 'auto', 'none', 'required' or an object with a function's name"
+_CHOICES = "tool_choice must be 'auto', 'none', 'required', an object with a function's name, or one of the type 'allowed_tools'"
 ToolMode = Literal["auto", "none", "required"]
 ChatToolChoice = Annotated[
-    Annotated[ToolMode, Tag("Mode")] | Annotated[ChatNamedTool, Tag("Named")],
+    Annotated[ToolMode, Tag("Mode")]
+    | Annotated[ChatNamedTool, Tag("Named")]
+    | Annotated[ChatAllowedTools, Tag("Allowed")],
     Discriminator(_choice, custom_error_type="tool_choice", custom_error_message=_CHOICES),
 ]
 ResponseToolChoice = Annotated[
-    Annotated[ToolMode, Tag("Mode")] | Annotated[NamedTool, Tag("Named")] | Annotated[HostedTool, Tag("Hosted")],
+    Annotated[ToolMode, Tag("Mode")]
+    | Annotated[NamedTool, Tag("Named")]
+    | Annotated[HostedTool, Tag("Hosted")]
+    | Annotated[AllowedTools, Tag("Allowed")],
     Discriminator(_response_choice, custom_error_type="tool_choice", custom_error_message=_CHOICES),
 ]
 
