@@ -184,7 +184,7 @@ def test_only_the_answer_of_the_open_conversation_is_read_aloud(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
     tab = new_tab(tokens=30)
-    open_fork(tab, talk)
+    fork = open_fork(tab, talk)
     page = tab.page
     spoken = page.locator(".unseen[role=status]")
     tab.ask("Who?")
@@ -196,7 +196,8 @@ def test_only_the_answer_of_the_open_conversation_is_read_aloud(
     page.keyboard.press("Enter")
     held.text()
     go(page, talk)
-    held.pass_all()
+    with page.expect_response(f"**/v1/sessions/{fork}/messages"):  # after the end of the answer, also to a busy browser
+        held.pass_all()
     expect(page.locator(".sidebar li").filter(has_text="being answered")).to_have_count(0)
     page.go_back()
     expect(page.locator(".usage")).to_have_count(3)

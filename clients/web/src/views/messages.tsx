@@ -45,8 +45,8 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
       tabIndex={0}
       role="region"
       aria-label="Messages"
-      onScroll={() => {
-        const { scrollTop, clientHeight, scrollHeight } = box.current!;
+      onScroll={({ currentTarget: { scrollTop, clientHeight, scrollHeight } }) => {
+        // Not of `box`: the event can come when the view is gone.
         following.current = scrollTop + clientHeight > scrollHeight - NEAR;
       }}
     >
@@ -112,10 +112,16 @@ function Question({ text, edit, note = BRANCHES }: { text: string; edit: ((text:
   return (
     <article class="question" aria-label="Question">
       <p class="words">{text}</p>
-      {/* Keeps its place while it cannot be used, so that the answer does not move when it is complete. */}
-      <button ref={button} class={edit ? "quiet small" : "quiet small absent"} aria-label="Edit the question" onClick={() => setEditing(true)}>
-        Edit
-      </button>
+      {edit ? (
+        <button ref={button} class="quiet small" aria-label="Edit the question" onClick={() => setEditing(true)}>
+          Edit
+        </button>
+      ) : (
+        // Keeps the button's place, so that the answer does not move when it is complete.
+        <span class="button quiet small absent" aria-hidden="true">
+          {"\u00a0"}
+        </span>
+      )}
     </article>
   );
 }
