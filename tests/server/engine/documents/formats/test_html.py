@@ -28,6 +28,18 @@ SHOWN = {
     "details": ("<details><summary>More</summary>detail</details>", "More detail"),
     "sections": ("<section>One</section><section>Two</section>", "One Two"),
     "definitions": ("<dl><dt>Cat</dt><dd>An animal</dd></dl>", "Cat An animal"),
+    "letters by a style": ("<ol style='list-style-type: lower-alpha'><li>Rent<li>Term</ol>", "a. Rent b. Term"),
+    "letters by a style of an entry": ("<ol><li style='list-style: upper-roman inside'>Rent</ol>", "I. Rent"),
+    "letters by a class": (
+        "<style>ol.x, .y { list-style-type: upper-alpha }</style><ol class=x><li>Rent<li>Term</ol>",
+        "A. Rent B. Term",
+    ),
+    "numbers that a style removes": ("<ol style='list-style: none'><li>Rent</ol>", "Rent"),
+    "numbers that a rule may draw elsewhere": (
+        "<style>.x {list-style-type: none}</style><ol class=x><li>Rent</ol>",
+        "1. Rent",
+    ),
+    "exponent of several terms": ("x<sup>n+1</sup>, e<sup><i>n</i>−<b>k</b></sup>.", "x^(n+1), e^(n−k)."),
     "hidden attribute": ("Shown<p hidden>gone</p>", "Shown"),
     "display none": ("Shown<p style='color:red; DISPLAY : none'>gone</p>", "Shown"),
     "until found": ("<div hidden><p hidden>gone</p></div>Shown", "Shown"),

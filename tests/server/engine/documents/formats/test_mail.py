@@ -162,3 +162,21 @@ def test_a_part_of_a_message_that_is_a(part: str, text: str) -> None:
     data = parts("text/plain\r\n\r\nHello.\r\n", part)
     assert text_of(data, "a.eml").replace("\r", "") == f"From: a@x.org\nSubject: Rent\n\nHello.\n\n{text}"
     assert notes_of(data, "a.eml") == []
+
+
+def test_a_saved_page_begins_with_its_title() -> None:
+    page = (
+        b"From: <Saved by Blink>\r\nSubject: Terms\r\nMIME-Version: 1.0\r\nContent-Type: multipart/related; boundary=B\r\n\r\n"
+        b"--B\r\nContent-Type: text/html\r\n\r\n<title>Terms of the loan</title><p>Ten years.</p>\r\n--B--\r\n"
+    )
+    assert text_of(page, "a.mhtml") == "Terms of the loan\n\nTen years."
+
+
+@pytest.mark.parametrize("kind", ["text/calendar", "text/vcard"])
+def test_the_folded_lines_of_an_attachment(kind: str) -> None:
+    attached = f'\r\n\r\n--B\r\nContent-Type: {kind}; charset=utf-8; name="a.txt"\r\n\r\nNOTE:The me\r\n eting is mov\r\n ed.\r\n--B--\r\n'
+    mail = (
+        "From: a@x.org\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=B\r\n\r\n--B\r\n\r\nHello."
+        + attached
+    )
+    assert "NOTE:The meeting is moved." in text_of(mail.encode(), "a.eml")

@@ -91,7 +91,7 @@ def test_rows_and_numbers_as_they_are_shown() -> None:
     rows = words(0, 0, "Größe\nof all") + words(0, 2, "Dřevo") + number(2, 0, 38754.5, 1) + number(2, 1, 0.125, 2)
     rows += number(2, 2, 0.1 + 0.2, 3) + number(3, 1, 38754.0, 1)
     assert texts(old_excel({"Sales": rows})) == [
-        "Sales", "Größe of all\t\tDřevo\n2006-02-06 12:00\t12.5%\t0.3\n\t2006-02-06",
+        "Sales", "Größe of all\t\tDřevo\n2006-02-06 12:00\t12.5%\t0.3 kg\n\t2006-02-06",
     ]  # fmt: skip
 
 

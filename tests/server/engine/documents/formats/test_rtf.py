@@ -27,6 +27,10 @@ TEXTS = {
     "signs": (r"b\line c\emdash d\bullet i\~j k\_l so\-ft\par", "b\nc—d•i\xa0j k\u2011l soft"),
     "escapes": (r"\{a\} \\b\par", "{a} \\b"),
     "subscripts": (r"H{\sub 2}O and x{\super 2}\par", "H2O and x^2"),
+    "struck text": (
+        r"Was {\strike 199 }{\striked1 EUR} 149 {\strike old\strike0  new}{\strike a\plain b}\par",
+        "Was ~~199 EUR~~ 149 ~~old~~ new~~a~~b",
+    ),
     "line breaks of the source": ("one \r\ntwo\\\r\nthree\\par", "one two\n\nthree"),
     "footnote": (
         r"Rent{\super\chftn{\footnote\pard\plain {\super\chftn} Except in August.}} is due.\par",

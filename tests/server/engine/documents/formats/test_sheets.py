@@ -11,6 +11,7 @@ import pytest
 from lxml import etree
 
 from everlong_server.engine.documents.formats.readers.openxml import sheets
+from everlong_server.engine.documents.formats.readers.openxml.cells import kind_of, shown
 from tests import files
 from tests.server.engine.documents.formats.reading import notes_of, text_of
 
@@ -107,6 +108,33 @@ STRINGS = {
 @pytest.mark.parametrize(("strings", "text"), STRINGS.values(), ids=STRINGS)
 def test_a_shared_string_with(strings: str, text: str) -> None:
     assert text_of(excel(value("A1", "0", 't="s"'), strings=strings)) == f"Rents\n\n{text}"
+
+
+FORMATS = {
+    '#,##0.00\\ "€"': ("1234.5", "1234.5 €"), "[$$-409]#,##0.00": ("-250", "-$250"), "[$CHF] 0": ("7", "CHF 7"),
+    '_-* #,##0.00\\ "kr"_-;\\-* #,##0.00\\ "kr"_-;_-* "-"??\\ "kr"_-': ("-3", "-3 kr"), '0" pcs"': ("5", "5 pcs"), 'General" kg"': ("7", "7 kg"),
+    '"$"#,##0_);[Red]("$"#,##0)': ("-8", "-$8"), '0.00"%"': ("3.25", "3.25%"), '"Q"0': ("3", "Q3"), "£0.0": ("2.5", "£2.5"),
+    '0.0,,"M"': ("1500000", "1500000"), "# ?/?": ("0.5", "0.5"), "0.00E+00": ("1200", "1200"), '0 "Dr";0 "Cr"': ("-4", "-4"),
+    '[<1]0 "low";0 "high"': ("4", "4"), "#,##0_);(#,##0)": ("-6", "-6"), '"yes";"no"': ("1", "1"), '0.0"x"0': ("1", "1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", FORMATS)
+def test_a_number_in_the_format(code: str) -> None:
+    value, text = FORMATS[code]
+    assert shown(value, kind_of(code)) == text
+
+
+def test_struck_cells_and_words() -> None:
+    fonts = '<fonts><font/><font><strike/></font><font><strike val="0"/></font></fonts>'
+    styles = (
+        f'<styleSheet {MAIN}>{fonts}<cellXfs><xf fontId="0"/><xf fontId="1"/><xf fontId="2"/></cellXfs></styleSheet>'
+    )
+    runs = '<r><rPr><strike/></rPr><t xml:space="preserve">199 </t></r><r><t>149</t></r>'
+    rich = f'<c r="D1" t="inlineStr"><is>{runs}</is></c>'
+    cells = "".join(value(f"{column}1", "199", f's="{style}"') for column, style in zip("ABC", "012", strict=True))
+    data = files.rezipped(excel(cells + rich), {"xl/styles.xml": lambda name, content: (name, styles.encode())})
+    assert text_of(data) == "Rents\n\n199\t~~199~~\t199\t~~199~~ 149"
 
 
 def test_the_links_of_cells() -> None:

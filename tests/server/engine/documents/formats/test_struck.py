@@ -30,6 +30,15 @@ PAGES = [
     ("<p style='text-decoration: Line-Through'>Clause <del>4</del> applies.</p>", "~~Clause 4 applies.~~"),
     ("<del><p>One.</p><p>Two <br>lines.</p></del>", "~~One.~~\n\n~~Two\nlines.~~"),
     ("<p>a<s> </s>b<strike></strike></p>", "a b"),
+    ("<ul><li><s>Tea <ul><li>green</li></ul></s></li></ul>", "* ~~Tea~~\n      + ~~green~~"),
+    (
+        "<ul><li style='text-decoration:line-through'>Tea<ul><li>green</li></ul></li></ul>",
+        "* ~~Tea~~\n      + ~~green~~",
+    ),
+    (
+        "<style>.old, b.gone {text-decoration: line-through}</style><p>A <span class='old'>B</span> <b class='gone'>C</b></p>",
+        "A ~~B~~ ~~C~~",
+    ),
 ]
 
 

@@ -14,11 +14,11 @@ from everlong_server.engine.documents.formats.blocks import Block, Notes
 from everlong_server.engine.documents.formats.charset import decode
 from everlong_server.engine.documents.formats.readers.pages.drawings import set_texts_apart
 from everlong_server.engine.documents.formats.readers.pages.links import set_links_apart
+from everlong_server.engine.documents.formats.readers.pages.numbers import ListForms
 from everlong_server.engine.documents.formats.readers.pages.raised import mark_superscripts
-from everlong_server.engine.documents.formats.readers.pages.struck import write_out_strikes
+from everlong_server.engine.documents.formats.readers.pages.struck import mark_strikes, write_out_strikes
 from everlong_server.engine.documents.formats.readers.pages.tables import INLINE, TAB, write_out_tables
 from everlong_server.engine.documents.formats.readers.shared.equations import linear_mathml
-from everlong_server.engine.documents.formats.readers.shared.numerals import numeral
 from everlong_server.engine.documents.formats.readers.shared.scripts import written_superscript
 from everlong_server.engine.documents.formats.readers.shared.trees import remove
 
@@ -38,7 +38,6 @@ _ENTITY = re.compile(r"""<!ENTITY\s+([\w.:-]+)\s+(["'])(.*?)\2\s*>""", re.DOTALL
 _REFERENCE = re.compile(r"&([\w.:-]+);")
 _MAX_EXPANDED = 64 << 20
 """Characters that a page may have with all entities replaced."""
-_INTEGER = re.compile(r"\s*-?[0-9]{1,9}\s*")
 _NUMBER = re.compile(r"\w{1,3}|[*†‡]")
 _DISPLAY_NONE = re.compile(r"(^|;)\s*display\s*:\s*none", re.IGNORECASE)
 _TAGS = re.compile(
@@ -86,8 +85,10 @@ def render(page: str, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
     _open_shadows(tree)
     _open_alternatives(tree)
     mark_superscripts(tree)
+    mark_strikes(tree)
+    lists = ListForms(tree)
     _drop_hidden(tree, notes)
-    _write_out_numbers(tree)
+    lists.write_out(tree)
     _write_out_controls(tree, notes)
     _write_out_pictures(tree, notes)
     for drawn in tree.xpath(_DRAWN_EQUATIONS):
@@ -213,8 +214,11 @@ def _mark_exponents(tree: Any) -> None:
         if event in ("start", "end") and element.tag not in INLINE:
             before = ""
         if event == "start":
-            if element.tag == "sup" and written_superscript(before, words := _words(element)) != words:
-                element.text = f"^{(element.text or '').lstrip()}"
+            if element.tag == "sup":
+                words = _words(element)
+                opening, _, closing = written_superscript(before, words).partition(words)
+                element.text = f"{opening}{(element.text or '').lstrip()}" if opening else element.text
+                element.tail = f"{closing}{element.tail or ''}"
             before = element.text or before
         else:
             before = element.tail or before
@@ -229,26 +233,6 @@ def _write_out_lines(tree: Any) -> None:
         for child in list(text):
             text.remove(child)
         text.text, text.tag = words, "pre"
-
-
-def _write_out_numbers(tree: Any) -> None:
-    """Write the numbers of lists that do not count from 1 in digits. inscriptis writes the others."""
-    for numbered in tree.xpath("//ol[@start or @type or @reversed or li/@value]"):
-        items = numbered.xpath("./li")
-        step = -1 if numbered.get("reversed") is not None else 1
-        count = _integer(numbered.get("start"), len(items) if step < 0 else 1)
-        for item in items:
-            count = _integer(item.get("value"), count)
-            inner = next((child for child in item if child.tag != "span" or child.text or child.tail), item)
-            first = inner if not (item.text or "").strip() and inner.tag in ("p", "div") else item
-            first.text = f"{numeral(count, item.get('type', numbered.get('type', '1')))}. {(first.text or '').lstrip()}"
-            count += step
-            item.tag = "div"
-        numbered.tag = "section"
-
-
-def _integer(text: str | None, default: int) -> int:
-    return int(text) if text and _INTEGER.fullmatch(text) else default
 
 
 def _drop_hidden(tree: Any, notes: Notes) -> None:

@@ -30,8 +30,10 @@ _REPORTS = (
     "message/global-disposition-notification", "message/tracking-status",
 )  # fmt: skip
 """Reports on a message, such as a receipt. They consist of fields alone."""
-_FOLD = re.compile(r"\r?\n[ \t]")
-"""Where a long line of an invitation goes on in the next line, even inside a word (RFC 5545, 3.1)."""
+_FOLD = re.compile(rb"\r?\n[ \t]")
+"""Where a long line of an invitation goes on in the next line, even inside a character (RFC 5545, 3.1)."""
+_FOLDED = ("text/calendar", "text/vcard", "text/x-vcard", "text/directory")
+"""Invitations and contacts."""
 _CALENDAR_ESCAPE = re.compile(r"\\([nN,;\\])")
 _ENCODED = re.compile(r"=\?([\w.:-]+)((?:\*[\w-]*)?\?([bq])\?([^?]*)\?=)", re.IGNORECASE)
 """Words of a header: their encoding, how they are written in ASCII, and what is written."""
@@ -135,7 +137,7 @@ def _read_message(data: bytes, notes: Notes) -> Iterator[Block]:
     if not texts:
         notes.add("the message has no text")
     for part in texts:
-        yield from _text(part, notes)
+        yield from _text(part, notes, titled=page)
     yield from _others(message, texts, notes, page=page)
 
 
@@ -233,7 +235,8 @@ def _word_count(part: EmailMessage) -> int:
     return len(_MARKUP.sub(b" ", shown).split())
 
 
-def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
+def _text(part: EmailMessage, notes: Notes, *, titled: bool = False) -> Iterator[Block]:
+    """Yield a text that a reader sees. `titled`: see `render`."""
     kind = part.get_content_type()
     if kind in _REPORTS:
         yield Block("\n\n".join(str(each).strip() for each in part.iter_parts()))
@@ -242,14 +245,14 @@ def _text(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     data = _bytes(part)
     if charset == "utf-7":  # which is ASCII, so that it would pass for UTF-8
         data = data.decode("utf-7", "replace").encode()
+    data = _FOLD.sub(b"", data) if kind in _FOLDED else data
     text = decode(data, notes, declared=charset)
     if kind in ("text/html", "application/xhtml+xml"):
-        yield from render(text, notes)
+        yield from render(text, notes, titled=titled)
     elif kind in ("text/rtf", "text/richtext") and text.lstrip().startswith("{\\rtf"):
         yield from notes.nested(data, "text.rtf")
     elif kind == "text/calendar":
-        unfolded = _FOLD.sub("", text)
-        yield Block(_CALENDAR_ESCAPE.sub(lambda code: "\n" if code[1] in "nN" else code[1], unfolded).strip())
+        yield Block(_CALENDAR_ESCAPE.sub(lambda code: "\n" if code[1] in "nN" else code[1], text).strip())
     elif _parameter(part, "format") == "flowed":
         yield Block(join_flowed_lines(text, drops_space=_parameter(part, "delsp") == "yes").strip())
     else:
@@ -265,7 +268,8 @@ def _attachment(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     is_message = part.get_content_type() == "message/rfc822"
     suffix = mimetypes.guess_extension(part.get_content_type()) or ""
     name = part.get_filename() or ("message.eml" if is_message else f"attachment{suffix}")
-    yield from notes.nested(_bytes(part), name, "Attachment")
+    data = _bytes(part)
+    yield from notes.nested(_FOLD.sub(b"", data) if part.get_content_type() in _FOLDED else data, name, "Attachment")
 
 
 def _bytes(part: EmailMessage) -> bytes:

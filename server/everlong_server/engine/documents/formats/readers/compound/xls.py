@@ -22,7 +22,7 @@ from everlong_server.engine.documents.formats.readers.compound.embedded import e
 from everlong_server.engine.documents.formats.readers.compound.excel_records import Records
 from everlong_server.engine.documents.formats.readers.openxml.cells import (
     FROM_1904,
-    Digits,
+    Format,
     Kind,
     built_in,
     kind_of,
@@ -94,7 +94,7 @@ def _parts(file: Path, notes: Notes) -> tuple[bytes, list[tuple[str, bytes]]]:
         return stream, []
 
 
-def _kind(book: Any, style: Any) -> Kind | Digits:
+def _kind(book: Any, style: Any) -> Format:
     """Return how a cell style shows numbers."""
     found = book.format_map.get(style.format_key)
     code = None if found is None else found.format_str  # xlrd does not know the code of every built-in format
@@ -102,13 +102,13 @@ def _kind(book: Any, style: Any) -> Kind | Digits:
     return FROM_1904.get(kind, kind) if book.datemode else kind
 
 
-def _rows(sheet: Any, kinds: list[Kind | Digits]) -> Iterator[str]:
+def _rows(sheet: Any, kinds: list[Format]) -> Iterator[str]:
     """Yield the rows, without empty cells at the ends."""
     for number in range(sheet.nrows):
         yield "\t".join(_cell(cell, kinds) for cell in sheet.row(number)).rstrip()
 
 
-def _cell(cell: Any, kinds: list[Kind | Digits]) -> str:
+def _cell(cell: Any, kinds: list[Format]) -> str:
     match cell.ctype:
         case xlrd.XL_CELL_TEXT:
             return in_one_line(cell.value)

@@ -12,6 +12,16 @@ _LITERAL = re.compile(r'"[^"]*"|\\.|_.|\*.|\[(?!h+\]|m+\]|s+\])[^\]]*\]', re.IGN
 """Literal text in a number format, and its colours and languages."""
 _NUMBERED = re.compile(r'(?:0|[-() /]|\\.|"[^"]*"|\[\$-[^\]]*\])+')
 """A number format of zeros and what stands between them, as of postcodes and telephone numbers."""
+_CURRENCY = re.compile(r"\[\$([^\]\-]*)(?:-[^\]]*)?\]")
+"""A currency in a number format, and its language."""
+_CONDITION = re.compile(r"\[[<>=]")
+_TOKEN = re.compile(
+    r'(?P<value>General|[0#?][0#?,.]*(?<!,))|"(?P<words>[^"]*)"|\\(?P<sign>.)|(?P<gap>_.|\*.| )|\[[^\]]*\]'
+    r"|(?P<plain>[$€£¥₹₽₩+\-()])|(?P<other>.)",
+    re.IGNORECASE,
+)
+"""The parts of a number format: the number, and what is written around it. Others change the number, such as powers, or a comma at
+the end of its digits, which divides it by 1,000."""
 _PART = re.compile(r'0|\\.|"[^"]*"|\[[^\]]*\]|.')
 """What a number format consists of."""
 _MAX_CODE = 255
@@ -57,11 +67,26 @@ class Digits:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Shows a number with what its format writes before and after it, such as a currency."""
+
+    before: str
+    after: str
+
+    def shown(self, number: float) -> str:
+        """Return the number as text."""
+        sign = "-" if number < 0 else ""
+        return f"{sign}{self.before}{_plain(abs(number))}{self.after}"
+
+
+Format = Kind | Digits | Unit
+"""How a cell is shown."""
 _BUILT_IN = dict.fromkeys([*range(14, 18), *range(27, 32), 36, *range(50, 59)], Kind.DATE) | {
     **dict.fromkeys([18, 19, 20, 21, 32, 33, 34, 35, 45, 47], Kind.TIME), 22: Kind.DATE_TIME, 46: Kind.DURATION,
     9: Kind.PERCENT, 10: Kind.PERCENT,
 }  # fmt: skip
-FROM_1904: dict[Kind | Digits, Kind | Digits] = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
+FROM_1904: dict[Format, Format] = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
 """The kinds of dates in a file that counts days from 1904."""
 
 
@@ -71,13 +96,27 @@ class Styles:
     def __init__(self, tree: Any, *, is_1904: bool) -> None:
         """`tree`: of the part with the styles, or None. `is_1904`: whether days are counted from 1904."""
         codes = {} if tree is None else {f.get("numFmtId"): f.get("formatCode", "") for f in tree.iter("{*}numFmt")}
-        formats = () if tree is None else (xf.get("numFmtId", "0") for xf in tree.iterfind("{*}cellXfs/{*}xf"))
+        cells = [] if tree is None else tree.findall("{*}cellXfs/{*}xf")
+        formats = [cell.get("numFmtId", "0") for cell in cells]
         kinds = [kind_of(codes[id]) if id in codes else built_in(id) for id in formats]
+        fonts = [] if tree is None else [is_struck(font) for font in tree.iterfind("{*}fonts/{*}font")]
+        struck = {str(number) for number, is_one in enumerate(fonts) if is_one}
+        self._struck = {str(number) for number, cell in enumerate(cells) if cell.get("fontId") in struck}
         self._kinds = [FROM_1904.get(kind, kind) for kind in kinds] if is_1904 else kinds
 
-    def of(self, style: str) -> Kind | Digits:
+    def is_struck(self, style: str) -> bool:
+        """Whether a style strikes the text of its cells through. `style`: its number in the file."""
+        return style in self._struck
+
+    def of(self, style: str) -> Format:
         """Return the kind of a style, by its number in the file."""
         return self._kinds[int(style)] if style.isdecimal() and int(style) < len(self._kinds) else Kind.NUMBER
+
+
+def is_struck(font: Any) -> bool:
+    """Whether a font is struck through."""
+    line = font.find("{*}strike")
+    return line is not None and line.get("val", "1") not in ("0", "false")
 
 
 def built_in(id: str) -> Kind:
@@ -85,14 +124,14 @@ def built_in(id: str) -> Kind:
     return _BUILT_IN.get(int(id), Kind.NUMBER) if id.isdecimal() else Kind.NUMBER
 
 
-def kind_of(code: str) -> Kind | Digits:
+def kind_of(code: str) -> Format:
     """Return how a number format such as "yyyy-mm-dd" shows numbers."""
     first = code.partition(";")[0]
     if first.count("0") > 1 and len(first) <= _MAX_CODE and _NUMBERED.fullmatch(first):
         return Digits(first)
     letters = _LITERAL.sub("", code.partition(";")[0]).lower()
     if "general" in letters:
-        return Kind.NUMBER
+        return _unit(code) or Kind.NUMBER
     if "[" in letters:
         return Kind.DURATION
     has_time = "h" in letters or "s" in letters
@@ -100,16 +139,34 @@ def kind_of(code: str) -> Kind | Digits:
         return Kind.DATE_TIME if has_time else Kind.DATE
     if has_time:
         return Kind.TIME
-    return Kind.PERCENT if "%" in letters else Kind.NUMBER
+    return Kind.PERCENT if "%" in letters else (_unit(code) or Kind.NUMBER)
 
 
-def shown(value: str, kind: Kind | Digits) -> str:
+def _unit(code: str) -> Unit | None:
+    """Return what a format writes around numbers, also negative ones; None if that is nothing or differs, or if it changes numbers."""
+    units = {_unit_of_section(section) for section in code[:_MAX_CODE].split(";")[:2]}
+    return None if len(units) > 1 or _CONDITION.search(code) else units.pop()
+
+
+def _unit_of_section(code: str) -> Unit | None:
+    before, after, found = "", "", False
+    for token in _TOKEN.finditer(_CURRENCY.sub(lambda currency: f'"{currency[1]}"', code)):
+        if token["other"] or (token["value"] and found):
+            return None
+        words = " " if token["gap"] else token["words"] or token["sign"] or token["plain"] or ""
+        found = found or bool(token["value"])
+        before, after = (before, after + words) if found else (before + words, after)
+    before, after = before.lstrip(" (+-").rstrip("(+-"), after.rstrip(" )+-")
+    return Unit(before, after) if found and (before.strip() or after.strip()) else None
+
+
+def shown(value: str, kind: Format) -> str:
     """Return a stored number as text; the value itself if it is not a number."""
     try:
         number = float(value)
     except ValueError:
         return value.strip()
-    if isinstance(kind, Digits):
+    if isinstance(kind, Digits | Unit):
         return kind.shown(number)
     match kind:
         case Kind.PERCENT:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_server.engine.documents.formats.readers.openxml.package import W
+from everlong_server.engine.documents.formats.readers.openxml.styles import is_on
 from everlong_server.engine.documents.formats.readers.shared.numerals import count, numeral
 
 _MAX_LEVELS = 9
@@ -14,12 +15,17 @@ _MAX_LEVELS = 9
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """How a level is numbered. `text`: such as "%1.%2", with the numbers of the levels. `style`: of the paragraphs that it numbers."""
+    """How a level is numbered. `text`: such as "%1.%2", with the numbers of the levels. `style`: of the paragraphs that it numbers.
+
+    `is_legal`: whether all numbers are in digits. `restarts`: number of upper levels after which the level begins again; None: all.
+    """
 
     start: int
     form: str
     text: str
     style: str
+    is_legal: bool = False
+    restarts: int | None = None
 
 
 class Numbering:
@@ -27,9 +33,7 @@ class Numbering:
 
     def __init__(self, numbering: Any, styles: Any) -> None:
         """`numbering`, `styles`: the trees of these parts, or None."""
-        abstract = {} if numbering is None else {
-            each.get(f"{W}abstractNumId"): dict(_levels(each)) for each in numbering.iterchildren(f"{W}abstractNum")
-        }  # fmt: skip
+        abstract = {} if numbering is None else _definitions(numbering)
         self._lists: dict[str, tuple[str, dict[int, _Level]]] = {}
         self._restarts: dict[str, set[int]] = {}
         for each in () if numbering is None else numbering.iterchildren(f"{W}num"):
@@ -59,14 +63,17 @@ class Numbering:
         counts = self._counts.setdefault(key, {})
         for restarted in self._restarts.pop(id, ()):
             counts.pop(restarted, None)
+        kept = {at: number for at, number in counts.items() if at > level and not _begins_again(levels.get(at), level)}
         count(counts, level, levels[level].start)
+        counts |= kept
         form, text = levels[level].form, levels[level].text
         if form == "bullet":
             return "•"
         for upper in range(level + 1):
             if upper in levels:
                 number = counts.setdefault(upper, levels[upper].start)
-                text = text.replace(f"%{upper + 1}", numeral(number, levels[upper].form))
+                is_digits = levels[level].is_legal and levels[upper].form != "none"
+                text = text.replace(f"%{upper + 1}", numeral(number, "decimal" if is_digits else levels[upper].form))
         return text.strip()
 
     def _place(self, paragraph: Any) -> tuple[str, int]:
@@ -99,6 +106,22 @@ class Numbering:
             name = "" if base is None else base.get(f"{W}val", "")
 
 
+def _definitions(numbering: Any) -> dict[str, dict[int, _Level]]:
+    """Return the levels of each definition of a list. One may refer to the definition that a style of lists has."""
+    found = {each.get(f"{W}abstractNumId", ""): each for each in numbering.iterchildren(f"{W}abstractNum")}
+    styled = {link.get(f"{W}val"): each for each in found.values() if (link := each.find(f"{W}styleLink")) is not None}
+    made = {}
+    for id, each in found.items():
+        link = each.find(f"{W}numStyleLink")
+        made[id] = dict(_levels(each if link is None else styled.get(link.get(f"{W}val"), each)))
+    return made
+
+
+def _begins_again(level: _Level | None, counted: int) -> bool:
+    """Whether a deeper level begins again after a paragraph of the level `counted`."""
+    return level is None or level.restarts is None or counted < level.restarts
+
+
 def _levels(parent: Any) -> Iterator[tuple[int, _Level]]:
     for level in parent.iterchildren(f"{W}lvl"):
         named = {name: level.find(f"{W}{name}") for name in ("start", "numFmt", "lvlText", "pStyle")}
@@ -106,7 +129,9 @@ def _levels(parent: Any) -> Iterator[tuple[int, _Level]]:
             "" if named[name] is None else named[name].get(f"{W}val", "") for name in ("numFmt", "lvlText", "pStyle")
         )
         start = 0 if named["start"] is None else _value(named["start"])
-        yield _number(level.get(f"{W}ilvl")), _Level(start, form, text, style)
+        restart = level.find(f"{W}lvlRestart")
+        restarts = None if restart is None else _value(restart)
+        yield _number(level.get(f"{W}ilvl")), _Level(start, form, text, style, is_on(level.find(f"{W}isLgl")), restarts)
 
 
 def _value(element: Any) -> int:

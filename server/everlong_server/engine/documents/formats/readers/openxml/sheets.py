@@ -14,11 +14,11 @@ from lxml import etree
 from everlong_server.engine.documents.formats.blocks import DAMAGED_ENTRY, Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.readers import legacy
 from everlong_server.engine.documents.formats.readers.openxml import binary
-from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, shown
+from everlong_server.engine.documents.formats.readers.openxml.cells import Styles, is_struck, shown
 from everlong_server.engine.documents.formats.readers.openxml.package import Package, R, Relation, is_xml
 from everlong_server.engine.documents.formats.readers.openxml.shapes import shapes
 from everlong_server.engine.documents.formats.readers.shared.addresses import external, labelled
-from everlong_server.engine.documents.formats.readers.shared.marks import superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.marks import struck, superscript, written_out
 from everlong_server.engine.documents.formats.readers.shared.trees import OPTIONS, parse, repaired
 
 _ESCAPED = re.compile(r"_x([0-9a-fA-F]{4})_")
@@ -173,16 +173,21 @@ def _iterated(stream: IO[bytes], tag: str, *, recover: bool = False) -> Iterator
 def _words(item: Any) -> str:
     """Return the text of a string, without pronunciation guides."""
     parts = (
-        superscript(text.text or "") if _is_raised(text.getparent()) else text.text or ""
+        _marked(text)
         for text in item.iter("{*}t")
         if text.getparent() is item or not text.getparent().tag.endswith("}rPh")
     )
     return _unescaped(written_out("".join(parts)))
 
 
-def _is_raised(run: Any) -> bool:
-    position = run.find("{*}rPr/{*}vertAlign")
-    return position is not None and position.get("val") == "superscript"
+def _marked(text: Any) -> str:
+    """Return the text of a run, with marks if it is a superscript or struck through."""
+    words, properties = text.text or "", text.getparent().find("{*}rPr")
+    if properties is None:
+        return words
+    position = properties.find("{*}vertAlign")
+    words = superscript(words) if position is not None and position.get("val") == "superscript" else words
+    return struck(words) if is_struck(properties) else words
 
 
 def _unescaped(text: str) -> str:
@@ -244,6 +249,7 @@ class _Sheet:
             letters = _LETTERS.match(cell.get("r", ""))
             column = max(column, _column(letters[0]) if letters else column)
             text = self._cell(cell)
+            text = f"~~{text}~~" if text and self._styles.is_struck(cell.get("s", "")) and "~~" not in text else text
             if text and (address := self._links.get(cell.get("r", "")) or _formula_address(cell)):
                 text = labelled(text, address)
             if text and column < _MAX_COLUMN:

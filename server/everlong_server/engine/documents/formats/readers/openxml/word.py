@@ -209,7 +209,8 @@ class _Document:
         if block.tag == _RUN:
             return written_out(self._inline(block))
         number, text = self._numbering.of(block), written_out("".join(self._inline(part) for part in block))
-        return f"{number} {text}" if number and text.strip() else text
+        is_shown = text.strip() or (number != "•" and block.getparent().tag == _CELL)  # as in a column of numbers
+        return f"{number} {text}".rstrip(" ") if number and is_shown else text
 
     def _row(self, row: Any) -> list[Placed]:
         """Return the cells of a row, with the column of the table's grid that each begins in."""

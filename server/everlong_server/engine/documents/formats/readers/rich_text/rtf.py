@@ -6,7 +6,7 @@ Footnotes and comments follow the paragraph that refers to them, footers the tex
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from everlong_server.engine.documents.formats.charset import FONT_CHARSETS, is_u
 from everlong_server.engine.documents.formats.readers.html import render
 from everlong_server.engine.documents.formats.readers.rich_text import equations
 from everlong_server.engine.documents.formats.readers.rich_text.columns import Table
+from everlong_server.engine.documents.formats.readers.rich_text.state import Sink, State
 from everlong_server.engine.documents.formats.readers.rich_text.words import (
     CHARACTERS,
     DESCRIPTIONS,
@@ -32,42 +33,17 @@ from everlong_server.engine.documents.formats.readers.rich_text.words import (
 )
 from everlong_server.engine.documents.formats.readers.shared.addresses import field_address
 from everlong_server.engine.documents.formats.readers.shared.fields import Control, field_text
-from everlong_server.engine.documents.formats.readers.shared.marks import LINK_END, link_begin, superscript, written_out
+from everlong_server.engine.documents.formats.readers.shared.marks import (
+    LINK_END,
+    link_begin,
+    struck,
+    superscript,
+    written_out,
+)
 from everlong_server.engine.documents.formats.readers.shared.symbols import character, is_symbol_font
 
 _MAX_INITIAL = 20
 """Characters that the large beginning of a paragraph may have."""
-
-
-@dataclass(slots=True)
-class _Sink:
-    """The text of one destination."""
-
-    kind: str
-    parts: list[str] = field(default_factory=list)
-    details: dict[str, str] = field(default_factory=dict)
-
-    def text(self) -> str:
-        """Return the text, with pairs of surrogates joined."""
-        text = "".join(self.parts)
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What a group inherits. `listens`: whether text is collected; `silent`: whether inner destinations are, too."""
-
-    sink: _Sink
-    listens: bool = True
-    silent: bool = False
-    skip: int = 1
-    font: int = -1
-    hidden: str = ""
-    in_table: bool = False
-    markup: bool = False
-    properties: str = ""
-    is_raised: bool = False
-    is_link: bool = False
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
@@ -84,9 +60,9 @@ class _Reader:
     def __init__(self, data: bytes, notes: Notes) -> None:
         self._data = data
         self._notes = notes
-        self._body = _Sink("body")
-        self._state = _State(self._body)
-        self._stack: list[_State] = []
+        self._body = Sink("body")
+        self._state = State(self._body)
+        self._stack: list[State] = []
         self._codec = "cp1252"
         self._fonts: dict[int, tuple[str, str]] = {}
         """Name and encoding of each font."""
@@ -191,8 +167,9 @@ class _Reader:
         if state.listens and not state.hidden and not state.markup:
             if self._is_html:
                 text = escape(text, quote=False) if state.sink.kind == "body" else text
-            elif state.is_raised:
-                text = superscript(text)
+            else:
+                text = superscript(text) if state.is_raised else text
+                text = struck(text) if state.is_struck else text
             state.sink.parts.append(text)
 
     def _group(self, *, is_open: bool) -> Iterator[Block]:
@@ -256,7 +233,12 @@ class _Reader:
                 self._state = replace(state, is_raised=word in ("super", "up") and value > 0)
             case _ if word in UNSEEN:
                 self._state = replace(state, hidden=UNSEEN[word] if value else "")
-                self._state = replace(self._state, is_raised=state.is_raised and word != "plain")
+                is_plain = word == "plain"
+                self._state = replace(
+                    self._state, is_raised=state.is_raised and not is_plain, is_struck=state.is_struck and not is_plain
+                )
+            case "strike" | "striked":
+                self._state = replace(state, is_struck=bool(value))
             case "pard":
                 self._level = self._style = -1
                 self._is_initial = False
@@ -303,10 +285,17 @@ class _Reader:
                 self._left_out("pictures" if word == "pict" else "embedded objects")
         else:
             self._state = replace(
-                state, sink=_Sink(word), listens=True, hidden="", markup=False, is_raised=False, is_link=False
+                state,
+                sink=Sink(word),
+                listens=True,
+                hidden="",
+                markup=False,
+                is_raised=False,
+                is_struck=False,
+                is_link=False,
             )
 
-    def _finish(self, sink: _Sink) -> Iterator[Block]:
+    def _finish(self, sink: Sink) -> Iterator[Block]:
         """Use the text of a destination that has ended."""
         text, outer = written_out(sink.text()).strip(), self._state.sink
         match sink.kind:
