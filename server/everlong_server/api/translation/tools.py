@@ -73,9 +73,9 @@ async def tool_use(
             f"tools: their schemas have {characters} characters in all, the limit is {_MAX_SCHEMAS}", param="tools"
         )
     if (failed := await services.shared.engine.check_tools(functions)) is not None:
-        number, error = failed
+        number, reason = failed
         field = tools[number][1]
-        raise InvalidRequest(f"{field}: {error}", param=field) from error
+        raise InvalidRequest(f"{field}: {reason}", param=field) from reason
     return use
 
 
