@@ -163,6 +163,7 @@ def test_every_block_is_run_or_has_a_reason() -> None:
         "tests/mcp/test_mcp.py": 2,
         "tests/server/api/anthropic/test_messages.py": 1,
         "tests/server/api/ollama/test_ollama.py": 2,
+        "tests/server/api/ollama/test_tools.py": 1,
         "tests/server/api/openai/test_batches.py": 1,
         "tests/server/api/openai/tools/test_page.py": 1,
         "tests/test_site.py": 1,
