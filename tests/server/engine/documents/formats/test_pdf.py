@@ -230,6 +230,9 @@ RAISED = [
     (raised("1", "23", "45", height=-3), "12345"),
     (raised("7", "3 items", size=2), "7 3 items"),
     (raised("The 1", "st", " of May"), "The 1st of May"),
+    (raised("x", "n", " is odd"), "xⁿ is odd"),
+    (raised("rent", "b", " is due"), "rent^b is due"),
+    (raised("Le XX", "e", " arr."), "Le XXe arr."),
     (FRACTION, "2 1/2 cups"),
     (f"q 0 1 -1 0 800 0 cm {raised('10', '6', ' kg')} Q", "10⁶ kg"),
 ]  # fmt: skip
@@ -238,6 +241,31 @@ RAISED = [
 @pytest.mark.parametrize(("content", "text"), RAISED, ids=[text for _, text in RAISED])
 def test_superscript_numbers_are_not_read_as_digits_of_another_number(content: str, text: str) -> None:
     assert " ".join(text_of(files.pdf_of(content)).split()) == text
+
+
+def spaced(word: str, x: float, y: float) -> list[tuple[float, float, str]]:
+    """Return the letters of a word, of which each is placed by itself."""
+    return [(x + 6.2 * n, y, letter) for n, letter in enumerate(word)]
+
+
+COLUMN = [(60.0, 700 - 14.0 * n, str(n)) for n in range(9)]
+BREAKS = {
+    "a column of digits": (COLUMN, "0 1 2 3 4 5 6 7 8"),
+    "a column of digits beside a word": ([(30, 706, "r"), *COLUMN[:3]], "r 0 1 2"),
+    "a number below a column": ([*COLUMN, *spaced("12", 60, 560)], "0 1 2 3 4 5 6 7 8 12"),
+    "a word below a column": ([*COLUMN, *spaced("ho", 60, 560)], "0 1 2 3 4 5 6 7 8 ho"),
+}
+
+
+@pytest.mark.parametrize(("drawn", "text"), BREAKS.values(), ids=BREAKS)
+def test_cells_above_each_other_are_apart_and_words_are_whole(drawn: list[tuple[float, float, str]], text: str) -> None:
+    assert " ".join(text_of(files.pdf_of(files.pdf_lines(*drawn))).split()) == text
+
+
+def test_a_subscript_does_not_end_its_line() -> None:
+    below = raised("Carbon dioxide is CO", "2", ", as you know", height=-3)
+    column = files.pdf_lines(*((540.0, 700 - 14.0 * n, str(n)) for n in range(9)))
+    assert "CO2, as you know" in text_of(files.pdf_of(column + " " + below))
 
 
 def test_a_superscript_number_does_not_end_its_line() -> None:

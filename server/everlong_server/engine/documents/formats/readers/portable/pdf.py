@@ -13,9 +13,12 @@ from pypdfium2 import raw
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
 from everlong_server.engine.documents.formats.hyphens import join_hyphens
 from everlong_server.engine.documents.formats.readers.portable.annotations import annotation_text, attached_files
+from everlong_server.engine.documents.formats.readers.portable.breaks import corrected_breaks
+from everlong_server.engine.documents.formats.readers.portable.changes import with_changes
 from everlong_server.engine.documents.formats.readers.portable.columns import column_text
+from everlong_server.engine.documents.formats.readers.portable.letters import Letters
 from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
-from everlong_server.engine.documents.formats.readers.portable.raised import superscripts, with_superscripts
+from everlong_server.engine.documents.formats.readers.portable.raised import superscripts
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
 from everlong_server.engine.documents.formats.readers.portable.upward import is_upward, reversed_lines
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
@@ -91,11 +94,12 @@ def _opened(file: Path, notes: Notes) -> Any:
 def _page(page: Any, number: int, notes: Notes) -> str:
     textpage = page.get_textpage()
     drawn = textpage.get_text_range()
-    raised = list(superscripts(drawn, textpage))
+    letters = Letters(drawn, textpage)
+    raised = list(superscripts(drawn, letters))
     text = column_text(textpage, raised)
     if text is None:
         drawn = with_ligatures(drawn, textpage)  # as long as before
-        text = with_superscripts(drawn, raised)
+        text = with_changes(drawn, raised, corrected_breaks(drawn, letters))
         text = reversed_lines(text) if is_upward(drawn, textpage) else text
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)

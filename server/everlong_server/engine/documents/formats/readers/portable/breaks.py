@@ -1,0 +1,53 @@
+"""Corrects the line ends that PDFium guesses. It may take a page with cells above each other for one that is written downwards.
+
+Then it parts the letters of a line, and joins the last word of a line with the first one below it: two cells, 1 and 2, become 12.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from everlong_server.engine.documents.formats.readers.portable.changes import Change
+from everlong_server.engine.documents.formats.readers.portable.letters import GAP, Letter, Letters
+
+_END = re.compile(r"(?<=\S)( *)\r\n( *)(?=\S)")
+_DIGITS = re.compile(r"[0-9](?=[0-9])")
+_WORDS = re.compile(r"[^\s\u2e80-\U0003ffff](?=[^\s\u2e80-\U0003ffff])")
+"""Characters that follow each other, but not those of scripts that are written downwards."""
+_NEAR, _SPACE = 0.3, 1.0
+"""Distances of a script from its carrier, and of two words, as a share of the size."""
+_BELOW = 0.8
+"""Distance of two lines, as a share of the size."""
+
+
+def corrected_breaks(text: str, letters: Letters) -> Iterator[Change]:
+    """Yield the changes of the line ends of a page, in any order. `text`: all of the page, as PDFium has it."""
+    is_trusted = True
+    for found in _END.finditer(text):
+        before, after = letters.at(found.start() - 1), letters.at(found.end())
+        if before is not None and after is not None and _is_one_line(before, after):
+            is_trusted = is_trusted and not before.goes_with(after)
+            has_space = bool(found[1] + found[2]) or after.start - before.end > GAP * max(before.size, after.size)
+            yield Change(*found.span(), " " if has_space else "")
+    for pair in (_DIGITS if is_trusted else _WORDS).finditer(text):
+        before, after = letters.at(pair.start()), letters.at(pair.end())
+        if before is not None and after is not None and _is_below(before, after):
+            yield Change(pair.end(), pair.end(), "\r\n")
+
+
+def _is_one_line(before: Letter, after: Letter) -> bool:
+    """Whether a character continues the line of the one before, which may be its superscript or subscript."""
+    if before.is_level_with(after) or after.carries(before) or after.carries_below(before):
+        return before.is_near(after, _SPACE)
+    return (before.carries(after) or before.carries_below(after)) and before.is_near(after, _NEAR)
+
+
+def _is_below(before: Letter, after: Letter) -> bool:
+    """Whether a character begins another line, below the one before."""
+    size = min(before.size, after.size)
+    return (
+        before.angle == after.angle
+        and before.baseline - after.baseline >= _BELOW * size
+        and after.start < before.end - _NEAR * size
+    )
