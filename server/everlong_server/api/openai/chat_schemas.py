@@ -50,7 +50,9 @@ class FileReference(Nullable, Wire):
 
 def _refuse_store(value: object) -> object:
     if value is True:
-        raise ValueError("chat completions are not stored: leave the field out, or use /v1/responses, which stores answers")
+        raise ValueError(
+            "chat completions are not stored: leave the field out, or use /v1/responses, which stores answers"
+        )
     return value
 
 

@@ -81,7 +81,9 @@ def test_invalid_requests_name_the_field(client: OpenAI, fields: dict, code: str
 
 
 def test_who_wants_a_stored_answer_is_told_where(client: OpenAI) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="store: chat completions are not stored: .* /v1/responses"):
+    with pytest.raises(
+        openai.UnprocessableEntityError, match="store: chat completions are not stored: .* /v1/responses"
+    ):
         client.chat.completions.create(model=MODEL, messages=[user("hi")], store=True, metadata={"a": "b"})
     with pytest.raises(openai.NotFoundError, match="no such path"):
         client.chat.completions.retrieve("chatcmpl-1")
