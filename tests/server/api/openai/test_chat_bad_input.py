@@ -82,7 +82,7 @@ def test_invalid_requests_name_the_field(client: OpenAI, fields: dict, code: str
 
 def test_who_wants_a_stored_answer_is_told_where(client: OpenAI) -> None:
     with pytest.raises(
-        openai.UnprocessableEntityError, match="store: chat completions are not stored: .* /v1/responses"
+        openai.UnprocessableEntityError, match=r"store: chat completions are not stored: .* /v1/responses"
     ):
         client.chat.completions.create(model=MODEL, messages=[user("hi")], store=True, metadata={"a": "b"})
     with pytest.raises(openai.NotFoundError, match="no such path"):
