@@ -19,14 +19,23 @@ _ANTHROPIC_TYPES = {
 }
 
 
+NO_THREADS = "thread_unsupported_request"
+"""The code of Anthropic's API after which the SDK's tool runner goes on without a thread."""
+
+
 def error_form(known: ServerError, scope: Scope) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of an error of the request `scope`."""
-    path = scope["path"]
-    if _within(path, "/v1/messages") or (_within(path, "/v1/models") and is_anthropic(scope)):
+    if has_anthropic_form(scope):
         return 400 if known.status in (415, 422) else known.status, anthropic_error(known)
-    if path.startswith("/api/"):
+    if scope["path"].startswith("/api/"):
         return known.status, ollama_error(known)
     return known.status, known.body()
+
+
+def has_anthropic_form(scope: Scope) -> bool:
+    """Return whether the response to a request has the form of Anthropic's API."""
+    path = scope["path"]
+    return _within(path, "/v1/messages") or (_within(path, "/v1/models") and is_anthropic(scope))
 
 
 def is_anthropic(scope: Scope) -> bool:
@@ -46,8 +55,10 @@ def ollama_error(known: ServerError) -> dict[str, Any]:
 def anthropic_error(known: ServerError) -> dict[str, Any]:
     """Return an error in Anthropic's form, with our `code` and `param`."""
     invalid = "invalid_request_error" if known.status < 500 else "api_error"
-    error = {
+    error: dict[str, Any] = {
         "type": _ANTHROPIC_TYPES.get(known.status, invalid), "message": known.message, "code": known.code,
         "param": known.param,
     }  # fmt: skip
+    if known.code == NO_THREADS:
+        error["details"] = {"error_code": known.code}
     return {"type": "error", "error": error, "request_id": REQUEST_ID.get() or ""}

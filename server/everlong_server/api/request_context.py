@@ -1,4 +1,4 @@
-"""`RequestContext`: gives each request an id, for its response header `x-request-id` and its log lines, and a trace span."""
+"""`RequestContext`: gives each request an id, for its response header `x-request-id` (in Anthropic's API also `request-id`) and its log lines, and a trace span."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from everlong_server.api.error_forms import has_anthropic_form
 from everlong_server.observability.logs import REQUEST_ID
 from everlong_server.observability.tracing import Tracing
 
@@ -31,15 +32,15 @@ class RequestContext:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        sent = Headers(scope=scope)
+        given = sent.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         method = scope.get("method", "WEBSOCKET")
         token = REQUEST_ID.set(request_id)
         with self._tracing.span(
             method,
             "server",
-            parent=headers.get("traceparent", ""),
+            parent=sent.get("traceparent", ""),
             http__request__method=method,
             everlong__request_id=request_id,
         ) as span:
@@ -52,7 +53,10 @@ class RequestContext:
                     log.info("WebSocket handshake refused: %s, request %s", reason, request_id)
                 in_handshake = False
                 if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
-                    MutableHeaders(scope=message)["x-request-id"] = request_id
+                    headers = MutableHeaders(scope=message)
+                    headers["x-request-id"] = request_id
+                    if has_anthropic_form(scope):
+                        headers["request-id"] = request_id
                     route = getattr(scope.get("route"), "path_format", "")
                     if route:
                         span.rename(f"{method} {route}")

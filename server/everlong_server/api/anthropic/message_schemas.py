@@ -40,6 +40,16 @@ class TextBlock(_Block):
     citations: Any = Field(None, description="ignored")
 
 
+TextBlocks = Annotated[
+    Annotated[str, Tag("Text")] | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES), Tag("Blocks")],
+    Discriminator(
+        lambda value: {str: "Text", list: "Blocks"}.get(type(value)),
+        custom_error_type="content",
+        custom_error_message="expected a string or a list of blocks of the type 'text'",
+    ),
+]
+
+
 class TextSource(Nullable, Wire):
     """A document's text."""
 
@@ -114,7 +124,7 @@ class ToolResultBlock(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] = ""
+    content: TextBlocks = ""
     is_error: bool = Field(False, description="true: the model is told that the call failed")
 
 
@@ -236,12 +246,13 @@ class _Conversation(Nullable, Wire):
 
     model: str = Field(max_length=256)
     messages: list[ConversationMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
+    system: TextBlocks | None = None
     cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
     thinking: ThinkingConfig | None = None
     tools: list[AnthropicTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: AnthropicToolChoice = Field(default_factory=lambda: AnthropicToolChoice(type="auto"))
     output_config: OutputConfig | None = None
+    thread: Any = Field(None, description="refused: the client sends the whole conversation each time")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
@@ -347,6 +358,12 @@ class TokenCount(Wire):
     input_tokens: int
 
 
+class AnthropicErrorDetails(Wire):
+    """The reason, as Anthropic's SDKs know it."""
+
+    error_code: str
+
+
 class AnthropicError(Wire):
     """What went wrong. `code` and `param` are those of the server's own API."""
 
@@ -354,6 +371,7 @@ class AnthropicError(Wire):
     message: str
     code: str
     param: str | None
+    details: AnthropicErrorDetails | None = Field(None, description="only of a request with `thread`")
 
 
 class AnthropicErrorBody(Wire):

@@ -23,7 +23,7 @@ from everlong_server.api.anthropic.message_schemas import (
 )
 from everlong_server.api.anthropic.message_view import live_events, message_view, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
-from everlong_server.api.error_forms import anthropic_error
+from everlong_server.api.error_forms import NO_THREADS, anthropic_error
 from everlong_server.api.errors import ERROR_RESPONSES, as_server_error
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.streams.disconnect import run_unless_disconnected
@@ -68,6 +68,7 @@ async def create(
     `usage.cache_read_input_tokens` counts its tokens. A retry with the same Idempotency-Key returns the first answer.
     """
     _require_version(version)
+    _require_no_thread(body)
     send = partial(
         event_stream, keepalive_seconds=services.shared.settings.keepalive_seconds,
         error_form=lambda error: anthropic_error(as_server_error(error)),
@@ -91,6 +92,7 @@ async def count_tokens(
     Documents of the request are stored and read, as for an answer.
     """
     _require_version(version)
+    _require_no_thread(body)
     counted = await run_unless_disconnected(request, _count(services, body))
     return JSONResponse(counted.model_dump())
 
@@ -111,6 +113,14 @@ def _require_version(version: str | None) -> None:
             f"anthropic-version: {version[:32]!r} is not supported; leave it out or send {' or '.join(VERSIONS)}",
             param="anthropic-version",
         )
+
+
+def _require_no_thread(body: CreateAnthropicMessage | CountMessageTokens) -> None:
+    if body.thread is not None:
+        raise InvalidRequest(
+            "thread: the server holds no threads: send the whole conversation, without this field",
+            param="thread", code=NO_THREADS,
+        )  # fmt: skip
 
 
 async def _begin(services: Services, body: CreateAnthropicMessage) -> tuple[Turn, Conversation]:

@@ -64,8 +64,8 @@ async def tool_use(
             use = use.only(named)
         elif allowed is not None:
             use = use.among(allowed)
-    except KeyError as error:
-        message = f"tool_choice: no function {error.args[0]!r} among the tools"
+    except KeyError as unknown:
+        message = f"tool_choice: no function {unknown.args[0]!r} among the tools"
         raise InvalidRequest(message, param="tool_choice") from None
     characters = sum(len(json.dumps(tool.parameters)) for tool in functions)
     if characters > _MAX_SCHEMAS:

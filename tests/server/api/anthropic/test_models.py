@@ -21,6 +21,7 @@ def test_the_model_has_anthropics_form(client: Anthropic, server: Server) -> Non
     assert model.created_at.tzinfo == UTC
     assert model.created_at <= datetime.now(UTC)
     assert client.models.retrieve("tiny-rmt") == model
+    assert client.models.retrieve("tiny-rmt")._request_id.startswith("req_")
     page = client.models.list(limit=1)
     assert (page.first_id, page.last_id, page.has_more) == ("tiny-rmt", "tiny-rmt", False)
     assert not client.models.list(after_id="tiny-rmt").data
@@ -32,6 +33,7 @@ def test_an_unknown_model(client: Anthropic) -> None:
     for name in ("claude-opus-4-6", "org/model"):
         with pytest.raises(anthropic.NotFoundError, match=f"no model '{name}'") as refused:
             client.models.retrieve(name)
+        assert refused.value.request_id.startswith("req_")
         assert refused.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.BadRequestError, match="after_id: no model 'x'"):
         client.models.list(after_id="x")

@@ -8,7 +8,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic import Anthropic
+from anthropic import Anthropic, beta_tool
 
 from tests.process import Server
 from tests.server.api.anthropic.conftest import sdk
@@ -113,6 +113,27 @@ def test_blocks_follow_each_other(tool_client: Anthropic, cites: bool) -> None:
     ]
 
 
+@beta_tool
+def get_time() -> str:
+    """Tells the time."""
+    return "noon"
+
+
+def test_the_tool_runner_goes_on_without_a_thread(tool_client: Anthropic) -> None:
+    """It first asks the server to hold the conversation, which this server does not do."""
+    given = {"model": MODEL, "max_tokens": 200, "messages": [QUESTION], "extra_body": {"temperature": 0}}
+    runner = tool_client.beta.messages.tool_runner(
+        **given, tools=[get_time], tool_choice={"type": "any"}, max_iterations=2
+    )
+    first, second = runner
+    assert first.content[0].name == second.content[0].name == "get_time"
+    assert second.usage.input_tokens + second.usage.cache_read_input_tokens > first.usage.input_tokens
+    thread = {"thread": {"type": "create"}}
+    with pytest.raises(anthropic.BadRequestError, match="thread: the server holds no threads") as refused:
+        tool_client.beta.messages.create(**given | {"extra_body": thread})
+    assert refused.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -123,6 +144,9 @@ def test_blocks_follow_each_other(tool_client: Anthropic, cites: bool) -> None:
         ({"tools": [TOOLS[0] | {"input_schema": {"type": "array"}}]}, "tools.0.input_schema.type must be 'object'"),
         ({"messages": [QUESTION, answer([{"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}]), user("?")]},
          "no result for the call 'a'"),
+        ({"messages": [user({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}, words("?"))]},
+         r"messages\.0\.content\.0\.content\.0\.type: Input should be 'text', got 'image'"),
+        ({"system": 3}, "system: expected a string or a list of blocks"),
         ({"messages": [user({"type": "tool_result", "tool_use_id": "a"}, words("?"))]},
          "messages.0.content.0.tool_use_id: the preceding answer has no call 'a'"),
         ({"messages": [user({"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}, words("?"))]},
