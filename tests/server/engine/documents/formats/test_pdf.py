@@ -116,6 +116,30 @@ def test_the_value_of_a_form_field_follows_its_label(field: str, value: str) -> 
     assert text_of(form(field)) == f"Surname of the applicant:\n\nSurname of the applicant: {value}"
 
 
+BOXES = {
+    "words after boxes": ((60, 120), [(74, "Yes"), (134, "No")], "No: [x]"),
+    "words before boxes": ((90, 150), [(60, "Yes"), (120, "No")], "No: [x]"),
+    "words before and after": ((110, 170), [(60, "Member"), (124, "yes"), (184, "no")], "no: [x]"),
+}
+
+
+@pytest.mark.parametrize(("boxes", "words", "value"), BOXES.values(), ids=BOXES)
+def test_the_label_of_a_box_is_the_nearest_words(
+    boxes: tuple[int, int], words: list[tuple[int, str]], value: str
+) -> None:
+    """The second box is checked."""
+    look = "/AP << /N << /On 8 0 R /Off 8 0 R >> >>"
+    drawn = "<< /Type /XObject /Subtype /Form /BBox [0 0 10 10] /Resources << >> /Length 0 >>\nstream\n\nendstream"
+    fields = [
+        f"<< /Type /Annot /Subtype /Widget /FT /Btn /T (b{x}) /Rect [{x} 693 {x + 10} 703] /P 4 0 R /F 4 {state} {look} >>"
+        for x, state in zip(boxes, ("/AS /Off", "/V /On /AS /On"), strict=True)
+    ]
+    lines = files.pdf_lines(*((x, 695, text) for x, text in words), (60, 675, "Another line of the form"))
+    catalog = "/AcroForm << /Fields [6 0 R 7 0 R] >>"
+    text = text_of(files.pdf_of(lines, page="/Annots [6 0 R 7 0 R]", catalog=catalog, objects=[*fields, drawn]))
+    assert text.endswith(f"\n\n{value}")
+
+
 def test_a_form_field_with_an_appearance_is_read_once() -> None:
     assert text_of(form("/FT /Tx /V (Oduya)", appearance=True)).count("Oduya") == 1
 

@@ -14,6 +14,7 @@ from pypdfium2 import raw
 
 from everlong_server.engine.documents.formats.blocks import Notes
 from everlong_server.engine.documents.formats.readers.html import render
+from everlong_server.engine.documents.formats.readers.portable.buttons import Box, button_label
 
 _FIELDS = {
     raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX,
@@ -122,7 +123,9 @@ def _annotations(page: Any, notes: Notes) -> Iterator[Annotation]:
         kind = raw.FPDFAnnot_GetSubtype(annotation)
         if kind == raw.FPDF_ANNOT_WIDGET:
             if page.formenv is not None and (value := _field_value(page.formenv, annotation, notes)):
-                yield Annotation(f"{_label(page.formenv, annotation, textpage)}: ", value)
+                is_button = raw.FPDFAnnot_GetFormFieldType(page.formenv, annotation) in _BUTTONS
+                words = button_label(_box(annotation), list(_widget_boxes(page)), textpage) if is_button else ""
+                yield Annotation(f"{words or _label(page.formenv, annotation, textpage)}: ", value)
         elif kind not in (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP):
             yield from _comment(annotation, kind, notes)
 
@@ -162,6 +165,20 @@ def _chosen(forms: Any, annotation: Any) -> Iterator[str]:
     for index in range(raw.FPDFAnnot_GetOptionCount(forms, annotation)):
         if raw.FPDFAnnot_IsOptionSelected(forms, annotation, index):
             yield _string(raw.FPDFAnnot_GetOptionLabel, forms, annotation, index)
+
+
+def _box(annotation: Any) -> Box:
+    rect = raw.FS_RECTF()
+    raw.FPDFAnnot_GetRect(annotation, rect)
+    return Box(rect.left, rect.bottom, rect.right, rect.top)
+
+
+def _widget_boxes(page: Any) -> Iterator[Box]:
+    for index in range(raw.FPDFPage_GetAnnotCount(page)):
+        annotation = raw.FPDFPage_GetAnnot(page, index)
+        if annotation and raw.FPDFAnnot_GetSubtype(annotation) == raw.FPDF_ANNOT_WIDGET:
+            yield _box(annotation)
+        raw.FPDFPage_CloseAnnot(annotation)
 
 
 def _label(forms: Any, annotation: Any, textpage: Any) -> str:
