@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import Scope
 
 from everlong_server.errors import ServerError
@@ -41,6 +42,11 @@ def has_anthropic_form(scope: Scope) -> bool:
 def is_anthropic(scope: Scope) -> bool:
     """Return whether a request has the header that Anthropic's API requires."""
     return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def vary_by_api(response: Response) -> None:
+    """Tell caches that the form of a response depends on `is_anthropic`."""
+    response.headers["vary"] = "anthropic-version"
 
 
 def _within(path: str, above: str) -> bool:

@@ -17,8 +17,11 @@ export function Uploads() {
   const shown = [...running, ...ended.reverse()];
   const section = useRef<HTMLElement>(null);
   const newest = running.at(-1)?.key;
+  const seen = useRef(-1);
   useLayoutEffect(() => {
-    if (newest !== undefined) section.current!.scrollIntoView({ block: "nearest" });
+    if (newest === undefined || newest <= seen.current) return; // an earlier one is the newest again when a later one ends
+    seen.current = newest;
+    section.current!.scrollIntoView({ block: "nearest" });
   }, [newest]);
   if (shown.length === 0) return null;
   return (

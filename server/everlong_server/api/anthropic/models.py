@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
 from everlong_server.api.anthropic.model_schemas import AnthropicModel, AnthropicModelList
-from everlong_server.api.error_forms import is_anthropic
+from everlong_server.api.error_forms import is_anthropic, vary_by_api
 from everlong_server.api.views import CallerServices
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
@@ -25,7 +25,9 @@ class _AnthropicRoute(APIRoute):
 
 
 # Not in the OpenAPI document, which has one operation for each path and method.
-router = APIRouter(prefix="/v1/models", route_class=_AnthropicRoute, include_in_schema=False)
+router = APIRouter(
+    prefix="/v1/models", route_class=_AnthropicRoute, include_in_schema=False, dependencies=[Depends(vary_by_api)]
+)
 
 
 @router.get("")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
 from everlong_server.api import model_schemas, schemas
+from everlong_server.api.error_forms import vary_by_api
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.views import CallerServices, embedding_model_view, formats_view, model_views
 
 router = APIRouter()
 
 
-@router.get("/v1/models", tags=["models"], responses={503: ERROR_RESPONSES[503]})
+@router.get("/v1/models", tags=["models"], responses={503: ERROR_RESPONSES[503]}, dependencies=[Depends(vary_by_api)])
 async def models(services: CallerServices) -> model_schemas.ModelList:
     """Lists the models that answer questions, loaded or not, the default one first; then the embedding model if the server has one."""
     embedding = embedding_model_view(services)
@@ -19,7 +20,10 @@ async def models(services: CallerServices) -> model_schemas.ModelList:
 
 
 @router.get(
-    "/v1/models/{model_id:path}", tags=["models"], responses={404: ERROR_RESPONSES[404], 503: ERROR_RESPONSES[503]}
+    "/v1/models/{model_id:path}",
+    tags=["models"],
+    responses={404: ERROR_RESPONSES[404], 503: ERROR_RESPONSES[503]},
+    dependencies=[Depends(vary_by_api)],
 )
 async def model(
     model_id: str, services: CallerServices

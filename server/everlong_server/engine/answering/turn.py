@@ -219,7 +219,9 @@ class TurnRunner:
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             usage = await stack.enter_async_context(admitted(self._engine, self._quota))
-            stack.enter_context(naming_field("json_schema" if tools is None else "tools"))
+            stack.enter_context(
+                naming_field("tools" if tools is not None and params.json_schema is None else "json_schema")
+            )
             grammar = await self._grammar(params, tools)
             context = await stack.enter_async_context(entering)
             if context.continued is not None:

@@ -25,7 +25,9 @@ def test_the_model_has_anthropics_form(client: Anthropic, server: Server) -> Non
     page = client.models.list(limit=1)
     assert (page.first_id, page.last_id, page.has_more) == ("tiny-rmt", "tiny-rmt", False)
     assert not client.models.list(after_id="tiny-rmt").data
-    other = server.http.get("/v1/models").json()
+    plain = server.http.get("/v1/models")
+    assert "anthropic-version" in plain.headers["vary"]
+    other = plain.json()
     assert other["data"][0]["object"] == "model", "without the header, the form is OpenAI's"
 
 

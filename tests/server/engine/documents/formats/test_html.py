@@ -99,6 +99,8 @@ RAISED = {
     "powers": ("10<sup>6</sup> x<sup>n</sup> (a+b)<sup>-2</sup>", "10^6 x^n (a+b)^-2"),
     "ordinals and signs": ("1<sup>st</sup> Word<sup>TM</sup> CO<sub>2</sub>", "1st WordTM CO2"),
     "elements between and inside": ("<b>10</b><!-- c --><sup> <i>7</i></sup>", "10^7"),
+    "nothing": ("x<sup></sup> y<sup>&nbsp;</sup> z<sup><!-- c --></sup>", "x y z"),
+    "sums and ranges": ("x<sup> n+1 </sup>, x<sup>(n-1)</sup>, Smith<sup>a-c</sup>", "x^(n+1), x^(n-1), Smitha-c"),
     "footnotes": ("10<sup><a href='#n'>1</a></sup> so<sup>[2]</sup>", "10[1] so[2]"),
     "at the beginning of a line": ("<p>10</p><p><sup>6</sup> Note</p>5<br><sup>7</sup> Note", "10\n\n6 Note\n\n5\n7 Note"),
     "styles": (

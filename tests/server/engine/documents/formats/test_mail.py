@@ -180,3 +180,11 @@ def test_the_folded_lines_of_an_attachment(kind: str) -> None:
         + attached
     )
     assert "NOTE:The meeting is moved." in text_of(mail.encode(), "a.eml")
+
+
+def test_a_folded_line_of_an_old_contact_keeps_its_space() -> None:
+    mail = (
+        "From: a@x.org\r\nMIME-Version: 1.0\r\nContent-Type: text/x-vcard\r\n\r\n"
+        "BEGIN:VCARD\r\nVERSION:2.1\r\nNOTE:call before\r\n noon\r\nEND:VCARD\r\n"
+    )
+    assert "NOTE:call before noon" in text_of(mail.encode(), "a.eml")

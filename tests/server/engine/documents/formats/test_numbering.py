@@ -34,6 +34,13 @@ def test_each_level_of_a_list_that_begins_again_has_its_own_first_number() -> No
     assert [number(2, 0), number(2, 1), number(2, 1), number(2, 0), number(2, 1)] == ["5.", "5.3", "5.4", "6.", "6.3"]
 
 
+def test_a_level_of_any_number_costs_no_time() -> None:
+    level = '<w:lvl w:ilvl="99999999"><w:start w:val="1"/><w:numFmt w:val="decimal"/><w:lvlText w:val="a"/></w:lvl>'
+    numbering = Numbering(etree.fromstring(NUMBERING.replace(LEVELS, level)), None)
+    place = '<w:numPr><w:ilvl w:val="99999999"/><w:numId w:val="1"/></w:numPr>'
+    assert numbering.of(etree.fromstring(f"<w:p {XMLNS}><w:pPr>{place}</w:pPr></w:p>")) == "a"
+
+
 def paragraph(level: int, text: str = "", list: int = 1) -> str:
     place = f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{list}"/></w:numPr>'
     return f"<w:p {XMLNS}><w:pPr>{place}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"

@@ -257,6 +257,8 @@ RAISED = [
     (raised("x", "n", " is odd"), "xⁿ is odd"),
     (raised("rent", "b", " is due"), "rent^b is due"),
     (raised("Le XX", "e", " arr."), "Le XXe arr."),
+    (raised("M", "r", " Smith and ") + raised("D", "r", " Jones", x=140), "Mr Smith and Dr Jones"),
+    ("BT /F1 28 Tf 60 700 Td (I) Tj /F1 12 Tf 12 Ts (n the beginning) Tj ET", "In the beginning"),
     (FRACTION, "2 1/2 cups"),
     (f"q 0 1 -1 0 800 0 cm {raised('10', '6', ' kg')} Q", "10⁶ kg"),
 ]  # fmt: skip

@@ -39,6 +39,11 @@ PAGES = [
         "<style>.old, b.gone {text-decoration: line-through}</style><p>A <span class='old'>B</span> <b class='gone'>C</b></p>",
         "A ~~B~~ ~~C~~",
     ),
+    (
+        "<style>@media print {.a {color: red} .b {text-decoration: line-through}} .c {text-decoration: line-through}</style>"
+        "<p><i class='a b'>A</i> <i class='c'>C</i></p>",
+        "A ~~C~~",
+    ),
 ]
 
 

@@ -214,10 +214,15 @@ def _mark_exponents(tree: Any) -> None:
         if event in ("start", "end") and element.tag not in INLINE:
             before = ""
         if event == "start":
-            if element.tag == "sup":
-                words = _words(element)
+            if element.tag == "sup" and (words := _words(element)):
                 opening, _, closing = written_superscript(before, words).partition(words)
-                element.text = f"{opening}{(element.text or '').lstrip()}" if opening else element.text
+                if opening:
+                    element.text = f"{opening}{(element.text or '').lstrip()}"
+                    last = element[-1] if len(element) else None
+                    if last is None:
+                        element.text = element.text.rstrip()
+                    else:
+                        last.tail = (last.tail or "").rstrip()
                 element.tail = f"{closing}{element.tail or ''}"
             before = element.text or before
         else:

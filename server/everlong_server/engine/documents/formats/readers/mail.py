@@ -30,8 +30,8 @@ _REPORTS = (
     "message/global-disposition-notification", "message/tracking-status",
 )  # fmt: skip
 """Reports on a message, such as a receipt. They consist of fields alone."""
-_FOLD = re.compile(rb"\r?\n[ \t]")
-"""Where a long line of an invitation goes on in the next line, even inside a character (RFC 5545, 3.1)."""
+_FOLD, _OLD_FOLD = re.compile(rb"\r?\n[ \t]"), re.compile(rb"\r?\n(?=[ \t])")
+"""Where a long line of an invitation goes on in the next line, even inside a character (RFC 5545, 3.1). In vCard 2.1, the white space belongs to the text."""
 _FOLDED = ("text/calendar", "text/vcard", "text/x-vcard", "text/directory")
 """Invitations and contacts."""
 _CALENDAR_ESCAPE = re.compile(r"\\([nN,;\\])")
@@ -47,6 +47,13 @@ class _Policy(email.policy.EmailPolicy):
     ) -> Any:  # the base class declares `str`, but passes headers, too
         """Return a header with its words decoded."""
         return super().header_fetch_parse(name, _ENCODED.sub(_widened, value) if type(value) is str else value)
+
+
+def _unfolded(data: bytes, kind: str) -> bytes:
+    """Return a part with its folded lines joined if it is an invitation or a contact."""
+    if kind not in _FOLDED or b"\0" in data:  # UTF-16
+        return data
+    return (_OLD_FOLD if b"VERSION:2.1" in data else _FOLD).sub(b"", data)
 
 
 def _widened(word: re.Match[str]) -> str:
@@ -245,7 +252,7 @@ def _text(part: EmailMessage, notes: Notes, *, titled: bool = False) -> Iterator
     data = _bytes(part)
     if charset == "utf-7":  # which is ASCII, so that it would pass for UTF-8
         data = data.decode("utf-7", "replace").encode()
-    data = _FOLD.sub(b"", data) if kind in _FOLDED else data
+    data = _unfolded(data, kind)
     text = decode(data, notes, declared=charset)
     if kind in ("text/html", "application/xhtml+xml"):
         yield from render(text, notes, titled=titled)
@@ -269,7 +276,7 @@ def _attachment(part: EmailMessage, notes: Notes) -> Iterator[Block]:
     suffix = mimetypes.guess_extension(part.get_content_type()) or ""
     name = part.get_filename() or ("message.eml" if is_message else f"attachment{suffix}")
     data = _bytes(part)
-    yield from notes.nested(_FOLD.sub(b"", data) if part.get_content_type() in _FOLDED else data, name, "Attachment")
+    yield from notes.nested(_unfolded(data, part.get_content_type()), name, "Attachment")
 
 
 def _bytes(part: EmailMessage) -> bytes:

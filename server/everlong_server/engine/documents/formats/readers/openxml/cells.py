@@ -14,6 +14,8 @@ _NUMBERED = re.compile(r'(?:0|[-() /]|\\.|"[^"]*"|\[\$-[^\]]*\])+')
 """A number format of zeros and what stands between them, as of postcodes and telephone numbers."""
 _CURRENCY = re.compile(r"\[\$([^\]\-]*)(?:-[^\]]*)?\]")
 """A currency in a number format, and its language."""
+_SIGNS = ("(", ")", "+", "-")
+"""What formats write around negative numbers."""
 _CONDITION = re.compile(r"\[[<>=]")
 _TOKEN = re.compile(
     r'(?P<value>General|[0#?][0#?,.]*(?<!,))|"(?P<words>[^"]*)"|\\(?P<sign>.)|(?P<gap>_.|\*.| )|\[[^\]]*\]'
@@ -153,10 +155,11 @@ def _unit_of_section(code: str) -> Unit | None:
     for token in _TOKEN.finditer(_CURRENCY.sub(lambda currency: f'"{currency[1]}"', code)):
         if token["other"] or (token["value"] and found):
             return None
-        words = " " if token["gap"] else token["words"] or token["sign"] or token["plain"] or ""
+        sign = token["sign"] or token["plain"] or ""
+        words = " " if token["gap"] else token["words"] or ("" if sign in _SIGNS else sign)
         found = found or bool(token["value"])
         before, after = (before, after + words) if found else (before + words, after)
-    before, after = before.lstrip(" (+-").rstrip("(+-"), after.rstrip(" )+-")
+    before, after = before.lstrip(" "), after.rstrip(" ")
     return Unit(before, after) if found and (before.strip() or after.strip()) else None
 
 

@@ -69,11 +69,10 @@ class Numbering:
         form, text = levels[level].form, levels[level].text
         if form == "bullet":
             return "•"
-        for upper in range(level + 1):
-            if upper in levels:
-                number = counts.setdefault(upper, levels[upper].start)
-                is_digits = levels[level].is_legal and levels[upper].form != "none"
-                text = text.replace(f"%{upper + 1}", numeral(number, "decimal" if is_digits else levels[upper].form))
+        for upper in sorted(each for each in levels if each <= level):
+            number = counts.setdefault(upper, levels[upper].start)
+            is_digits = levels[level].is_legal and levels[upper].form != "none"
+            text = text.replace(f"%{upper + 1}", numeral(number, "decimal" if is_digits else levels[upper].form))
         return text.strip()
 
     def _place(self, paragraph: Any) -> tuple[str, int]:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)", re.DOTALL)
+_PRINT = re.compile(r"@media\b(?!.*\b(?:screen|all)\b).*\bprint\b", re.IGNORECASE | re.DOTALL)
+"""Around rules for paper alone."""
 _CLASS = re.compile(r"([a-z][a-z0-9]*)?\.([\w-]+)", re.IGNORECASE)
 
 
@@ -17,12 +19,11 @@ class Styles:
         """`properties`: the names of those to look up. The later ones are other names of the first."""
         names = "|".join(map(re.escape, properties))
         self._declared = re.compile(rf"(?:^|[;{{\s])(?:{names})\s*:\s*([^;]*)", re.IGNORECASE)
-        self._of_classes = {
-            selector: value
-            for style in tree.xpath("//style")
-            for selector, declarations in _rules(style.text or "")
-            if (value := self._value(declarations)) is not None
-        }
+        self._of_classes = dict[tuple[str, str], str]()
+        for style in tree.xpath("//style"):
+            for selectors, declarations in _rules(style.text or ""):
+                if (value := self._value(declarations)) is not None:
+                    self._of_classes.update(dict.fromkeys(selectors, value))
 
     def own(self, element: Any) -> str | None:
         """Return the value in the attribute of an element, in lower case; None if there is none."""
@@ -46,11 +47,14 @@ class Styles:
         return found[-1].strip().lower() if found else None
 
 
-def _rules(styles: str) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield element ("" for any) and class of each rule for a class, and the rule's declarations."""
+def _rules(styles: str) -> Iterator[tuple[list[tuple[str, str]], str]]:
+    """Yield the selectors of each rule for classes, as element ("" for any) and class, and the rule's declarations."""
+    around = ""
     for rule in _COMMENT.sub("", styles).split("}"):
-        selectors, _, declarations = rule.rpartition("{")
-        # The selectors of a rule inside another follow its brace.
-        for selector in selectors.rpartition("{")[2].split(","):
-            if found := _CLASS.fullmatch(selector.strip()):
-                yield ((found[1] or "").lower(), found[2]), declarations
+        selectors, brace, declarations = rule.rpartition("{")
+        # The selectors of the first rule inside another follow its brace. A second brace ends that other rule.
+        before, is_inside, selectors = selectors.rpartition("{")
+        around = before if is_inside else around if brace else ""
+        if not _PRINT.search(around):
+            found = [_CLASS.fullmatch(selector.strip()) for selector in selectors.split(",")]
+            yield [((each[1] or "").lower(), each[2]) for each in found if each], declarations

@@ -11,6 +11,10 @@ from everlong_server.engine.documents.formats.readers.portable.letters import GA
 
 _CANDIDATE = re.compile(r"[0-9]|(?<=[\w)\]\n])[^\W\d_A-Zaeo](?!\w)")
 """A digit, or the last letter of a word, such as the n of xⁿ. Ordinals end with a, e and o."""
+_CARRIES_LETTER = re.compile(
+    r"(?:[)\]]|[0-9](?!d)|(?<!\w)[^\W\d_A-Z]+|\w{3}[^\W\d_A-Z]|(?<!\w)[A-Z](?=[ijkmnpxy]))\w\Z"
+)
+"""A single raised letter, and the end of what can carry it: no number of an ordinal (3d), no short word with a capital, as in Mr."""
 _RAISED = str.maketrans("0123456789+-\u2212\u2013=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻⁼⁽⁾ⁿⁱ")
 _HAS_FORM = re.compile(r"[0-9+\-\u2212\u2013=()ni,.*\u2020]+")
 """Superscripts whose characters have a raised form, or need none."""
@@ -80,6 +84,10 @@ class _Page:
             carrier = after
         else:
             return None
+        if (
+            plain.isalpha() and after is not None and first.goes_with(after)
+        ):  # a word after an initial that is drawn larger
+            return None
         written = self._written(plain, end, self._text[base] if carrier is before else "", carrier)
         if written is None:
             return None
@@ -98,7 +106,9 @@ class _Page:
             lower = self._letter(fraction.end() - 1)
             if lower is not None and lower.size <= SIZES[1] * carrier.size:
                 return f" {plain}" if base.isdigit() else plain
-        if len(plain) > 1 and plain.isalpha():  # as in 1st
+        if plain.isalpha() and (
+            len(plain) > 1 or not _CARRIES_LETTER.search(self._text[max(0, end - 8) : end - 1].rstrip() + plain)
+        ):
             return None
         if _HAS_FORM.fullmatch(plain):
             return plain.translate(_RAISED)

@@ -6,8 +6,9 @@ import re
 
 _EXPONENT = re.compile(r"[+\-\u2212\u2013\u00b1]?\d|[^\W\d_aeoªº]$", re.IGNORECASE)
 """What an exponent begins with: a digit, or a sign and a digit. Or it is a single letter, but none that ends ordinals (XXe, 1o, 1a)."""
-_SUM = re.compile(r"\(?[+\-\u2212]?[^\W_]{1,3}(?:\s*[+\-\u2212*/·]\s*[^\W_]{1,3})+\)?")
-"""An exponent of several terms, such as n+1."""
+_TERMS = r"[+\-\u2212]?[^\W_]{1,3}(?:\s*[+\-\u2212*/·]\s*[^\W_]{1,3})+"
+_SUM = re.compile(rf"(?=.*[0-9+\u2212*/·])(?:\({_TERMS}\)|{_TERMS})")
+"""An exponent of several terms, such as n+1, but no range of letters, such as a-c."""
 _BRACKETS = (")", "]", "}")
 
 
