@@ -97,7 +97,12 @@ def answer(tools: ToolUse | None, **params: Any) -> Callable[[], Any]:
 
 @pytest.mark.parametrize(
     ("run", "field"),
-    [(complete, "json_schema"), (answer(None, json_schema=SCHEMA), "json_schema"), (answer(TOOLS), "tools")],
+    [
+        (complete, "json_schema"),
+        (answer(None, json_schema=SCHEMA), "json_schema"),
+        (answer(TOOLS), "tools"),
+        (answer(TOOLS, json_schema=SCHEMA), "json_schema"),
+    ],
 )
 async def test_the_error_names_the_field(run: Callable[[], Any], field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: too complex$") as refused:
