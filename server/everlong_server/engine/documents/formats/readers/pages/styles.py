@@ -49,12 +49,13 @@ class Styles:
 
 def _rules(styles: str) -> Iterator[tuple[list[tuple[str, str]], str]]:
     """Yield the selectors of each rule for classes, as element ("" for any) and class, and the rule's declarations."""
-    around = ""
+    is_print = False
     for rule in _COMMENT.sub("", styles).split("}"):
         selectors, brace, declarations = rule.rpartition("{")
         # The selectors of the first rule inside another follow its brace. A second brace ends that other rule.
-        before, is_inside, selectors = selectors.rpartition("{")
-        around = before if is_inside else around if brace else ""
-        if not _PRINT.search(around):
+        around, is_first, selectors = selectors.rpartition("{")
+        if is_first or not brace:
+            is_print = bool(_PRINT.match(around.rpartition(";")[2].strip()))
+        if not is_print:
             found = [_CLASS.fullmatch(selector.strip()) for selector in selectors.split(",")]
             yield [((each[1] or "").lower(), each[2]) for each in found if each], declarations
