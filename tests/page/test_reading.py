@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import HeldAnswer, Tab
@@ -17,6 +18,19 @@ UNCUT = """() => ["body", "main", ".messages", ".evidence .snippet"].every((plac
   return getComputedStyle(element).overflowY === "visible" || element.scrollHeight <= element.clientHeight + 2;
 })"""
 """Whether the paper has all of the conversation, and not what a window shows of it."""
+
+
+def listed(server: Server) -> set[str]:
+    return {session["id"] for session in server.http.get("/v1/sessions", params={"limit": 100}).json()["data"]}
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_conversation(server: Server, own_talk: str) -> Iterator[None]:
+    """Other tests of the page go from one conversation to the next."""
+    before = listed(server)
+    yield
+    for session in listed(server) - before:
+        server.http.delete(f"/v1/sessions/{session}")
 
 
 def test_the_whole_conversation_is_printed_dark_on_light(new_tab: Callable[..., Tab], talk: str) -> None:
