@@ -142,7 +142,7 @@ def test_a_question_without_a_server_says_what_it_waits_for(tab: Tab, server: Se
     page.locator("#question").fill("Who?")
     page.keyboard.press("Enter")
     expect(page.locator(".answer .thinking")).to_have_text(
-        "Waiting for the server. It will get this question when it is back."
+        "Waiting for the server. The page sends this question again when the connection is back."
     )
     page.goto("about:blank")  # ends the attempts
     tab.expected_errors.append("ERR_FAILED|WebSocket")

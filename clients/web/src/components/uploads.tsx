@@ -19,7 +19,7 @@ export function Uploads() {
   const newest = running.at(-1)?.key;
   const seen = useRef(-1);
   useLayoutEffect(() => {
-    if (newest === undefined || newest <= seen.current) return; // an earlier one is the newest again when a later one ends
+    if (newest === undefined || newest <= seen.current) return; // when the newest upload ends, an older one becomes the newest: do not scroll to it again
     seen.current = newest;
     section.current!.scrollIntoView({ block: "nearest" });
   }, [newest]);

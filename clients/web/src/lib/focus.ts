@@ -12,7 +12,7 @@ export function keyboardOnScreen(): boolean {
   return matchMedia("(pointer: coarse)").matches;
 }
 
-/** Moves the focus to the next question, when the button that had it goes; with a keyboard on the screen, to the messages instead. */
+/** Moves the focus to the question field before the focused button disappears. On touch screens, moves it to the messages, so that no keyboard opens. */
 export function focusQuestion(): void {
   const options: FocusOptions & { focusVisible?: boolean } = { preventScroll: true, ...(keyboardOnScreen() && { focusVisible: false }) };
   document.querySelector<HTMLElement>(keyboardOnScreen() ? ".messages" : "#question")?.focus(options);

@@ -172,9 +172,9 @@ function QuestionForm({ text, note, onClose, onSend }: { text: string; note: str
   );
 }
 
-/** What an answer without text waits for. */
+/** Returns the note to show until the answer has text. */
 function waitingFor({ evidence }: Turn): string {
-  if (connection.value.state !== "online") return "Waiting for the server. It will get this question when it is back.";
+  if (connection.value.state !== "online") return "Waiting for the server. The page sends this question again when the connection is back.";
   return evidence ? "Reading the passages and the question" : "Searching for passages";
 }
 

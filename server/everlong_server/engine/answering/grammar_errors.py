@@ -1,4 +1,4 @@
-"""`naming_field`: makes a grammar's error one of the request's field that it comes from."""
+"""`naming_field`: turns a `GrammarError` into an `InvalidRequest` that names the field with the schema."""
 
 from __future__ import annotations
 

@@ -262,7 +262,10 @@ class ResponseTurns:
         return messages
 
     async def _back_from(self, last: Response, most: int | None = None) -> tuple[list[Response], ServerError | None]:
-        """Return `last` and the responses before it, newest first, at most `most`; and why the next one cannot be fetched, if that ended the walk."""
+        """Return `last` and the responses before it, newest first (at most `most`; None: all).
+
+        The second value is the error if an earlier response could not be fetched, else None.
+        """
         responses = [last]
         while len(responses) != most and (id := responses[-1].previous) is not None:
             try:

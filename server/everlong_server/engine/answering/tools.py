@@ -53,7 +53,7 @@ class ToolUse:
             raise KeyError(name)
 
     def json(self) -> dict[str, Any]:
-        """Return it as JSON. Without `allowed`, servers of version 0.1 can read it."""
+        """Return it as JSON. Omits `allowed` if it is None, because servers of version 0.1 do not know the field."""
         stored = asdict(self)
         if self.allowed is None:
             del stored["allowed"]

@@ -81,7 +81,7 @@ class ChatAllowed(Nullable, Wire):
 
 
 class ChatAllowedTools(Nullable, Wire):
-    """Some of the functions, which alone an answer of a chat may call. The model is shown all."""
+    """Limits the answer of a chat to some of the functions. The model still sees all of them."""
 
     type: Literal["allowed_tools"]
     allowed_tools: ChatAllowed
@@ -98,7 +98,7 @@ AllowedTool = Annotated[
 
 
 class AllowedTools(Nullable, Wire):
-    """Some of the tools, which alone a response may use. The model is shown all functions."""
+    """Limits a response to some of the tools. The model still sees all functions, unless only `file_search` is allowed."""
 
     type: Literal["allowed_tools"]
     mode: AllowedMode = Field(description="auto: the model decides; required: at least one call")

@@ -145,7 +145,10 @@ def kind_of(code: str) -> Format:
 
 
 def _unit(code: str) -> Unit | None:
-    """Return what a format writes around numbers, also negative ones; None if that is nothing or differs, or if it changes numbers."""
+    """Return the text that a format writes before and after a number.
+
+    None if there is no such text, if it differs for negative numbers, or if the format changes the number.
+    """
     units = {_unit_of_section(section) for section in code[:_MAX_CODE].split(";")[:2]}
     return None if len(units) > 1 or _CONDITION.search(code) else units.pop()
 

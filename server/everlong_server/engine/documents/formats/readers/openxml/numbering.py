@@ -106,7 +106,7 @@ class Numbering:
 
 
 def _definitions(numbering: Any) -> dict[str, dict[int, _Level]]:
-    """Return the levels of each definition of a list. One may refer to the definition that a style of lists has."""
+    """Return the levels of each definition of a list. A definition may refer to the definition of a list style (`numStyleLink`)."""
     found = {each.get(f"{W}abstractNumId", ""): each for each in numbering.iterchildren(f"{W}abstractNum")}
     styled = {link.get(f"{W}val"): each for each in found.values() if (link := each.find(f"{W}styleLink")) is not None}
     made = {}

@@ -1,6 +1,6 @@
-"""Corrects the line ends that PDFium guesses. It may take a page with cells above each other for one that is written downwards.
+"""Corrects the line breaks that PDFium guesses. PDFium can mistake a column of cells for vertical writing.
 
-Then it parts the letters of a line, and joins the last word of a line with the first one below it: two cells, 1 and 2, become 12.
+It then breaks lines between letters, and joins the last word of a line to the first word below it: the cells 1 and 2 become 12.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DIGITS = re.compile(r"[0-9](?=[0-9])")
 _WORDS = re.compile(r"[^\s\u2e80-\U0003ffff](?=[^\s\u2e80-\U0003ffff])")
 """Characters that follow each other, but not those of scripts that are written downwards."""
 _NEAR, _SPACE = 0.3, 1.0
-"""Distances of a script from its carrier, and of two words, as a share of the size."""
+"""Largest gap between a superscript or subscript and its base character, and between two words, as a share of the font size."""
 _BELOW = 0.8
 """Distance of two lines, as a share of the size."""
 

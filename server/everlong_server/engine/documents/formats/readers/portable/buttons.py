@@ -19,7 +19,7 @@ class Box(NamedTuple):
     top: float
 
     def is_beside(self, other: Box) -> bool:
-        """Whether the middle of one of both is as high as the other."""
+        """Whether the vertical middle of one box lies within the height of the other."""
         return (
             self.bottom <= (other.bottom + other.top) / 2 <= self.top
             or other.bottom <= (self.bottom + self.top) / 2 <= other.top

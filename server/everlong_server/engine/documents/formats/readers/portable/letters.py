@@ -14,7 +14,7 @@ from pypdfium2 import raw
 SIZES = 0.4, 0.92
 """Size of a superscript or subscript, as a share of the size of the character that carries it."""
 _HEIGHTS = 0.15, 0.75
-"""Height of the baseline of a superscript above that of this character, as a share of the same size."""
+"""Smallest and largest height of a superscript's baseline above its base character's, as a share of the base character's size."""
 _DEPTH = 0.5
 """Largest depth of the baseline of a subscript, as a share of the same size."""
 OVERLAP = 0.35
@@ -58,7 +58,7 @@ class Letter:
         return self.is_level_with(other) and abs(self.size - other.size) <= _SAME * self.size
 
     def is_near(self, after: Letter, most: float) -> bool:
-        """Whether the other character follows in at most so many times the size of the larger one."""
+        """Whether the gap to the next character is at most `most` times the size of the larger character."""
         size = max(self.size, after.size)
         return -OVERLAP * size <= after.start - self.end <= most * size
 
