@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from everlong_server.store.messages import ADDED
 from everlong_server.store.redis import keys
+from everlong_server.store.redis.confirmation import Confirmation
 from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import FIELDS, MESSAGES, Vault
@@ -50,7 +51,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
     """Encrypt everything that is not encrypted with the vault's first key.
 
     Servers that have all keys may keep running, unless the store was not encrypted before. An interrupted rotation can be
-    run again. Raises `VaultError`, `Damaged` and `KeyMissing`.
+    run again. Raises `VaultError`, `Damaged`, `KeyMissing` and `RedisError`.
     """
     mark = await redis.get(keys.VAULT)
     if mark is None:
@@ -63,6 +64,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
         pass
     await _rotate_blobs(redis, blobs, done)
     await redis.set(keys.VAULT, vault.mark())
+    await Confirmation(redis).confirm()  # a failover must not bring the old mark back
     return done
 
 

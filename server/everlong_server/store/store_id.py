@@ -14,10 +14,14 @@ from collections.abc import Collection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.store.redis import keys
+from everlong_server.store.redis.confirmation import Confirmation
 from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.texts.blobs import Blobs
 
 log = logging.getLogger(__name__)
+
+# Sets a string unless it exists, and returns it. KEYS: it. ARGV: value
+_SET_ONCE = "redis.call('SET', KEYS[1], ARGV[1], 'NX') return redis.call('GET', KEYS[1])"
 
 
 async def has_matching_store_id(redis: Client, blobs: Blobs) -> bool:
@@ -36,8 +40,7 @@ async def has_matching_store_id(redis: Client, blobs: Blobs) -> bool:
                     "until their texts are back. If the texts are lost, delete these documents", blobs.url,
                 )  # fmt: skip
                 return False
-            await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
-            known = await redis.get(keys.STORE)
+            known = await redis.run_script(_SET_ONCE, [keys.STORE], [uuid.uuid4().hex])
             await asyncio.to_thread(blobs.set_store_id, known.decode())
             return True
     except OSError as error:  # not reachable, or full: it is unknown whether they match, so nothing may be deleted
@@ -58,7 +61,7 @@ async def existing_owners(redis: Client, ids: Collection[str]) -> set[str]:
     """Return those of `ids` that a document, upload, file or batch in Redis has; all of them while a backup is running.
 
     Checks each id by itself: a SCAN could miss keys, and their texts would be deleted. Raises `RedisError`, also if Redis has
-    lost its data.
+    lost its data, or is a master that was replaced, which knows no newer document.
     """
     async with redis.pipeline(transaction=False) as pipe:
         for id in ids:
@@ -68,4 +71,5 @@ async def existing_owners(redis: Client, ids: Collection[str]) -> set[str]:
         *owner_exists, backup_runs, store_id_exists = await pipe.execute()
     if not store_id_exists:
         raise RedisConnectionError("Redis has lost its data")
+    await Confirmation(redis).confirm()
     return {id for id, exists in zip(ids, owner_exists, strict=True) if exists or backup_runs}

@@ -17,6 +17,7 @@ from everlong_server.store.backup.archive import FILES, REDIS, Manifest, opened,
 from everlong_server.store.backup.create import Meter, Say
 from everlong_server.store.backup.running import BackupError
 from everlong_server.store.redis import keys
+from everlong_server.store.redis.confirmation import Confirmation
 from everlong_server.store.redis.connection import Client, all_keys, connect
 from everlong_server.store.redis.schema import RESTORING, require_readable
 from everlong_server.store.texts.blobs import Blobs
@@ -54,6 +55,7 @@ async def restore(path: Path, redis: Client, blobs: Blobs, folder: Path, say: Sa
     await asyncio.to_thread(blobs.set_store_id, store_id)
     await redis.set(keys.STORE, store_id)
     await redis.set(keys.SCHEMA, manifest.schema)
+    await Confirmation(redis).confirm()
     say(f"restored {count} keys of Redis and {manifest.files} files")
     return manifest
 

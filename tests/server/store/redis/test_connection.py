@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,14 @@ import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.settings import SettingsError, load_settings
+from everlong_server.store.records import new_id
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Address, Client, connect
 from everlong_server.store.redis.embedded import EmbeddedRedis
+from everlong_server.store.rotation import rotate
+from everlong_server.store.store_id import existing_owners, has_matching_store_id
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.vault import Vault
 
 
 def test_where_redis_is() -> None:
@@ -60,6 +66,29 @@ async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
     await redis.flushall()
     with pytest.raises(RedisConnectionError, match="0 Redis replicas have the write, 1 are required"):
         await redis.run_script(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
+    await redis.flushall()
+    await redis.aclose()
+
+
+async def _rotate(redis: Client, blobs: Blobs) -> None:
+    await rotate(redis, blobs, Vault({"one": bytes(32)}))
+
+
+async def _sweep(redis: Client, blobs: Blobs) -> None:
+    await redis.set(keys.STORE, "one")
+    await existing_owners(redis, [new_id("doc")])
+
+
+@pytest.mark.parametrize("work", [_rotate, _sweep, has_matching_store_id])
+async def test_nothing_depends_on_a_redis_that_may_have_been_replaced(
+    work: Callable[[Client, Blobs], Awaitable[object]], redis_url: str, tmp_path: Path
+) -> None:
+    """A failover must not bring the mark of an old encryption key back or lose the store ID, and a master that was replaced does not
+    know which newer texts have an owner."""
+    redis = connect(redis_url, copies=1)
+    await redis.flushall()
+    with pytest.raises(RedisConnectionError, match="0 Redis replicas have the write, 1 are required"):
+        await work(redis, Blobs(f"file://{tmp_path}"))
     await redis.flushall()
     await redis.aclose()
 
