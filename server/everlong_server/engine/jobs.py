@@ -122,7 +122,9 @@ class JobWorker(ABC):
         while self._engine.alive:
             try:
                 if ending is None:
-                    claim = await self.claim(job.id, by)
+                    found = await self.claim(job.id, by)
+                    if found is None or claim is None or found.token != claim.token:
+                        claim = found  # else it is the same after an outage, which is no further try or start
                     over = claim is None or await self._try(job.id, claim)
                     ending = self._finish if over else self._requeue
                 if await ending(job, claim):

@@ -28,7 +28,7 @@ from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.documents.token_stream import TokenBlock, token_blocks
 from everlong_server.engine.jobs import CannotDoHere, JobWorker
 from everlong_server.engine.snapshots import decode_snapshot
-from everlong_server.errors import Damaged, Unavailable
+from everlong_server.errors import Damaged, NotFound, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.pools import Pool
@@ -178,6 +178,8 @@ class Reader(JobWorker):
                 cursor, over = await self._advance(reading, claim, suspect_lock)
                 span.set(everlong__tokens__read=cursor.tokens, everlong__segments=cursor.segments)
                 return over
+        except NotFound:  # the document was deleted meanwhile, and its readings with it
+            return True
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
             if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.store_id) is None:
                 raise  # the whole blob store is missing, not only this text

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_models import MemoryState, load_model
 from everlong_server.engine import snapshots
@@ -99,6 +100,26 @@ async def test_claims_without_a_redis_replica_do_not_count_as_tries(redis: Clien
     assert reader.tries == [1]
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
     assert await jobs.length() == 0
+
+
+async def test_a_document_that_is_deleted_when_its_reading_begins_is_no_error(
+    redis: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    document = await uploaded(redis, blobs)
+    job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
+    store = reader._documents.readings.get
+
+    async def get(id: str, *, with_state: bool = False) -> Reading | None:
+        found = await store(id, with_state=with_state)
+        await documents(redis, "ann").delete(document.id)
+        return found
+
+    reader._documents.readings.get = get  # type: ignore[method-assign]
+    await reader.work_on(job)
+    assert reader.tries == [1]
+    assert await jobs.length() == 0
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_errors_of_a_reading_count_as_tries(redis: Client, tmp_path: Path) -> None:
@@ -188,6 +209,25 @@ async def test_a_stop_of_the_server_is_no_death(redis: Client, tmp_path: Path) -
         await asyncio.gather(working, return_exceptions=True)
         await jobs.deregister()
         assert int(await redis.hget(keys.reading(job.id), "starts")) == 0
+
+
+async def test_an_outage_of_redis_is_no_death(redis: Client, tmp_path: Path) -> None:
+    """Redis cannot be told that the work has ended."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    await uploaded(redis, blobs)
+    job, reader, away = await taken(jobs), FakeReader(redis, blobs, jobs), RedisConnectionError("connection refused")
+    counters = reader._documents.readings.set_counters
+
+    async def set_counters(id: str, claim: Claim, **given: int) -> None:
+        if given.get("starts") == 0:
+            raise away
+        await counters(id, claim, **given)
+
+    reader._documents.readings.set_counters = set_counters  # type: ignore[method-assign]
+    reader.doing = failing(OUTAGE, away, reader.doing)  # type: ignore[method-assign]
+    await reader.work_on(job)
+    assert reader.tries == [1] * (OUTAGE + 1)
+    assert await redis.hget(keys.reading(job.id), "status") == b"ready"
 
 
 async def test_a_reading_without_its_key_is_left_to_other_replicas(redis: Client, tmp_path: Path) -> None:
