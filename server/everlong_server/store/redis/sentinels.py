@@ -119,7 +119,8 @@ class Sentinels:
         for client, task in zip(asked, tasks, strict=True):
             if task in late:  # cut off: do not wait for it again before it answers
                 task.cancel()
-                self._silent[client] = asyncio.create_task(self._await_answer(client))
+                if client not in self._silent:
+                    self._silent[client] = asyncio.create_task(self._await_answer(client))
         return [answer for task in done if (answer := task.result()) is not None]
 
     async def _await_answer(self, client: Any) -> None:

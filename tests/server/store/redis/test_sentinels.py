@@ -131,6 +131,24 @@ async def test_replicas_that_missed_a_write_are_not_waited_for_until_a_while_lat
     assert asked.expected is None
 
 
+async def test_a_sentinel_that_two_calls_wait_for_in_vain_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everlong_server.store.redis.sentinels._ANSWER_SECONDS", 0.01)
+    answers = asyncio.Event()
+
+    class Silent(Client):
+        async def execute_command(self, command: str, service: str) -> Any:
+            await answers.wait()
+            return await super().execute_command(command, service)
+
+    asked = Sentinels([Silent(MASTER)], "main")
+    await asyncio.gather(asked.master(), asked.replicas(), return_exceptions=True)
+    waiting = asyncio.all_tasks() - {asyncio.current_task()}
+    answers.set()
+    ended, _ = await asyncio.wait(waiting, timeout=30)
+    assert [task.exception() for task in ended if not task.cancelled()] == [None]
+    assert await asked.replicas() == 2
+
+
 async def test_a_shared_call_that_was_cancelled_before_it_began_is_replaced() -> None:
     calls = list[int]()
 
