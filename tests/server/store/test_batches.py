@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +110,9 @@ async def test_a_result_that_is_stored_while_the_batch_ends_is_the_only_one_of_i
     assert [(line[0], json.loads(line[1:])["custom_id"]) for line in lines] == [("+", "1"), ("-", "2")]
 
 
-async def test_a_worker_whose_claim_was_taken_writes_nothing(batches: Batches, blobs: Blobs) -> None:
+async def test_a_worker_whose_claim_was_taken_writes_nothing(
+    batches: Batches, blobs: Blobs, caplog: pytest.LogCaptureFixture
+) -> None:
     batch, stale = await begun(batches, blobs, 2)
     claim = await batches.claim(batch.id, "two")
     assert claim is not None
@@ -126,6 +129,8 @@ async def test_a_worker_whose_claim_was_taken_writes_nothing(batches: Batches, b
     assert (await batches.get(batch.id)).status == "in_progress"
     with pytest.raises(StaleClaim):
         await run_of(batch, stale, batches, blobs, []).answer_lines()
+    gc.collect()
+    assert "never retrieved" not in caplog.text, "both lines failed"
     assert await batches.end(batch.id, claim, {"status": "completed"})
     assert await batches.claim(batch.id, "three") is None
     assert not await batches.end(batch.id, None, {"status": "failed"})

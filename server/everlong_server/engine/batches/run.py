@@ -134,8 +134,9 @@ class BatchRun:
 
     async def _wait_for(self, what: str) -> None:
         ended, self._tasks = await asyncio.wait(self._tasks, return_when=what)
-        for task in ended:
-            task.result()
+        for error in [task.exception() for task in ended]:  # all of them, or asyncio logs the others
+            if error is not None:
+                raise error
 
     async def _finish_tasks(self) -> bool:
         """Wait for the lines that are being answered. Returns whether all are answered."""
