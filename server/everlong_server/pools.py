@@ -1,4 +1,5 @@
-"""`Pool`: threads for long work. Keeps the threads of `asyncio.to_thread`, which every answer needs, free."""
+"""`Pool`: threads for long work. Keeps the threads of `asyncio.to_thread`, which every answer needs, free. `SharedPool`: threads of which no
+tenant can occupy all."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -34,6 +36,27 @@ class Pool:
     async def run(self, do: Callable[..., T], *arguments: object) -> T:
         """Run `do` in the caller's context and return its result. Cancellation does not stop a function that runs already."""
         return await asyncio.wrap_future(self.begin(do, *arguments))
+
+
+class SharedPool(Pool):
+    """A pool that runs at most `each` functions of one tenant at once."""
+
+    def __init__(self, name: str, threads: int, *, each: int) -> None:
+        super().__init__(name, threads)
+        self._each = each
+        self._tenants: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def run_for(self, tenant: str, do: Callable[[], T]) -> T:
+        """Run `do` in the caller's context and return its result. Cancellation takes effect when a function that runs already has ended."""
+        async with self._tenants.setdefault(tenant, asyncio.Semaphore(self._each)):
+            future = self.begin(do)
+            running = asyncio.wrap_future(future)
+            try:
+                return await asyncio.shield(running)
+            except BaseException:
+                if not future.cancel():
+                    await asyncio.wait([running])
+                raise
 
 
 def _set_niceness(niceness: int) -> None:

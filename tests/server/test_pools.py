@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from everlong_server.pools import Pool
+from everlong_server.pools import Pool, SharedPool
 from everlong_server.services import background
 from everlong_server.store.texts import sidecar
 from everlong_server.store.texts.blobs import Blobs
@@ -35,6 +35,30 @@ async def test_it_takes_no_thread_from_others_and_keeps_the_context() -> None:
     assert await asyncio.wait_for(asyncio.to_thread(lambda: "at once"), 30) == "at once"
     go.set()
     assert await asyncio.gather(*tasks) == [(number, "Alice", "test") for number in range(40)]
+
+
+async def test_a_tenant_whose_client_has_left_waits_for_its_thread() -> None:
+    """A request that is cancelled and sent again must not take one more thread each time."""
+    pool, go, begun = SharedPool("test", 3, each=1), threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        begun.release()
+        assert go.wait(30)
+
+    first = asyncio.create_task(pool.run_for("ann", work))
+    assert await asyncio.to_thread(begun.acquire, timeout=30)
+    first.cancel()
+    second, other = (asyncio.create_task(pool.run_for(tenant, work)) for tenant in ("ann", "bob"))
+    assert await asyncio.to_thread(begun.acquire, timeout=30), "another tenant's"
+    second.cancel()
+    await asyncio.wait([second], timeout=30)
+    assert second.cancelled(), "it did not run yet"
+    assert not first.done()
+    assert not begun.acquire(blocking=False)
+    go.set()
+    await asyncio.wait([first, other], timeout=30)
+    assert first.cancelled()
+    await pool.run_for("ann", work)
 
 
 class EveryDocument:

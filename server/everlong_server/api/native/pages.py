@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
-from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
@@ -15,15 +13,13 @@ from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.documents.formats.pictures import draw_page
 from everlong_server.errors import InvalidRequest, NotFound
-from everlong_server.pools import Pool
+from everlong_server.pools import SharedPool
 from everlong_server.store.readings import no_document
 from everlong_server.store.texts import originals
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
 
-_PAINTERS = Pool("everlong-pages", 2)
-_tenant_pages: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-"""One page at a time for each tenant, so that no tenant can occupy all threads that draw."""
+_PAINTERS = SharedPool("everlong-pages", 2, each=1)
 
 
 @router.get(
@@ -59,12 +55,8 @@ async def picture(
         with services.shared.stores.blobs.local(originals.name(document_id)) as file:
             return draw_page(file, page, width, passage)
 
-    async def draw() -> bytes:
-        async with _tenant_pages.setdefault(services.tenant, asyncio.Semaphore(1)):
-            return await _PAINTERS.run(drawn)
-
     try:
-        content = await run_unless_disconnected(request, draw())
+        content = await run_unless_disconnected(request, _PAINTERS.run_for(services.tenant, drawn))
     except FileNotFoundError:  # deleted in the meantime
         raise no_document(document_id, "document_id") from None
     return Response(content, media_type="image/png")

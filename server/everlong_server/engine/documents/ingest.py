@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar
-from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -25,7 +24,7 @@ from everlong_server.engine.documents.formats.languages import ANY_LANGUAGE, Lan
 from everlong_server.engine.documents.text_checker import Declaration, TextChecker, clean_filename
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import InvalidRequest, NotFound, ServerError, TooLarge
-from everlong_server.pools import Pool
+from everlong_server.pools import SharedPool
 from everlong_server.store.backup.running import is_running
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents
@@ -38,14 +37,10 @@ from everlong_server.store.texts import originals, outline
 from everlong_server.store.texts.blobs import Blobs, BlobWriter, DiscardingWriter
 from everlong_server.store.texts.notes import Note
 
-_CONVERTERS = Pool("everlong-convert", 3)
+_CONVERTERS = SharedPool("everlong-convert", 3, each=2)
 """Few threads, as a conversion may take gigabytes of memory and minutes."""
-_CONVERSIONS_PER_TENANT = 2
-"""Fewer than there are converters, so that one tenant cannot occupy all of them."""
 _READERS = 3
 """Version of the file readers. Raise it when a reader's output changes: uploads with `reuse` then convert a file again."""
-_tenant_conversions: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
 
 T = TypeVar("T")
 PageReport: TypeAlias = Callable[[int, int], object]
@@ -319,13 +314,7 @@ class Ingest:
                 return work(uploaded, limit, report)
 
         try:
-            async with _tenant_conversions.setdefault(self.quota.tenant, asyncio.Semaphore(_CONVERSIONS_PER_TENANT)):
-                converting = asyncio.create_task(_CONVERTERS.run(run))
-                try:
-                    return await asyncio.shield(converting)
-                except BaseException:
-                    await asyncio.wait([converting])  # a cancelled conversion writes on until it ends
-                    raise
+            return await _CONVERTERS.run_for(self.quota.tenant, run)
         except TooLarge:
             if limit < self.max_bytes:
                 await self.quota.require_bytes(limit + 1)
