@@ -23,6 +23,8 @@ ServerError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -78,6 +80,16 @@ class PermissionDenied(ServerError, status=403, type="permission_error", code="m
 
 class NotFound(ServerError, status=404, type="invalid_request_error", code="not_found"):
     """The object does not exist, or belongs to another tenant."""
+
+
+@contextmanager
+def missing_in(param: str) -> Iterator[None]:
+    """Let a `NotFound` of the block name the request's field `param`."""
+    try:
+        yield
+    except NotFound as error:
+        error.param = param
+        raise
 
 
 class SessionBusy(ServerError, status=409, type="conflict_error", code="session_busy"):

@@ -14,7 +14,7 @@ from everlong_server.api.schemas import Evidence, Wire
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS
-from everlong_server.errors import InvalidRequest, NotFound, TooLarge
+from everlong_server.errors import InvalidRequest, TooLarge, missing_in
 from everlong_server.services import Services
 from everlong_server.store.messages import evidence_json
 from everlong_server.store.search.query import PassageFilter
@@ -113,14 +113,10 @@ async def _documents(services: Services, body: SearchDocuments) -> list[str]:
     if (body.documents is None) == (body.session is None):
         raise InvalidRequest("send either `documents` or `session`", param="documents")
     if body.session is not None:
-        try:
+        with missing_in("session"):
             return list((await services.sessions.get(body.session)).documents)
-        except NotFound as error:
-            raise NotFound(error.message, param="session", code=error.code) from None
     documents = list(dict.fromkeys(body.documents or ()))
     for number, document in enumerate(documents):
-        try:
+        with missing_in(f"documents.{number}"):
             await services.documents.get(document)
-        except NotFound as error:
-            raise NotFound(error.message, param=f"documents.{number}", code=error.code) from None
     return documents

@@ -23,7 +23,7 @@ from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
 from everlong_server.api.views import CallerServices, memory_view, session_services, session_view
 from everlong_server.engine.answering.turn import Turn
-from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.errors import InvalidRequest, missing_in
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import title_of
@@ -95,10 +95,8 @@ async def index(
 
 
 async def _branches(services: Services, session_id: str, limit: int, after: str | None) -> Page:
-    try:
+    with missing_in("branches_of"):
         return await services.conversations.branches_of(session_id, limit, after)
-    except NotFound as error:
-        raise NotFound(error.message, param="branches_of", code=error.code) from None
 
 
 @router.get("/{session_id}")

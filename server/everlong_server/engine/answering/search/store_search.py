@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS, TextSearch
-from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.errors import InvalidRequest, missing_in
 from everlong_server.store.records import new_id
 from everlong_server.store.search.passages import Passage, Passages
 from everlong_server.store.vector_stores.file_search import SearchCall, SearchResult
@@ -41,10 +41,8 @@ class StoreSearch:
         """
         files: dict[str, StoredFile] = {}
         for store_id in store_ids:
-            try:
+            with missing_in(param):
                 page, _ = await self._stores.files(store_id, MAX_FILES)
-            except NotFound as error:
-                raise NotFound(error.message, param=param, code=error.code) from None
             for file in page:
                 if file.document not in files and accepts(filter, file.attributes):
                     files[file.document] = file
