@@ -12,9 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from text_to_num import alpha2digit
-
 from everlong_server.engine.answering.evidence.templates import REFUSAL
+from everlong_server.engine.answering.search.number_words import DIGITS, in_digits
 from everlong_server.engine.answering.search.question import STOP_WORDS
 from everlong_server.store.messages import Citation
 from everlong_server.store.search.passages import Passage
@@ -35,8 +34,6 @@ _MIN_WEIGHT = 0.5
 """Share of the weight of the rarest possible word that the words of each passage must have: more than "yes" and "the"."""
 _NUMBER_SIGN = "#"
 """Start of a number as it is compared."""
-_LOWEST_NUMBER = 2
-"""Number words below it stay words: "one" is more often a pronoun."""
 _SHORTEST = 2
 """Words of a sentence that may be words of grammar alone: an answer can be "Will." or "In May."."""
 _PREFIX = 5
@@ -52,8 +49,8 @@ _WORD = re.compile(r"[^\W_]+")
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Chinese characters.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
-# A number, not an ordinal ("2nd"), and the words such as "million" after it, which `alpha2digit` makes numbers of their own.
-_NUMBER = re.compile(r"(?<![^\W_])(\d+(?:,\d{3}(?!\d))*(?:\.\d+)?)((?: (?:100|1000|1000000|1000000000))*)(?![^\W_])")
+# A number, not an ordinal ("2nd"), and the words such as "million" after it, which `in_digits` makes numbers of their own.
+_NUMBER = re.compile(rf"(?<![^\W_])({DIGITS}(?:\.\d+)?)((?: (?:100|1000|1000000|1000000000))*)(?![^\W_])")
 _GRAMMAR = {word[:_PREFIX] for word in STOP_WORDS} | {"one"}
 _NOT_ITS_OWN = re.compile(rf"^{_LIST_NUMBER}|\[\d{{1,2}}\]")  # numbers of a list's items and of sources
 
@@ -139,7 +136,7 @@ def _words(text: str, english: bool) -> set[str]:
     """
     text, compared = text.casefold(), set[str]()
     if english:
-        text = alpha2digit(text, "en", threshold=_LOWEST_NUMBER)
+        text = in_digits(text)
         compared = {_value(*number.groups()) for number in _NUMBER.finditer(text)}
         text = _NUMBER.sub(" ", text)
     for word in words(text):

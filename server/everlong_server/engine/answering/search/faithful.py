@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-from text_to_num import alpha2digit
-
+from everlong_server.engine.answering.search.number_words import DIGITS, in_digits
 from everlong_server.store.search.terms import words
 
-_LOWEST = 2
-"""Number words below it stay words: "one" is more often a pronoun."""
-_DIGITS = re.compile(r"\d+(?:,\d{3}(?!\d))*")
+_NUMBER = re.compile(DIGITS)
 _ORDINAL = re.compile(r"(?<![^\W_])\d+(?:st|nd|rd|th)(?![^\W_])")
 _QUOTED = re.compile(
     r'"([^"]+)"|[“„]([^“”„]+)[“”]|[«»]([^«»]+)[«»]|‘([^‘]+?)’(?!\w)|(?<!\w)\'(.+?)\'(?!\w)|[「『]([^「」『』]+)[」』]'
@@ -37,9 +34,9 @@ def is_faithful(rewritten: str, message: str) -> bool:
 
 def _numbers(text: str, *, ordinals: bool) -> set[str]:
     """Return the numbers of a text in lower case, without leading zeros and separators of thousands. `ordinals`: also those in words."""
-    in_words = alpha2digit(text, "en", threshold=_LOWEST)
+    in_words = in_digits(text)
     spelled = in_words if ordinals else _ORDINAL.sub(" ", in_words)
-    return {number.replace(",", "").lstrip("0") or "0" for each in (text, spelled) for number in _DIGITS.findall(each)}
+    return {number.replace(",", "").lstrip("0") or "0" for each in (text, spelled) for number in _NUMBER.findall(each)}
 
 
 def _words(text: str) -> str:
