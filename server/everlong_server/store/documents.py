@@ -12,7 +12,7 @@ from everlong_server.store.records import Document, Reading, is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.hashes import owned_hash
-from everlong_server.store.redis.index import REMOVE_FROM_INDEX, page
+from everlong_server.store.redis.index import REMOVE_FROM_INDEX, stored_page
 from everlong_server.store.redis.scripts import flat
 from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, limit_argument
 from everlong_server.store.vault import Vault
@@ -197,11 +197,8 @@ class Documents:
     async def newest(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
         """Return a page of documents, newest first, and whether more follow. `after`: the last id of the page before."""
         assert self.tenant is not None, "only a tenant has a list"
-        ids, more = await page(self.redis, keys.documents(self.tenant), limit, after)
-        async with self.redis.pipeline(transaction=False) as pipe:
-            for document_id in ids:
-                pipe.hgetall(keys.document(document_id))
-            return [Document.of(self.vault.opened(stored)) for stored in await pipe.execute() if stored], more
+        found, more = await stored_page(self.redis, keys.documents(self.tenant), keys.document, limit, after)
+        return [Document.of(self.vault.opened(stored)) for stored in found], more
 
     async def delete(self, document_id: str) -> None:
         """Delete the document and all readings that involve it. Raises `NotFound`."""

@@ -357,7 +357,7 @@ class Sessions:
         the version has changed; nothing is written then.
         """
         title = title_of(question) if question else None
-        sealed_title = self.vault.sealed({"title": title})["title"] if title else ""
+        sealed_title = self.vault.seal(title, "title") if title else ""
         asked = [] if question is None else [question_json(question, answer.created_at)]
         messages = [*asked, answer.session_json()]
         sealed, added = seal_messages(messages, self.vault)

@@ -62,7 +62,7 @@ class RunningTurns:
 
     async def write(self, session_id: str, turn: RunningTurn) -> bool:
         """Store the turn, and return whether to continue it: False if a client has cancelled it or deleted its session."""
-        sealed = self.vault.sealed({"message": json.dumps(asdict(turn))})["message"]
+        sealed = self.vault.seal(json.dumps(asdict(turn)), "message")
         both = [keys.session_turn(session_id), keys.session(session_id)]
         return bool(await self.redis.run_script(_WRITE, both, [turn.id, sealed, self.lease_ms]))
 
@@ -73,9 +73,7 @@ class RunningTurns:
     async def get(self, session_id: str) -> RunningTurn | None:
         """Return the session's running turn, or None."""
         stored = await self.redis.hget(keys.session_turn(session_id), "message")
-        if stored is None:
-            return None
-        return RunningTurn(**json.loads(self.vault.opened({b"message": stored})[b"message"]))
+        return None if stored is None else RunningTurn(**json.loads(self.vault.unseal(stored, "message")))
 
     async def cancel(self, session_id: str) -> None:
         """Ask the server that runs the session's turn to end it."""

@@ -19,7 +19,7 @@ from everlong_server.store.records import now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.hashes import owned_hash
-from everlong_server.store.redis.index import page
+from everlong_server.store.redis.index import stored_page
 from everlong_server.store.redis.scripts import CLAIMING, flat
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.vault import MESSAGES, Vault
@@ -169,11 +169,8 @@ class Batches:
     async def newest(self, limit: int, after: str | None) -> tuple[list[Batch], bool]:
         """Return a page of batches, newest first, and whether more follow."""
         assert self.tenant is not None, "a list of batches takes a tenant"
-        ids, more = await page(self.redis, keys.batches(self.tenant), limit, after)
-        async with self.redis.pipeline(transaction=False) as pipe:
-            for batch_id in ids:
-                pipe.hgetall(keys.batch(batch_id))
-            return [Batch.of(self.vault.opened(stored)) for stored in await pipe.execute() if stored], more
+        found, more = await stored_page(self.redis, keys.batches(self.tenant), keys.batch, limit, after)
+        return [Batch.of(self.vault.opened(stored)) for stored in found], more
 
     async def cancel(self, batch_id: str) -> str | None:
         """Ask the worker to end the batch, if it is still being checked or answered. Returns the status after it."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from everlong_server.errors import NotFound
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.keys import Key
 
 # Removes an id from an index. Keeps its score for an hour, so that a client can delete what it lists page by page and still
 # continue after a deleted id.
@@ -30,6 +31,17 @@ async def page(redis: Client, index: str, limit: int, after: str | None) -> tupl
         start = await _rank_after_deleted(redis, index, after) if rank is None else int(rank) + 1
     members = await redis.zrevrange(index, start, start + limit)
     return [member.decode() for member in members[:limit]], len(members) > limit
+
+
+async def stored_page(
+    redis: Client, index: str, key: Key, limit: int, after: str | None
+) -> tuple[list[dict[bytes, bytes]], bool]:
+    """Return a page like `page`, as the hashes that store its objects. `key`: of these hashes. Skips objects that are gone."""
+    ids, more = await page(redis, index, limit, after)
+    async with redis.pipeline(transaction=False) as pipe:
+        for id in ids:
+            pipe.hgetall(key(id))
+        return [stored for stored in await pipe.execute() if stored], more
 
 
 async def _rank_after_deleted(redis: Client, index: str, after: str) -> int:
