@@ -28,8 +28,8 @@ from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.device.runner import Runner
 from everlong_server.process.loading import load
 from everlong_server.settings import load_settings
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 
 QUESTIONS: dict[str, Sequence[str]] = {
     "facts": (

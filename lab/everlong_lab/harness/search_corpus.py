@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from everlong_models.text.embedder import Embedder
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id, now
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.vectors import VectorBuilds, Vectors
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 
 
 class SearchCorpus:

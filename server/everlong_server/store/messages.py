@@ -9,7 +9,7 @@ from typing import Any
 
 from everlong_models import ToolCall
 from everlong_server.store.records import new_id
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 from everlong_server.store.vault import MESSAGES, Vault
 
 

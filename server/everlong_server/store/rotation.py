@@ -32,7 +32,7 @@ return 1
 
 @dataclass(slots=True)
 class RotationCounts:
-    """How many values of Redis and how many blobs were encrypted anew."""
+    """How many values of Redis and how many blobs were encrypted again."""
 
     values: int = 0
     blobs: int = 0

@@ -29,8 +29,8 @@ from everlong_server.engine.answering.evidence.templates import REFUSAL
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 
 RECALL_PASSAGES: int = Settings.model_fields["recall_passages"].default
 _MAX_UNPRODUCTIVE = 100

@@ -34,7 +34,8 @@ from everlong_server.errors import InvalidRequest, ServerError
 from everlong_server.services import Services
 from everlong_server.store.messages import Citation
 from everlong_server.store.records import Document, Message
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import Passages
+from everlong_server.store.texts.passage import Passage
 
 _BETWEEN_BLOCKS = "\n\n"
 _ERROR = "Error: "

@@ -20,7 +20,7 @@ from everlong_server.engine.answering.events import (
 from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.store import responses as store
 from everlong_server.store.messages import AnswerMessage, Citation, evidence_json
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 
 
 def response_view(response: store.Response) -> dict[str, Any]:

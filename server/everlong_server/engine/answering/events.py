@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from everlong_server.store.messages import AnswerMessage
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 
 E_co = TypeVar("E_co", covariant=True)
 

@@ -18,9 +18,9 @@ from everlong_server.engine.documents.token_offsets import Span, TokenOffsets
 from everlong_server.errors import NotFound
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Session, reading_id
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.texts.passage import Passage
 
 
 @dataclass(frozen=True, slots=True)

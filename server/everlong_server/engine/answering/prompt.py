@@ -15,7 +15,7 @@ from everlong_server.engine.answering.evidence.grounding import (
     select_passages_in_segment,
     select_passages_in_window,
 )
-from everlong_server.engine.answering.evidence.templates import WITH_TOOLS, Template, template_of
+from everlong_server.engine.answering.evidence.templates import WITH_TOOLS, Template
 from everlong_server.engine.answering.retrieval import Retriever, SharedRetrieval
 from everlong_server.engine.answering.search.question import is_personal, search_query
 from everlong_server.engine.answering.search.rewriting import QueryRewriter
@@ -23,7 +23,8 @@ from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import TooLarge
 from everlong_server.store.records import Message
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import Passages
+from everlong_server.store.texts.passage import Passage
 
 LINE_BREAK = "\n"
 """Prompt for continuing an answer whose last token filled a segment. The state has every token by then, but decoding needs at least one."""
@@ -51,7 +52,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a prompt before the question: the tokens of `lead`, then `text`, with `evidence`. `visible`, `own`: see `Prompt`."""
+    """The part of a prompt before the question: the tokens of `lead`, then `text`, with `evidence`. `visible`, `own`: what becomes
+    `visible_kept` and `attended_before` of the `Prompt`."""
 
     lead: list[int]
     evidence: list[Passage]
@@ -63,11 +65,10 @@ class _Part:
 class PromptBuilder:
     """Builds the prompts of one model."""
 
-    def __init__(self, engine: Engine, passages: Passages, template: Template | None = None) -> None:
-        """`template`: None takes that of the model."""
+    def __init__(self, engine: Engine, passages: Passages, template: Template) -> None:
         self._engine = engine
-        self._template = template or template_of(engine.model)
-        self._retriever = Retriever(engine, passages, self._template)
+        self._template = template
+        self._retriever = Retriever(engine, passages, template)
 
     async def prompt(
         self, context: TurnContext, content: str, recall: Recall, tools: Sequence[Tool] = (), *, may_decline: bool = True,

@@ -24,9 +24,10 @@ from everlong_server.engine.answering.search.question import (
 from everlong_server.engine.answering.search.rewriting import QueryRewriter
 from everlong_server.engine.answering.turn_context import Exchange, TurnContext
 from everlong_server.engine.device.engine import Engine
-from everlong_server.store.search.passages import Found, Passage, Passages
+from everlong_server.store.search.passages import Found, Passages
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.terms import words
+from everlong_server.store.texts.passage import Passage
 
 _MOST_REPEATED = 0.25
 """If the previous question and its answer would take a larger share of the evidence's tokens, they are not repeated."""

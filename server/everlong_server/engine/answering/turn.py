@@ -45,9 +45,10 @@ from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import new_id, now
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota, TokenCost
+from everlong_server.store.texts.passage import Passage
 
 _SHARED_TOKENS = 4
 """Number of tokens before a continuation that are decoded with it: a character or space can be split between the two."""
@@ -81,7 +82,7 @@ class Turn:
 
     id: str = field(default_factory=partial(new_id, "msg"))
     retrieval: SharedRetrieval = field(default_factory=SharedRetrieval)
-    """The turns of other answers to the same message can have the same."""
+    """Shared by the turns of all answers to one message."""
     events: TurnEvents = field(init=False)
     evidence: Sequence[Passage] | None = None
     """What the search found; None before that."""

@@ -27,8 +27,8 @@ from everlong_models.text.tokenizer import ResumePoint, Tokenizer
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)

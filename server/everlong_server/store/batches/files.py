@@ -20,7 +20,7 @@ from everlong_server.store.vault import Vault
 
 Purpose = Literal["batch", "batch_output"]
 _RECORD_BYTES = 512
-"""What a record counts towards the tenant's bytes, beside the file."""
+"""What a record counts towards the tenant's bytes, in addition to the file."""
 
 # Removes members of an index whose objects have expired: at most some of the oldest. KEYS: index. ARGV: prefix of the objects' keys
 REMOVE_EXPIRED = """

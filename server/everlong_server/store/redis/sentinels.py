@@ -31,7 +31,7 @@ class SentinelsOfService(Sentinel):
     """redis-py's Sentinels, which find the master that the latest failover chose.
 
     redis-py takes the master that the first Sentinel names. A client that reaches both sides of a parted network would then stay with the
-    old master, because the Sentinel beside it has not heard of the new one.
+    old master, because the Sentinel on its side has not heard of the new one.
     """
 
     def __init__(self, hosts: Sequence[tuple[str, int]], service: str, **options: Any) -> None:

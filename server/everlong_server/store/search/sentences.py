@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,7 @@ from everlong_server.store.search.figures.find import Figure
 from everlong_server.store.search.ranking import Floats, Indexed, weighted
 from everlong_server.store.search.rows import rows
 from everlong_server.store.search.terms import terms_of
-
-if TYPE_CHECKING:
-    from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 
 # A full stop after a short word with a capital, such as Mr., Dr. or J., ends no sentence.
 FULL_STOP = r"\.(?<!\b[A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z][a-z]\.)"
@@ -45,7 +42,7 @@ _FIGURE_WEIGHT = 1.0
 """Weight of the figures of the query that a sentence has, 0 to 1. Vectors and the reranker hardly compare dates and numbers: among the rows of a
 year, asked for ten dates, the right row was one of the first three sentences five times without this weight, and ten times with it."""
 _NEIGHBOUR_WEIGHT = 0.3
-"""Weight of the sentences before and after: what "he" means, or the answer to a quoted question, often stands there. Not with the
+"""Weight of the sentences before and after: what "he" means, or the answer to a quoted question, is often there. Not with the
 reranker, which has read these sentences, too."""
 
 _BEGINNING = 200

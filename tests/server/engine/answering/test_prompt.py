@@ -29,9 +29,10 @@ from everlong_server.engine.device.requests import AnswerRequest
 from everlong_server.store.messages import AnswerMessage, Usage
 from everlong_server.store.records import Message, Session
 from everlong_server.store.search.overview import Overview
-from everlong_server.store.search.passages import Found, Passage
+from everlong_server.store.search.passages import Found
 from everlong_server.store.search.splitting import split
 from everlong_server.store.snapshot import Snapshot
+from everlong_server.store.texts.passage import Passage
 from tests.tinymodel import NOVEL, STORY, make_model
 
 ALICE = STORY.read_text()

@@ -24,9 +24,9 @@ from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import KeyMissing, NotFound
 from everlong_server.store.records import Document, new_id
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.splitting import split
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 from everlong_server.store.vault import Vault
 from tests.models.text.tiny_tokenizers import CAPITALS, PIECES, bpe, wordpiece
 from tests.tinymodel import NOVEL, make_tokenizer

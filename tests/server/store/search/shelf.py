@@ -8,8 +8,9 @@ from everlong_server.engine.answering.evidence.grounding import select_passages
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import Passages
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 from tests.tinymodel import STORY
 
 ALICE = STORY.read_text()

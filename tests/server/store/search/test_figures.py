@@ -16,9 +16,9 @@ from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.text.embedder import Embedder
 from everlong_server.engine.answering.search.question import passage_query, search_query
 from everlong_server.store.search.figures.find import figures_in
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.terms import terms_of, words
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 from tests.server.store.search.shelf import ALICE, Shelf
 
 YEAR = [date(2026, 1, 1) + timedelta(days=n) for n in range(365)]

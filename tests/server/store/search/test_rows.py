@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from everlong_server.store.search import sentences
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.ranking import Indexed
 from everlong_server.store.search.rows import Tables, rows
 from everlong_server.store.search.splitting import split
+from everlong_server.store.texts.passage import Passage
 from tests.server.store.search.shelf import Shelf
 
 HEADER = "order,date,customer,town,product,quantity,price,payment,status,remark\n"

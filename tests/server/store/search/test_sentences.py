@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.ranking import Indexed
 from everlong_server.store.search.sentences import cut, ordered
+from everlong_server.store.texts.passage import Passage
 
 WORDS = Indexed(None, 9, 4000, "en")
 VECTORS = Indexed(None, 9, 4000, "en", np.zeros((9, 2), np.float16))

@@ -16,9 +16,9 @@ from everlong_server.engine.answering.evidence.templates import REFUSAL
 from everlong_server.engine.answering.search.number_words import DIGITS, in_digits
 from everlong_server.engine.answering.search.question import STOP_WORDS
 from everlong_server.store.messages import Citation
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.sentences import FULL_STOP, MARKS
 from everlong_server.store.search.terms import language_of, words
+from everlong_server.store.texts.passage import Passage
 
 _MIN_SUPPORT = 0.6
 """Share of a sentence's weight that the cited passages must have together."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from everlong_server.engine.answering.evidence.templates import TEMPLATE, Template
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 
 _SAVED = 8
 """Tokens that a passage can save, at most, because it is joined to an adjacent one."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from everlong_server.store.search.figures.find import Figure, figures_in
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.query import Query
 from everlong_server.store.search.terms import other_stop_words, words
+from everlong_server.store.texts.passage import Passage
 
-# Words that are not searched for beside others: grammar, words of questions, greetings.
+# Words that are not searched for if a message has others: grammar, words of questions, greetings.
 STOP_WORDS = frozenset(
     re.findall(
         r"\w+",

@@ -9,7 +9,8 @@ from typing import Any
 from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS, TextSearch
 from everlong_server.errors import InvalidRequest, missing_in
 from everlong_server.store.records import new_id
-from everlong_server.store.search.passages import Passage, Passages
+from everlong_server.store.search.passages import Passages
+from everlong_server.store.texts.passage import Passage
 from everlong_server.store.vector_stores.file_search import SearchCall, SearchResult
 from everlong_server.store.vector_stores.filters import accepts
 from everlong_server.store.vector_stores.records import StoredFile

@@ -8,9 +8,10 @@ from everlong_server.engine.admission import admitted
 from everlong_server.engine.answering.search.question import passage_query
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.store.search.passages import SEARCHERS, Passage, Passages
+from everlong_server.store.search.passages import SEARCHERS, Passages
 from everlong_server.store.search.query import PassageFilter
 from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.texts.passage import Passage
 
 MAX_DOCUMENTS = 256
 """Maximum number of documents in one search. Each has two open files while it is searched."""

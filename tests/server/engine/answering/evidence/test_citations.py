@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everlong_server.engine.answering.evidence.citations import cite
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 
 BOATS = (
     "The club owns fourteen boats: six single sculls, four doubles, three quads and one eight named Persephone. "

@@ -17,8 +17,8 @@ from everlong_server.engine.answering.evidence.templates import (
 )
 from everlong_server.engine.answering.turn_context import Exchange
 from everlong_server.store.search.overview import Overview
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.splitting import split
+from everlong_server.store.texts.passage import Passage
 from tests.tinymodel import STORY
 
 ALICE = STORY.read_text()

@@ -13,7 +13,7 @@ from everlong_server.engine.answering.search.question import (
     stands_alone,
     texts_lack_answer,
 )
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 
 
 @pytest.mark.parametrize(
