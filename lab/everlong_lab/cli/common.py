@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
 from everlong_client.cli.uploads import exit_on_sigterm
+from everlong_lab.harness.progress import Progress
 from everlong_server.cli.common import chosen_models_dir, err, fail, out
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ TextFolders = Annotated[list[Path], Option(help="Find the texts in this folder. 
 MoreData = Annotated[
     Path | None, Option(envvar="EVERLONG_DATA", help="Also use FairytaleQA and SQuAD, from this folder.")
 ]
+ModelOption = Annotated[str | None, Option(help="Measure this model; default: the packaged backbone.")]
+MemoryOption = Annotated[str | None, Option(help="Use this memory around a backbone; default: window.")]
 Output = Annotated[Path | None, Option("--json", help="Write the figures to this file.", callback=writable)]
 Device = Annotated[str, Option(help="Run on cpu, cuda, ….")]
 Seed = Annotated[int, Option(help="Choose the sample by this seed.", min=0)]
@@ -68,14 +72,14 @@ def progress(message: str) -> None:
 
 
 @contextmanager
-def progress_bar(what: str = "") -> Iterator[Callable[[str, float], None]]:
-    """Show a bar during the block. Yields a function that takes what is being done, and the share of everything that is done."""
+def progress_bar(what: str = "") -> Iterator[Progress]:
+    """Show a bar during the block."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err) as bar:
         shown = bar.add_task(what, total=1.0)
-        yield lambda what, done: bar.update(shown, description=what[:60], completed=done)
+        yield lambda what, done: bar.update(shown, description=escape(what[:60]), completed=done)
 
 
 def load(
@@ -154,8 +158,10 @@ def write(document: dict[str, Any], output: Path | None) -> None:
         err.print(f"written to {output}")
 
 
-def show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: Any) -> None:
-    """Print `rows` as a table; write them to `output` with the command, the machine and `more`."""
+def show(
+    title: str, rows: list[dict[str, Any]], output: Path | None, *, notes: Sequence[str] = (), **more: Any
+) -> None:
+    """Print `rows` as a table, and `notes`; write them to `output` with the command, the machine and `more`."""
     from everlong_lab.harness.report import machine
 
     if not rows:
@@ -166,6 +172,9 @@ def show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: An
     for row in rows:
         table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else f"{value}" for value in row.values()))
     out.print(table)
+    for note in notes:
+        out.print(f"[dim]{note}[/]")
+    more |= {"notes": notes} if notes else {}
     write({"command": command(), "machine": machine(), "rows": rows, **more}, output)
 
 

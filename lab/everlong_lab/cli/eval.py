@@ -13,6 +13,8 @@ from typer import Argument, Option, Typer
 from everlong_lab.cli.common import (
     DataDir,
     Device,
+    MemoryOption,
+    ModelOption,
     Output,
     Seed,
     Threads,
@@ -20,6 +22,7 @@ from everlong_lab.cli.common import (
     load,
     names_of,
     progress,
+    progress_bar,
     reported,
     show,
     sizes,
@@ -27,10 +30,9 @@ from everlong_lab.cli.common import (
     write,
 )
 from everlong_lab.cli.remembers import remembers
-from everlong_server.cli.common import ModelsDir, err, fail, out
+from everlong_server.cli.common import ModelsDir, fail, out
 
 if TYPE_CHECKING:
-    from everlong_lab.eval.progress import EvalResult
     from everlong_lab.eval.seeds import SeededModel
     from everlong_models.model import Model
     from everlong_server.engine.answering.evidence.grounding import Recall
@@ -50,8 +52,6 @@ ModelNames = Annotated[
 eval.command()(remembers)
 
 Plot = Annotated[Path | None, Option(help="Write a plot to this file, as PNG.", callback=_drawable)]
-ModelOption = Annotated[str | None, Option(help="Measure this model; default: the packaged backbone.")]
-MemoryOption = Annotated[str | None, Option(help="Use this memory around a backbone; default: window.")]
 
 
 @eval.command()
@@ -207,7 +207,7 @@ def grounded(
     from everlong_server.settings import SettingsError, load_settings
     from everlong_server.store.redis.embedded import EmbeddedRedisError
 
-    with reported(SettingsError, ServerError, EmbeddedRedisError):
+    with reported(SettingsError, ServerError, EmbeddedRedisError), progress_bar("loading") as bar:
         settings = load_settings()
         given = {"model": model or settings.model, "memory": memory or settings.memory}
         plan = GroundedPlan(
@@ -221,7 +221,7 @@ def grounded(
             template=names_of(template, TEMPLATES, "--template")[0],
             recall=None if recall is None else _recall(recall),
         )
-        report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
+        report, cells = evaluate(settings.model_copy(update=given), plan, data, bar)
     report.show(out)
     write(report.document(command=command()) | {"cells": [asdict(cell) for cell in cells]}, output)
 
@@ -321,11 +321,11 @@ def babilong(
     models_dir: ModelsDir = None,
 ) -> None:
     """Measure BABILong (questions about facts hidden in books, qa1 to qa5), next to published results."""
-    from everlong_lab.eval.progress import measure_babilong
+    from everlong_lab.eval.result import measure_babilong
     from everlong_lab.tasks.babi import LABELS
 
     chosen = names_of(tasks, LABELS, "--tasks")
-    with reported():
+    with reported(), progress_bar() as bar:
         measured = measure_babilong(
             load(model, models_dir, threads, memory=memory, device=device),
             plain=plain,
@@ -336,9 +336,9 @@ def babilong(
             seed=seed,
             rows=rows,
             data=data,
-            console=err,
+            progress=bar,
         )
-    _show_measured(measured, output)
+    show(measured.title, measured.rows, output, **measured.figures)
 
 
 @eval.command()
@@ -363,10 +363,10 @@ def dialogue(
 ) -> None:
     """Measure CMU-DoG (responses in a dialogue about a document), next to published results."""
     from everlong_lab.eval.dialogue import WAYS
-    from everlong_lab.eval.progress import measure_dialogue
+    from everlong_lab.eval.result import measure_dialogue
 
     chosen = None if ways is None else names_of(ways, WAYS, "--ways")
-    with reported():
+    with reported(), progress_bar() as bar:
         measured = measure_dialogue(
             load(model, models_dir, threads, memory=memory, device=device),
             ways=None if chosen is None else [way for way in WAYS if way in chosen],
@@ -374,12 +374,6 @@ def dialogue(
             written=written,
             seed=seed,
             data=data,
-            console=err,
+            progress=bar,
         )
-    _show_measured(measured, output)
-
-
-def _show_measured(measured: EvalResult, output: Path | None) -> None:
     show(measured.title, measured.rows, output, **measured.figures)
-    for note in measured.notes:
-        out.print(f"[dim]{note}[/]")

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-from rich.markup import escape
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
 
 from everlong_client.cli.uploads import exit_on_sigterm
-from everlong_lab.cli.common import command, reported, write
+from everlong_lab.cli.common import command, progress_bar, reported, write
 from everlong_lab.eval import questions as measured
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
-from everlong_server.cli.common import err, out
+from everlong_server.cli.common import out
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.evidence.templates import INSTRUCT
 from everlong_server.errors import ServerError
@@ -34,17 +31,12 @@ def run(
     with (
         exit_on_sigterm(),
         reported(SettingsError, ServerError, RuntimeError, httpx.HTTPError),
-        Bar(TextColumn("{task.description}"), BarColumn(), console=err, transient=True) as bar,
+        progress_bar() as progress,
     ):
         asked = measured.questions(file)
         if one_session:
             asked = measured.in_one_session(asked)
         found = measured.find_texts((question.text for question in asked), folders)
-        task = bar.add_task("", total=1.0)
-
-        def progress(what: str, share: float) -> None:
-            bar.update(task, description=escape(what[:60]), completed=share)
-
         if evidence_only:
             settings = load_settings()
             limits = recall or Recall(settings.recall_passages, settings.recall_tokens or INSTRUCT.tokens)

@@ -10,6 +10,8 @@ from typer import Option
 from everlong_lab.cli.common import (
     DataDir,
     Device,
+    MemoryOption,
+    ModelOption,
     Output,
     Seed,
     Threads,
@@ -21,13 +23,13 @@ from everlong_lab.cli.common import (
     show,
     sizes,
 )
-from everlong_server.cli.common import ModelsDir, out
+from everlong_server.cli.common import ModelsDir
 
 
 def remembers(
     data: DataDir = Path("data"),
-    model: Annotated[str | None, Option(help="Measure this model; default: the packaged backbone.")] = None,
-    memory: Annotated[str | None, Option(help="Use this memory around a backbone; default: window.")] = None,
+    model: ModelOption = None,
+    memory: MemoryOption = None,
     options: Annotated[str | None, Option(help='Set options of the memory: JSON, such as {"entries": 256}.')] = None,
     sets: Annotated[str, Option(help="Use these sets of questions.")] = "squality,qmsum,fairytaleqa,squad",
     lengths: Annotated[
@@ -78,5 +80,3 @@ def remembers(
         loaded = load(model, models_dir, threads, memory=memory, options=options_of(options), device=device)
         rows, figures = evaluate(loaded, plan, data, output, progress)
     show(f"everlong eval remembers: {loaded.name}, {loaded.memory_name}", rows, output, **figures)
-    for note in figures["notes"]:
-        out.print(f"[dim]{note}[/]")

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 
 from everlong_lab.harness.process import Process
+from everlong_lab.harness.progress import Progress
 from everlong_lab.harness.report import Report
 from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_lab.harness.sse_timing import StreamTimer
@@ -41,8 +42,6 @@ _HEAD_BYTES = 1024
 _MAX_BYTES = 1 << 32
 _PATIENCE = 600.0
 """Seconds without progress after which the vectors of a document that is read are given up: their building may have failed."""
-Progress = Callable[[str, float], None]
-"""Called with what is being done, and the share of everything that is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from everlong_lab.corpora.sources import read
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
-from everlong_lab.eval.questions import Progress, text_of
+from everlong_lab.eval.questions import text_of
+from everlong_lab.harness.progress import Progress
 from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_lab.rerank.examples import DATA_SETS, of_sources
 from everlong_models.errors import DataError
@@ -36,8 +37,8 @@ from everlong_server.engine.answering.evidence.templates import INSTRUCT, follow
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.engine.answering.turn_context import Exchange
 from everlong_server.store.records import Document
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 
 ROOM = (300, 500, 800)
 """Numbers of tokens of evidence, equally frequent."""

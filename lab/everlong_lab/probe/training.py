@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everlong_lab.eval.answer_scores import missing
-from everlong_lab.eval.questions import Progress
+from everlong_lab.harness.progress import Progress
 from everlong_lab.probe.prompts import LabelledPrompt
 from everlong_models import AnswerProbe, Backbone, Model
 from everlong_models.errors import DataError

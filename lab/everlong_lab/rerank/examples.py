@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from everlong_lab.corpora.sources import Source, read
 from everlong_lab.eval.labelled import LabelledQuestion, overlaps, places, questions, texts_of
-from everlong_lab.eval.questions import Progress
+from everlong_lab.harness.progress import Progress
 from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models.errors import DataError
 from everlong_models.text.embedder import Embedder

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from everlong_lab.cli.eval import eval as command
@@ -202,7 +201,7 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
         sets=("squad",), lengths=(100,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
     )
     report, (cell,) = grounded.evaluate(
-        settings.model_copy(update={"model": str(tiny_model)}), plan, data, Console(quiet=True)
+        settings.model_copy(update={"model": str(tiny_model)}), plan, data, lambda what, done: None
     )
     rows = {row["way"]: row for row in report.rows}
     refusals = ["refuses wrongly", "refuses what is not in it", "refuses what it nearly holds"]
@@ -235,7 +234,7 @@ def test_evidence_is_searched_for_as_the_template_shows_it(
         sets=("squad",), lengths=(100,), ways=(), searches=2, recall=grounded.Recall(2, 300), template=template
     )
     _, (cell,) = grounded.evaluate(
-        settings.model_copy(update={"model": str(tiny_model)}), plan, data, Console(quiet=True)
+        settings.model_copy(update={"model": str(tiny_model)}), plan, data, lambda what, done: None
     )
     assert cell.ranks == [1, 1]
     assert set(asked) == {by_sentences}

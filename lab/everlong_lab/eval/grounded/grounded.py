@@ -11,17 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
 from everlong_lab.eval.answer_scores import squad
 from everlong_lab.eval.grounded.backbone_baseline import BackboneBaseline
 from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank, stated
 from everlong_lab.eval.grounded.questions import SourceText, Span, texts
 from everlong_lab.eval.grounded.report import TEMPLATES, GroundedPlan, GroundedScores, report
 from everlong_lab.eval.grounded.scores import declines, holds
-from everlong_lab.eval.questions import Progress
+from everlong_lab.harness.progress import Progress
 from everlong_lab.harness.report import Report
 from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models import Model, SamplingParams
@@ -38,7 +34,7 @@ from everlong_server.services import Services, run_services, tenant_services
 from everlong_server.settings import Settings
 from everlong_server.store.records import DEFAULT_TENANT, Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
-from everlong_server.store.search.passages import Passage
+from everlong_server.store.texts.passage import Passage
 
 _MAX_UNPRODUCTIVE = 50
 """Stop after this many documents in a row without a new question; a stretch of a text may not hold all of its questions."""
@@ -48,27 +44,23 @@ BRIEFLY = " Answer in a few words."
 
 
 def evaluate(
-    settings: Settings, plan: GroundedPlan, data: Path, console: Console
+    settings: Settings, plan: GroundedPlan, data: Path, progress: Progress
 ) -> tuple[Report, list[GroundedScores]]:
     """Measure, and return a report with the results it was made from. `data`: folder of data sets.
 
-    Progress is shown on `console`. Raises `DataError`, and what a server raises that cannot start.
+    Raises `DataError`, and what a server raises that cannot start.
     """
     if plan.ways:
         squad("", [""])  # fail now, not after an hour, if a library is missing
     # The folder's path must be short, because it holds a Unix socket.
-    with (
-        tempfile.TemporaryDirectory(prefix="everlong-") as folder,
-        Bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar,
-    ):
-        task = bar.add_task("loading", total=1.0)
+    with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
         found = {name: texts(data, name, plan.split) for name in plan.sets}
-        model = load(settings, lambda message: bar.update(task, description=message))
+        model = load(settings, lambda message: progress(message, 0.0))
         novels = Novels(books(data / "books"), lambda text: len(model.tokenizer.encode(text)))
         return asyncio.run(
             _evaluate(
                 settings.model_copy(update={"data_dir": Path(folder), "redis_url": None, "blob_url": None}), model, plan,
-                found, novels, lambda what, done: bar.update(task, description=what, completed=done),
+                found, novels, progress,
             )
         )  # fmt: skip
 

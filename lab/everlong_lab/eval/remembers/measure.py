@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 from everlong_lab.eval.answer_scores import squad
-from everlong_lab.eval.progress import backbone_of
 from everlong_lab.eval.remembers.contexts import Context, InContext, InMemory, likelihood
 from everlong_lab.eval.remembers.texts import SETS, Remembered
+from everlong_lab.eval.result import backbone_of
 from everlong_lab.harness.search_corpus import SearchCorpus
 from everlong_models import Model
 from everlong_models.errors import ConfigError
 from everlong_models.memories.window import Window, WindowConfig
-from everlong_server.engine.answering.evidence.grounding import Recall, select_passages
+from everlong_server.engine.answering.evidence.grounding import select_passages
 from everlong_server.engine.answering.evidence.templates import template_of
 from everlong_server.engine.answering.search.question import search_query
 from everlong_server.settings import Settings
-from everlong_server.store.search.passages import Passage
 from everlong_server.store.search.vectors import load_embedder
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passage import Passage
 
 WAYS = {
     "nothing": "the question alone",
@@ -45,13 +45,15 @@ _ROOM = 1024
 """Positions for a question and its answer behind a text in the backbone's context; at most half of all."""
 _LONGEST = 160
 """Tokens of a reference answer that are scored."""
+_WRITTEN = 48
+"""Tokens of an answer that is generated, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemembersPlan:
     """What to measure. `documents`: number per set and length. `questions`: number per document. `written`: how many of them
-    are also answered. `most`: longest document for the backbone's context, in tokens, if its positions allow it. `recall`:
-    None: the server's default. `embeddings`: whether passages are also searched by meaning, as the server's setting."""
+    are also answered. `most`: longest document for the backbone's context, in tokens, if its positions allow it.
+    `embeddings`: whether passages are also searched by meaning, as the server's setting."""
 
     sets: tuple[str, ...] = tuple(SETS)
     lengths: tuple[int, ...] = (4_000, 16_000, 64_000)
@@ -62,9 +64,7 @@ class RemembersPlan:
     split: str = "test"
     seed: int = 0
     most: int = 32_000
-    recall: Recall | None = None
     embeddings: str = "auto"
-    max_tokens: int = 48
 
 
 @dataclass(slots=True)
@@ -193,14 +193,14 @@ class Measuring:
             answer = tokenizer.encode(asked.answers[0])[:_LONGEST]
             kept.setdefault("likelihood", {})[way] = likelihood(context, prompt, answer)
             if n < self._plan.written:
-                written = tokenizer.decode(context.write(prompt, tokenizer.eos_ids, self._plan.max_tokens))
+                written = tokenizer.decode(context.write(prompt, tokenizer.eos_ids, _WRITTEN))
                 kept.setdefault("answers", {})[way] = written
                 kept.setdefault("f1", {})[way] = squad(written, asked.answers)[0]
 
     async def _passages(self, document: Remembered) -> list[str]:
         """Return for each question the text with passages that the server would put before it; "" if it finds none."""
         template = template_of(self._model)
-        recall = self._plan.recall or Recall(Settings.model_fields["recall_passages"].default, template.tokens)
+        most = Settings.model_fields["recall_passages"].default
         with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
             corpus = SearchCorpus(Blobs(f"file://{folder}"), load_embedder(self._plan.embeddings))
             stored = await corpus.add(document.text)
@@ -210,9 +210,9 @@ class Measuring:
                 passages: list[Passage] = []
                 if query is not None:
                     by_sentences = template.gap is not None
-                    result = await corpus.passages.find([stored.id], query, recall.passages, by_sentences=by_sentences)
+                    result = await corpus.passages.find([stored.id], query, most, by_sentences=by_sentences)
                     passages = result.passages
-                found.append(select_passages(passages, "", recall.tokens, self.count, template)[1])
+                found.append(select_passages(passages, "", template.tokens, self.count, template)[1])
             return found
 
 

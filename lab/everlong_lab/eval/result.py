@@ -1,19 +1,18 @@
-"""Measure for `everlong eval babilong` and `dialogue` with a progress bar; return tables and figures."""
+"""`EvalResult`: what `everlong eval babilong` and `dialogue` measure: a table, and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from everlong_lab.eval.answer_scores import overlap_scores
 from everlong_lab.eval.babilong import babilong, parse_length, table
 from everlong_lab.eval.dialogue import Way, default_ways, dialogue, sample
 from everlong_lab.eval.dialogue import table as of_dialogue
+from everlong_lab.harness.progress import Progress
 from everlong_lab.tasks.babi import BabiTask
 from everlong_lab.tasks.dialogue import dialogues
 from everlong_models.backbone.backbone import Backbone
@@ -22,11 +21,10 @@ from everlong_models.model import Model
 
 
 class EvalResult(NamedTuple):
-    """`rows`: the table. `notes`: what a reader must know. `figures`: everything, for `--json`."""
+    """`rows`: the table. `figures`: everything else, for `--json`; `notes` among it is what a reader must know."""
 
     title: str
     rows: list[dict[str, Any]]
-    notes: list[str]
     figures: dict[str, Any]
 
 
@@ -41,7 +39,7 @@ def measure_babilong(
     seed: int,
     rows: int | None,
     data: Path,
-    console: Console,
+    progress: Progress,
 ) -> EvalResult:
     """Measure BABILong. `plain`: use only the model's backbone. Raises what `babilong` raises."""
     run, notes = list(lengths), []
@@ -56,21 +54,20 @@ def measure_babilong(
             notes.append(f"not run: {', '.join(left)}; the backbone's window holds {positions:,} tokens")
     # A memory trained here has learnt the bare form; other models must be told the task.
     used = prompt if prompt != "auto" else "bare" if model.trained and model.tuned and not plain else "few-shot"
-    with _bar(console) as bar:
-        shown = bar.add_task("", total=len(tasks) * len(run) * samples)
-        found = babilong(
-            backbone_of(model) if plain else model.memory,
-            model.tokenizer,
-            data=data,
-            tasks=tasks,
-            lengths=run,
-            samples=samples,
-            prompt=used,
-            seed=seed,
-            rows=rows,
-            progress=lambda task, length: bar.update(shown, advance=1, description=f"{task} {length}"),
-        )
-        cells = list(found)
+    total, done = len(tasks) * len(run) * samples, count(1)
+    found = babilong(
+        backbone_of(model) if plain else model.memory,
+        model.tokenizer,
+        data=data,
+        tasks=tasks,
+        lengths=run,
+        samples=samples,
+        prompt=used,
+        seed=seed,
+        rows=rows,
+        progress=lambda task, length: progress(f"{task} {length}", next(done) / total),
+    )
+    cells = list(found)
     name = f"{model.name}, {'its own window' if plain else model.memory_name}"
     notes.append(
         f"{samples} questions per task and length, {used} prompt, seed {seed}; 95 % intervals (Wilson). An answer is right if its "
@@ -80,13 +77,12 @@ def measure_babilong(
     return EvalResult(
         f"everlong eval babilong: {name}",
         table(name, cells, lengths),
-        notes,
         figures | {"notes": notes, "cells": [asdict(cell) for cell in cells]},
     )
 
 
 def measure_dialogue(
-    model: Model, *, ways: Sequence[Way] | None, samples: int, written: int, seed: int, data: Path, console: Console
+    model: Model, *, ways: Sequence[Way] | None, samples: int, written: int, seed: int, data: Path, progress: Progress
 ) -> EvalResult:
     """Measure dialogue. `ways`: default `default_ways`. Raises what `dialogue` raises."""
     overlap_scores(["a"], ["a"])  # fail now, not after an hour, if a library is missing
@@ -94,14 +90,12 @@ def measure_dialogue(
     own = getattr(model.memory, "backbone", None)
     backbone = own if isinstance(own, Backbone) else None
     ways = ways or default_ways(backbone, model.tokenizer, sampled)
-    with _bar(console) as bar:
-        shown = bar.add_task("", total=len(ways) * len(sampled.written))
-
-        def advance(way: Way) -> None:
-            bar.update(shown, advance=1, description=way)
-
-        rows = dialogue(model.memory, backbone, model.tokenizer, sampled=sampled, ways=ways, progress=advance)
-        found = list(rows)
+    total, done = len(ways) * len(sampled.written), count(1)
+    rows = dialogue(
+        model.memory, backbone, model.tokenizer, sampled=sampled, ways=ways,
+        progress=lambda way: progress(way, next(done) / total),
+    )  # fmt: skip
+    found = list(rows)
     name = f"{model.name}, {model.memory_name}"
     notes = [
         f"perplexity of a token over {found[0].responses} responses in {found[0].dialogues} dialogues of the test split, "
@@ -111,7 +105,6 @@ def measure_dialogue(
     return EvalResult(
         f"everlong eval dialogue: {name}",
         of_dialogue(model.name, found),
-        notes,
         figures | {"ways": [one._asdict() for one in found]},
     )
 
@@ -122,14 +115,3 @@ def backbone_of(model: Model) -> Backbone:
     if not isinstance(backbone, Backbone):
         raise ConfigError("model", model.name, f"{model.memory_name} has no backbone to measure without it")
     return backbone
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
