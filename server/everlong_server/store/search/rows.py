@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from everlong_server.store.search.splitting import Piece
+from everlong_server.store.texts.piece import Piece
 
 _FEWEST = 3
 """Rows of a table. Fewer need no row that names the columns."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import IO
 
 from everlong_server.store.search.rows import is_row
+from everlong_server.store.texts.piece import Piece
 
 VERSION = 4
 """Version of the splitting rules. Raise it when passages change: indexes and vectors of another version are then built again."""
@@ -38,17 +38,6 @@ _LETTER = re.compile(r"[^\W\d_]")
 _PLAIN_LEVEL = 7
 """Level of a heading without a mark: below every Markdown heading."""
 _MAX_HEADING = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of a text: offsets in characters and in bytes of its UTF-8, and the text."""
-
-    start: int
-    end: int
-    start_byte: int
-    end_byte: int
-    text: str
 
 
 def split(file: IO[bytes]) -> Iterator[Piece]:

@@ -26,9 +26,10 @@ from everlong_models.text.reranker import Reranker
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.pools import LOW_PRIORITY, Pool
 from everlong_server.store.records import Document
-from everlong_server.store.search.splitting import VERSION, Headings, Piece, split
+from everlong_server.store.search.splitting import VERSION, Headings, split
 from everlong_server.store.search.terms import language_of
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.piece import Piece
 from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,11 @@ from everlong_server.engine.answering.search.question import search_query
 from everlong_server.store.records import Document
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.search.query import Query
-from everlong_server.store.search.splitting import Piece, split
+from everlong_server.store.search.splitting import split
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passage import Passage
+from everlong_server.store.texts.piece import Piece
 from tests.server.store.search.shelf import ALICE, Shelf
 from tests.tinymodel import NOVEL
 
