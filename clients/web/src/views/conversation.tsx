@@ -92,9 +92,7 @@ function Header({ session }: { session: Session }) {
       </a>
       <Menu label="More" sign="⋯">
         <button onClick={changeTitle}>Rename</button>
-        <button onClick={() => void showErrors(() => fork(session.id))} title="Continue in a copy with the same memory">
-          Fork
-        </button>
+        <button onClick={() => void showErrors(() => fork(session.id))}>Continue in a copy</button>
         <button onClick={() => void showErrors(() => exportMarkdown(session))}>Export as Markdown</button>
         <button onClick={() => void showErrors(() => exportJson([session]))}>Export as JSON</button>
         <button

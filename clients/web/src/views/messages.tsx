@@ -11,6 +11,7 @@ import { connection } from "../state/server.js";
 import { type Turn, ask, withdraw } from "../state/turns.js";
 import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
+import { answerAsHtml, answerAsText } from "./copied-answer.js";
 import { Passages } from "./passages.js";
 
 const NEAR = 60; // px from the end within which the view follows the answer
@@ -77,7 +78,11 @@ function Actions({ session, messages, index, last }: { session: Session; message
   const question = messages[index - 1];
   return (
     <div class="actions">
-      <CopyButton text={message.content} label="Copy the answer" />
+      <CopyButton
+        text={answerAsText(message)}
+        html={(button) => answerAsHtml(message, button.closest(".answer")!.querySelector(".markdown")!)}
+        label="Copy the answer"
+      />
       {last && question && (
         <button class="quiet small" title="Ask the question again, in a branch" onClick={() => void showErrors(() => askInBranch(session, question.id, question.content))}>
           Regenerate
