@@ -291,7 +291,7 @@ def test_the_page_that_is_converted_is_shown(tab: Tab, server: Server) -> None:
 def test_a_cancelled_conversion_leaves_no_document(tab: Tab, server: Server, known: bool) -> None:
     """Nothing but a document of the same file that was there before. The other file does not wait for it."""
     text = f"A note that is cancelled, known: {known}."
-    before = server.upload(text)["id"] if known else None
+    before = server.upload(text, filename="wrong.txt")["id"] if known else None
     page, held, upload = tab.open(), list[Route](), "**/v1/documents?filename=wrong.txt*"
     page.route(upload, lambda route: held.append(route))  # noqa: PLW0108 - Playwright marks the function
     page.route("**/v1/conversion", lambda route: route.fulfill(json={"object": "conversion", "page": 3, "pages": 12}))

@@ -23,6 +23,9 @@ export function answerAsText(message: Message): string {
   return notes.length ? `${text.trimEnd()}\n\nSources:\n${notes.join("\n")}` : text;
 }
 
+/** Attributes that mean something on this page only. */
+const OF_THE_PAGE = ["class", "style", "tabindex", "role", "aria-label"];
+
 /** `shown`: the element with the answer's text. */
 export function answerAsHtml(message: Message, shown: Element): string {
   const copy = shown.cloneNode(true) as Element;
@@ -35,6 +38,6 @@ export function answerAsHtml(message: Message, shown: Element): string {
     for (const note of notes) list.append(document.createElement("br"), note);
     copy.append(list);
   }
-  for (const element of copy.querySelectorAll("[class], [tabindex], [role]")) for (const name of ["class", "tabindex", "role", "aria-label"]) element.removeAttribute(name);
+  for (const element of copy.querySelectorAll("*")) for (const name of OF_THE_PAGE) element.removeAttribute(name);
   return copy.innerHTML;
 }
