@@ -91,7 +91,7 @@ def test_a_copied_answer_has_its_sources(new_tab: Callable[..., Tab], server: Se
     )
     notes = ("Sources:", "[2] looking-glass.md, Humpty Dumpty, page 7")
     assert plain == "\n".join(("Built in **1911** [2], and sold.", *text.splitlines()[1:], "", *notes))
-    assert "<p dir=\"auto\">Built in <strong>1911 [2]</strong>, and sold.</p>" in html
+    assert '<p dir="auto">Built in <strong>1911 [2]</strong>, and sold.</p>' in html
     assert "<br>".join(notes) in html
     assert "Copy" not in html
 
