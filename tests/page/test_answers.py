@@ -78,7 +78,7 @@ def test_markdown_is_shown_and_nothing_in_it_is_markup(tab: Tab, server: Server,
 @pytest.mark.long
 def test_copy(new_tab: Callable[..., Tab], talk: str) -> None:
     tab = new_tab(permissions=["clipboard-read", "clipboard-write"])
-    show(tab.page, ANSWER)
+    show(tab.page, ANSWER, evidence=[])
     page = tab.open(talk)
     for button, text in (("Copy the answer", ANSWER), ("Copy the code", 'print("<b>")')):
         page.get_by_role("button", name=button).click()

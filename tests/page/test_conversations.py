@@ -197,7 +197,7 @@ def test_conversations_of_other_programs_are_apart(tab: Tab, server: Server) -> 
     expect(page.locator("h1")).to_have_text("Asked elsewhere alone")
     assert page.locator(".conversations section").last.get_attribute("aria-label") == "From other programs"
     page.get_by_role("button", name="More", exact=True).click()
-    page.get_by_role("button", name="Fork").click()
+    page.get_by_role("button", name="Continue in a copy").click()
     expect(page).not_to_have_url(ids[1])
     expect(page.get_by_role("region", name="Today").get_by_text("Asked elsewhere")).to_be_visible()
     copy = session_of(page)

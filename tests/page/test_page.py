@@ -110,7 +110,7 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     tab = new_tab(tokens=100_000)
     page = tab.open(talk)
     page.get_by_role("button", name="More", exact=True).click()
-    page.get_by_role("button", name="Fork").click()
+    page.get_by_role("button", name="Continue in a copy").click()
     expect(page).not_to_have_url(re.compile(talk))
     fork = session_of(page)
     expect(page.locator(".usage")).to_have_count(1)

@@ -71,6 +71,31 @@ def test_the_number_of_a_source_is_not_copied_into_the_text(
     assert page.evaluate("navigator.clipboard.readText()") == "Built in 1911, and sold."
 
 
+def test_a_copied_answer_has_its_sources(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    """As numbered notes below the text. The passages that the answer does not cite are left out."""
+    (_, stored) = server.http.get(f"/v1/sessions/{talk}/messages").json()["data"]
+    passage = stored["evidence"][0] | {"page": 7, "section": "Humpty Dumpty"}
+    span = {"document_start": passage["start"], "document_end": passage["end"], "page": 7, "section": "Humpty Dumpty"}
+    cited = {"start": 0, "end": 17, "evidence": 1, "document": passage["document"], "filename": "a"} | span
+    tab = new_tab(permissions=["clipboard-read", "clipboard-write"])
+    text = "Built in **1911**, and sold.\n\n```\ncode\n```"
+    show(tab.page, text, citations=[cited], evidence=[stored["evidence"][0], passage])
+    page = tab.open(talk)
+    page.get_by_role("button", name="Copy the answer").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    plain, html = page.evaluate(
+        """async () => {
+          const [item] = await navigator.clipboard.read();
+          return Promise.all(["text/plain", "text/html"].map(async (type) => (await item.getType(type)).text()));
+        }"""
+    )
+    notes = ("Sources:", "[2] looking-glass.md, Humpty Dumpty, page 7")
+    assert plain == "\n".join(("Built in **1911** [2], and sold.", *text.splitlines()[1:], "", *notes))
+    assert '<p dir="auto">Built in <strong>1911 [2]</strong>, and sold.</p>' in html
+    assert "<br>".join(notes) in html
+    assert "Copy" not in html
+
+
 def test_the_branches_are_in_view_at_the_end_of_a_long_conversation(tab: Tab, server: Server) -> None:
     past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A line.\n\n" * 200}]
     first = conversation(server, past)

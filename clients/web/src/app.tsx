@@ -6,7 +6,7 @@ import { onKeyDown } from "./lib/shortcuts.js";
 import { dragging } from "./lib/transfer.js";
 import { lastError, sessions, titleOf } from "./state/library.js";
 import { route } from "./state/route.js";
-import { checkServer, connection, restored } from "./state/server.js";
+import { checkServer, connection, restored, slowChanges } from "./state/server.js";
 import { announcement } from "./state/turns.js";
 import { ConversationView } from "./views/conversation.js";
 import { Home } from "./views/home.js";
@@ -40,6 +40,13 @@ export function App() {
         {announcement.value}
       </div>
       {session && dragging.value && <div class="drop-hint">Drop the documents to add them to this conversation</div>}
+      <div role="status">
+        {slowChanges.value > 0 && !lastError.value && (
+          <div class="notice">
+            <span class="pulse" aria-hidden="true" /> Waiting for the server
+          </div>
+        )}
+      </div>
       <ErrorNotice />
       <KeyDialog />
       <HelpDialog />
@@ -75,7 +82,7 @@ function ErrorNotice() {
   return (
     <div role="alert">
       {lastError.value && (
-        <div class="trouble">
+        <div class="notice trouble">
           <span>{lastError.value}</span>
           <button class="quiet" aria-label="Dismiss" onClick={() => (lastError.value = null)}>
             ✕

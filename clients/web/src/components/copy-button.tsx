@@ -5,7 +5,8 @@ import { showErrors } from "../state/library.js";
 
 const SHOWN = 2000; // ms
 
-export function CopyButton({ text, label = "Copy" }: { text: string; label?: string }) {
+/** `html`: returns the same as HTML, for programs that take it. */
+export function CopyButton({ text, html, label = "Copy" }: { text: string; html?: (button: HTMLElement) => string; label?: string }) {
   const [copied, setCopied] = useState(false);
   useEffect(() => {
     if (!copied) return;
@@ -17,9 +18,9 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
       type="button"
       class="quiet small"
       aria-label={copied ? "Copied" : label}
-      onClick={() =>
+      onClick={({ currentTarget }) =>
         void showErrors(async () => {
-          await copy(text);
+          await copy({ "text/plain": text, ...(html && { "text/html": html(currentTarget) }) });
           setCopied(true);
         })
       }
@@ -29,13 +30,17 @@ export function CopyButton({ text, label = "Copy" }: { text: string; label?: str
   );
 }
 
-/** Copies a text. Without the clipboard's interface, which browsers offer to secure addresses only, selects and copies it. */
-async function copy(text: string): Promise<void> {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+/** Copies a text, given by its types. Without the clipboard's interface, which browsers offer to secure addresses only, selects and copies it. */
+async function copy(types: Record<string, string>): Promise<void> {
+  if (navigator.clipboard && globalThis.ClipboardItem) return navigator.clipboard.write([new ClipboardItem(types)]);
   const focused = document.activeElement;
-  const area = document.createElement("textarea");
-  area.value = text;
+  const area = document.createElement("textarea"); // browsers copy only if something is selected
+  area.value = "-";
   area.className = "unseen";
+  area.addEventListener("copy", (event) => {
+    for (const [type, text] of Object.entries(types)) event.clipboardData?.setData(type, text);
+    event.preventDefault();
+  });
   document.body.append(area);
   area.select();
   const done = document.execCommand("copy");

@@ -1,8 +1,8 @@
 /** Markdown as elements of the page. No text becomes markup: HTML in it is shown as it is written. */
-import type { Nodes, Root, TableRow } from "mdast";
+import type { Nodes, TableRow } from "mdast";
 import { type ComponentChildren, Fragment, type VNode, h } from "preact";
 import { useMemo } from "preact/hooks";
-import { extent, isPrice, isSafeLink, leaves, parseMarkdown } from "../lib/markdown.js";
+import { extent, isPrice, isSafeLink, parseMarkdown, place } from "../lib/markdown.js";
 import { CopyButton } from "./copy-button.js";
 import { Formula } from "./formula.js";
 
@@ -32,17 +32,6 @@ interface Context {
 /** Lets the browser find out whether a block is written from right to left. */
 function direction(node: Nodes, { blocks }: Context): { dir?: "auto" } {
   return blocks.has(node) ? { dir: "auto" } : {};
-}
-
-/** Assigns each mark to the last leaf that begins before it. */
-function place(tree: Root, marks: readonly Mark[]): Map<Nodes, Mark[]> {
-  const all = leaves(tree);
-  const placed = new Map<Nodes, Mark[]>();
-  for (const mark of marks) {
-    const leaf = all.findLast((each) => extent(each)[0] < mark.at) ?? all[0];
-    if (leaf) placed.set(leaf, [...(placed.get(leaf) ?? []), mark]);
-  }
-  return placed;
 }
 
 function children(node: Nodes, context: Context): ComponentChildren {

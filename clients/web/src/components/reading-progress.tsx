@@ -9,7 +9,7 @@ export function ReadingProgress({ document }: { document: Document }) {
   if (status === "failed")
     return (
       <p class="bad" role="alert">
-        The server could not read this document{error ? `: ${error.message}` : "."}
+        The server could not read this document{error ? `: ${error.message}` : ""}. Delete it, and upload it again.
       </p>
     );
   const left = progress && rate ? (tokens * (1 - progress)) / progress / rate : null;

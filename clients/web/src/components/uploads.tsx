@@ -5,7 +5,7 @@ import { retryUpload } from "../state/branches.js";
 import type { UploadProblem } from "../state/errors.js";
 import { showErrors } from "../state/library.js";
 import { route } from "../state/route.js";
-import { type Upload, dismissUpload, hasEnded, pauseUpload, resumeUpload, uploads } from "../state/uploads.js";
+import { type Upload, dismissUpload, hasEnded, isSent, pauseUpload, resumeUpload, uploads } from "../state/uploads.js";
 import { Notes } from "./notes.js";
 
 const STATES: Partial<Record<Upload["state"], string>> = { queued: ", waiting for others", paused: ", paused" };
@@ -44,17 +44,15 @@ function UploadCard({ upload }: { upload: Upload }) {
     <>
       <div class="row">
         <span class="title">{file.name}</span>
-        {!ended && sent < file.size && <PauseButton upload={upload} />}
+        {!ended && !isSent(upload) && <PauseButton upload={upload} />}
         {error?.again && (
           <button class="small" aria-label={`Try ${file.name} again`} onClick={() => void showErrors(() => retryUpload(upload))}>
             Try again
           </button>
         )}
-        {(ended || sent < file.size) && (
-          <button class="quiet" aria-label={`${ended ? "Dismiss" : "Cancel"} ${file.name}`} onClick={() => dismissUpload(key)}>
-            ✕
-          </button>
-        )}
+        <button class="quiet" aria-label={`${ended ? "Dismiss" : "Cancel"} ${file.name}`} onClick={() => dismissUpload(key)}>
+          ✕
+        </button>
       </div>
       {error && <Problem problem={error} />}
       {sameAs !== null && (
@@ -67,7 +65,7 @@ function UploadCard({ upload }: { upload: Upload }) {
       )}
       {!ended && (
         <>
-          {page === null && sent < file.size ? (
+          {!isSent(upload) ? (
             <progress aria-label={`Uploading ${file.name}`} max={file.size} value={sent} />
           ) : (
             // The share is unknown until the server has finished the first page.
@@ -96,8 +94,9 @@ function Problem({ problem: { text, detail } }: { problem: UploadProblem }) {
   );
 }
 
-function progressOf({ file, each, sent, state, page }: Upload): string {
-  if (sent < file.size) return `${size(sent)} of ${size(file.size)} uploaded${STATES[state] ?? ""}`;
+function progressOf(upload: Upload): string {
+  const { file, each, sent, state, page } = upload;
+  if (!isSent(upload)) return `${size(sent)} of ${size(file.size)} uploaded${STATES[state] ?? ""}`;
   const place = page ? `: page ${page[0]} of ${page[1]}` : "";
   return `${size(file.size)} uploaded. The server extracts the text of ${each ? "each file" : "the file"}${place}.`;
 }

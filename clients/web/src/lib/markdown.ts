@@ -56,9 +56,34 @@ export function isPrice(source: string, [start, end]: [number, number]): boolean
 const LEAVES = new Set(["text", "inlineCode", "code", "html", "inlineMath", "math", "image", "imageReference", "footnoteReference"]);
 
 /** Returns the nodes without children that show something, in order. */
-export function leaves(node: Nodes): Nodes[] {
+function leaves(node: Nodes): Nodes[] {
   if (LEAVES.has(node.type)) return [node];
   return "children" in node ? node.children.flatMap(leaves) : [];
+}
+
+/** Assigns each mark, by its place `at` in the source, to the last leaf that begins before it. */
+export function place<T extends { at: number }>(tree: Root, marks: readonly T[]): Map<Nodes, T[]> {
+  const all = leaves(tree);
+  const placed = new Map<Nodes, T[]>();
+  for (const mark of marks) {
+    const leaf = all.findLast((each) => extent(each)[0] < mark.at) ?? all[0];
+    if (leaf) placed.set(leaf, [...(placed.get(leaf) ?? []), mark]);
+  }
+  return placed;
+}
+
+const BLOCKS = new Set(["code", "math", "html"]);
+
+/** The source with texts in it, each at its place, or after the code or formula that its place is in. */
+export function annotated(source: string, texts: readonly { at: number; text: string }[]): string {
+  let [result, done] = ["", 0];
+  for (const [leaf, marks] of place(parseMarkdown(source), texts))
+    for (const { at, text } of marks) {
+      const until = Math.max(done, leaf.type === "text" ? at : extent(leaf)[1]);
+      result += `${source.slice(done, until)}${BLOCKS.has(leaf.type) ? "\n\n" : " "}${text}`;
+      done = until;
+    }
+  return result + source.slice(done);
 }
 
 /** Whether a link leads to a web page or a mail address: no other is shown as a link. */

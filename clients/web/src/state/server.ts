@@ -27,9 +27,27 @@ let answered = false;
 // A key that cannot be sent in a header is not sent, so that the server asks for another one.
 const apiKey = () => (key && /^[\x21-\x7e]+$/.test(key) ? key : null);
 
+/** The number of changes to conversations and documents for which the user has waited a second. */
+export const slowChanges = signal(0);
+const SLOW = 1000; // ms
+
+/** Counts `work` in `slowChanges`. */
+async function countedIfSlow<T>(work: Promise<T>): Promise<T> {
+  let slow = 0;
+  const timer = setTimeout(() => (slowChanges.value += slow = 1), SLOW);
+  try {
+    return await work;
+  } finally {
+    clearTimeout(timer);
+    slowChanges.value -= slow;
+  }
+}
+
 async function trackedFetch(address: RequestInfo | URL, init?: RequestInit): Promise<Response> {
   // Marks the sessions that it creates, so that the page can list them apart from those of other programs.
-  const response = await fetch(address, { ...init, headers: { ...init?.headers, "X-Everlong-Client": PAGE } });
+  const work = fetch(address, { ...init, headers: { ...init?.headers, "X-Everlong-Client": PAGE } });
+  const isChange = init?.method !== "GET" && /\/v1\/(sessions|documents)\b/.test(String(address));
+  const response = await (isChange ? countedIfSlow(work) : work);
   markAlive();
   answered ||= response.ok;
   return response;

@@ -6,7 +6,7 @@ import { formatNames, isArchive } from "../lib/formats.js";
 import { GivenUp, Pausable } from "../lib/pausable.js";
 import { askEachFile } from "./archives.js";
 import { type UploadProblem, UserError, uploadProblem } from "./errors.js";
-import { createSession, formats, nameOf, pollPending, updateDocument } from "./library.js";
+import { createSession, formats, nameOf, pollPending, removeDocument, showErrors, updateDocument } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, markAlive, retryWhileOffline } from "./server.js";
 
@@ -42,10 +42,26 @@ function update(key: number, change: Partial<Upload>): void {
   uploads.value = uploads.value.map((upload) => (upload.key === key ? { ...upload, ...change } : upload));
 }
 
-/** Removes an upload from the list, and ends it if it is not complete. What the server has of it expires. */
+/** The ids of the documents of uploads that were not cancelled. */
+const kept = new Set<string>();
+/** For each upload that has not ended: lets it end while the server still converts its file. */
+const leaves = new Map<number, () => void>();
+
+/** Removes an upload from the list, and ends it if it has not ended. What the server has of an incomplete upload expires. */
 export function dismissUpload(key: number): void {
-  uploads.value = uploads.value.filter((upload) => upload.key !== key);
-  controls.get(key)?.giveUp();
+  const upload = uploads.value.find((each) => each.key === key);
+  uploads.value = uploads.value.filter((each) => each.key !== key);
+  if (upload && isSent(upload)) leaves.get(key)?.();
+  else controls.get(key)?.giveUp();
+}
+
+/** Deletes the documents of a cancelled upload when the server has made them: it cannot end the conversion of a whole file. */
+async function discard(sending: Promise<Stored>): Promise<void> {
+  const made = sending.then(({ data }) => data, () => []); // after an error, the server has stored nothing
+  const before = (await retryWhileOffline(() => client.documents.list({ limit: 100 }))).data;
+  // An older document is of the same file, which was uploaded before.
+  const isNew = ({ id, created_at }: Document) => !kept.has(id) && created_at >= (before[0]?.created_at ?? 0) && before.every((each) => each.id !== id);
+  for (const { id } of (await made).filter(isNew)) await removeDocument(id);
 }
 
 /** Removes the uploads that failed from a conversation. */
@@ -107,6 +123,11 @@ export function hasEnded({ state }: Upload): boolean {
   return state === "failed" || state === "done";
 }
 
+/** Whether the server has the whole file. */
+export function isSent({ file, sent, page }: Upload): boolean {
+  return page !== null || sent >= file.size;
+}
+
 /**
  * Uploads files, and returns the ids of the documents that the server accepted. The conversation `place` shows those that failed.
  * Asks what becomes of archives.
@@ -132,8 +153,15 @@ async function uploadOne(file: File, each: boolean, place: string | null): Promi
   const others = uploads.value.filter((upload) => !hasEnded(upload) || upload.file.name !== file.name);
   uploads.value = [...others, { key, file, each, sent: 0, page: null, state: "queued", error: null, notes: [], sameAs: null, place }];
   try {
-    const { data, notes } = await send(file, each, key, control);
+    const sending = send(file, each, key, control);
+    const stored = await Promise.race([sending, new Promise<null>((leave) => leaves.set(key, () => leave(null)))]);
+    if (!stored) {
+      void showErrors(() => discard(sending));
+      return [];
+    }
+    const { data, notes } = stored;
     data.forEach(updateDocument);
+    for (const { id } of data) kept.add(id);
     const [first] = each ? [] : data;
     const sameAs = first && (first.filename ?? "") !== sentName(file) ? nameOf(first.id) : null;
     void pollPending();
@@ -147,6 +175,7 @@ async function uploadOne(file: File, each: boolean, place: string | null): Promi
     return [];
   } finally {
     controls.delete(key);
+    leaves.delete(key);
   }
 }
 

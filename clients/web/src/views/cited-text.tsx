@@ -9,13 +9,14 @@ const utf8 = new TextEncoder();
 
 /** An answer's text. A number after each cited sentence opens the passage that the sentence rests on. */
 export function CitedText({ message }: { message: Message }) {
-  // The API counts code points; a string's own offsets count UTF-16 units.
-  const letters = [...message.content];
-  const marks = (message.citations ?? []).map((citation) => ({
-    at: letters.slice(0, citation.end).join("").trimEnd().length,
-    show: <PassageLink citation={citation} message={message} />,
-  }));
+  const marks = citationMarks(message).map(({ at, citation }) => ({ at, show: <PassageLink citation={citation} message={message} /> }));
   return <Markdown source={message.content} marks={marks} />;
+}
+
+/** The citations of an answer, and for each the place of its number in the text, in UTF-16 units. */
+export function citationMarks({ content, citations }: Message): { at: number; citation: Citation }[] {
+  const letters = [...content]; // the API counts code points
+  return (citations ?? []).map((citation) => ({ at: letters.slice(0, citation.end).join("").trimEnd().length, citation }));
 }
 
 /** The first byte of the cited part, the byte after it, and its text. */

@@ -2,6 +2,7 @@
 import type { Session } from "everlong-client";
 import { useEffect, useState } from "preact/hooks";
 import { askConfirmation, askTitle } from "../components/dialogs.js";
+import { Loading } from "../components/loading.js";
 import { Menu } from "../components/menu.js";
 import { ReadingProgress } from "../components/reading-progress.js";
 import { Uploads } from "../components/uploads.js";
@@ -59,14 +60,6 @@ function MissingSession({ confirmed }: { confirmed: boolean }) {
   );
 }
 
-function Loading({ what }: { what: string }) {
-  return (
-    <p class="note thinking" role="status">
-      <span class="pulse" aria-hidden="true" /> Loading {what}
-    </p>
-  );
-}
-
 function Header({ session }: { session: Session }) {
   const memory = route.value.panel?.kind === "memory";
   const changeTitle = () =>
@@ -92,9 +85,7 @@ function Header({ session }: { session: Session }) {
       </a>
       <Menu label="More" sign="⋯">
         <button onClick={changeTitle}>Rename</button>
-        <button onClick={() => void showErrors(() => fork(session.id))} title="Continue in a copy with the same memory">
-          Fork
-        </button>
+        <button onClick={() => void showErrors(() => fork(session.id))}>Continue in a copy</button>
         <button onClick={() => void showErrors(() => exportMarkdown(session))}>Export as Markdown</button>
         <button onClick={() => void showErrors(() => exportJson([session]))}>Export as JSON</button>
         <button
@@ -162,7 +153,7 @@ function SessionDocuments({ session }: { session: Session }) {
           <p class="note">{session.documents.length > 1 ? "The server reads the documents one after the other, into one memory." : "Almost ready."}</p>
         </div>
       )}
-      {session.status === "failed" && <p class="bad">The documents of this conversation could not be read, so you cannot ask questions.</p>}
+      {session.status === "failed" && <p class="bad">The documents of this conversation could not be read, so you cannot ask questions. Start a new conversation about other documents.</p>}
     </section>
   );
 }

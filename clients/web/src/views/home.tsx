@@ -3,6 +3,7 @@ import { signal } from "@preact/signals";
 import type { Document } from "everlong-client";
 import { askConfirmation } from "../components/dialogs.js";
 import { LoadMore } from "../components/load-more.js";
+import { Loading } from "../components/loading.js";
 import { Notes } from "../components/notes.js";
 import { ReadingProgress } from "../components/reading-progress.js";
 import { openPaste } from "../components/upload-dialogs.js";
@@ -53,7 +54,7 @@ export function Home() {
       <Uploads />
       {documents.value.size > 0 && (
         <section aria-labelledby="shelf">
-          <div class="row">
+          <div class="row shelf">
             <h2 id="shelf">Documents</h2>
             <Selection ids={ids} />
           </div>
@@ -65,11 +66,7 @@ export function Home() {
           {nextPages.value.documents && <LoadMore items=".cards label input" label="Older documents" load={() => showErrors(() => loadMore("documents"))} />}
         </section>
       )}
-      {!loaded.value && (
-        <p class="note thinking">
-          <span class="pulse" aria-hidden="true" /> Loading
-        </p>
-      )}
+      {!loaded.value && <Loading what="your documents" />}
     </div>
   );
 }

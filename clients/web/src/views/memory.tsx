@@ -1,6 +1,7 @@
 /** A panel that shows a session's memory: which tokens it holds, how full and how old it is, and what it attends to. */
 import type { Evidence, MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { Loading } from "../components/loading.js";
 import { closePanel } from "../lib/focus.js";
 import { count, pages, percent, plural, size, threeDigits } from "../lib/format.js";
 import { errorText } from "../state/errors.js";
@@ -32,11 +33,7 @@ export function Memory({ session: id }: { session: string }) {
       </header>
       <div class="text" tabIndex={0} role="region" aria-label="The memory">
         {error && <p class="bad">{error}</p>}
-        {!memory && !error && (
-          <p class="note thinking" role="status">
-            <span class="pulse" aria-hidden="true" /> Looking into the memory
-          </p>
-        )}
+        {!memory && !error && <Loading what="the memory" />}
         {memory && <MemoryOverview memory={memory} used={lastEvidence(id)} />}
       </div>
     </aside>

@@ -11,6 +11,7 @@ import { connection } from "../state/server.js";
 import { type Turn, ask, withdraw } from "../state/turns.js";
 import { Basis } from "./basis.js";
 import { CitedText } from "./cited-text.js";
+import { answerAsHtml, answerAsText } from "./copied-answer.js";
 import { Passages } from "./passages.js";
 
 const NEAR = 60; // px from the end within which the view follows the answer
@@ -37,7 +38,7 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
     const end = element.scrollHeight - element.clientHeight;
     const top = question ? question.getBoundingClientRect().top - element.getBoundingClientRect().top + element.scrollTop - 12 : end;
     element.scrollTop = Math.min(end, top);
-  }, [messages.length, turn?.text, turn?.evidence, turn?.state]);
+  }, [messages.length, turn?.text, turn?.evidence, turn?.state, connection.value.state]);
   return (
     <div
       class="messages"
@@ -77,7 +78,11 @@ function Actions({ session, messages, index, last }: { session: Session; message
   const question = messages[index - 1];
   return (
     <div class="actions">
-      <CopyButton text={message.content} label="Copy the answer" />
+      <CopyButton
+        text={answerAsText(message)}
+        html={(button) => answerAsHtml(message, button.closest(".answer")!.querySelector(".markdown")!)}
+        label="Copy the answer"
+      />
       {last && question && (
         <button class="quiet small" title="Ask the question again, in a branch" onClick={() => void showErrors(() => askInBranch(session, question.id, question.content))}>
           Regenerate
@@ -103,12 +108,14 @@ const BRANCHES = "The conversation up to here continues in a branch. This one st
 /** A question. `edit` sends it again with another text; `note` says what that does. */
 function Question({ text, edit, note = BRANCHES }: { text: string; edit: ((text: string) => Promise<void>) | null; note?: string }) {
   const [editing, setEditing] = useState(false);
+  const [changed, setChanged] = useState(text);
   const button = useRef<HTMLButtonElement>(null);
-  const close = () => {
+  const close = (kept = text) => {
+    setChanged(kept);
     setEditing(false);
     requestAnimationFrame(() => button.current?.focus());
   };
-  if (editing && edit) return <QuestionForm text={text} note={note} onClose={close} onSend={edit} />;
+  if (editing && edit) return <QuestionForm text={changed} note={note} onClose={close} onSend={edit} />;
   return (
     <article class="question" aria-label="Question">
       <p class="words">{text}</p>
@@ -126,7 +133,7 @@ function Question({ text, edit, note = BRANCHES }: { text: string; edit: ((text:
   );
 }
 
-function QuestionForm({ text, note, onClose, onSend }: { text: string; note: string; onClose: () => void; onSend: (text: string) => Promise<void> }) {
+function QuestionForm({ text, note, onClose, onSend }: { text: string; note: string; onClose: (kept?: string) => void; onSend: (text: string) => Promise<void> }) {
   const [changed, setChanged] = useState(text);
   const form = useRef<HTMLFormElement>(null);
   // The form is taller than the question: where that was at the upper edge, the browser would keep what follows in view instead.
@@ -153,7 +160,7 @@ function QuestionForm({ text, note, onClose, onSend }: { text: string; note: str
         onInput={(event) => setChanged(event.currentTarget.value)}
         onKeyDown={(event) => {
           if (isComposing(event)) return;
-          if (event.key === "Escape") onClose();
+          if (event.key === "Escape") onClose(changed); // perhaps pressed by mistake
           else if (event.key === "Enter" && !event.shiftKey) send();
           else return;
           event.preventDefault();
@@ -161,7 +168,7 @@ function QuestionForm({ text, note, onClose, onSend }: { text: string; note: str
       />
       <p class="note">{note}</p>
       <div class="buttons">
-        <button type="button" onClick={onClose}>
+        <button type="button" onClick={() => onClose()}>
           Cancel
         </button>
         <button class="main" type="submit">

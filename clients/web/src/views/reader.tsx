@@ -1,6 +1,7 @@
 /** A panel with a document's text, loaded in parts: around a passage, or from a position that the user chooses. */
 import type { DocumentText, Evidence } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { Loading } from "../components/loading.js";
 import { closePanel } from "../lib/focus.js";
 import { percent, size } from "../lib/format.js";
 import { errorText } from "../state/errors.js";
@@ -127,6 +128,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
       )}
       <div class="text" ref={box} tabIndex={0} role="region" aria-label="Text" hidden={picture && page !== null}>
         {error && <p class="bad">{error}</p>}
+        {parts.length === 0 && !error && <Loading what="the text" />}
         {kept && start !== null && <KeptPassage passage={kept} start={start} end={end} />}
         {first && first.start_byte > 0 && (
           <button class="more" onClick={earlier}>

@@ -94,7 +94,7 @@ export function Sidebar() {
               <>
                 {model.value.id}
                 <br />
-                memory: {model.value.memory}
+                {model.value.memory === "window" ? "remembers the latest text" : "remembers in compressed form"}
                 {model.value.memory_trained === false && ", untrained, so answers are nonsense"}
               </>
             ) : (
