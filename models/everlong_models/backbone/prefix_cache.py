@@ -18,8 +18,8 @@ class PrefixCache:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
         self._bytes = 0
-        self._kept: deque[tuple[str, Tensor, Tensor]] = deque()
-        """Owner, tokens (n,) and keys and values (1, …, n, d), the oldest first."""
+        self._kept: deque[tuple[str, Tensor, Tensor, Tensor]] = deque()
+        """Owner, tokens (n,), keys and values (1, …, n, d), and the last hidden state (1, 1, D), the oldest first."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -27,7 +27,7 @@ class PrefixCache:
     def find(self, owner: str, tokens: Tensor, most: int) -> tuple[int, Tensor | None]:
         """Return how many of the first `tokens` (n,) another prompt of the owner has, at most `most`, and its keys and values."""
         count, found = 0, None
-        for of, known, kv in self._kept:
+        for of, known, kv, _ in self._kept:
             length = min(len(known), len(tokens), most)
             if of == owner and length > count:
                 same = int((known[:length] == tokens[:length]).cumprod(0).sum())
@@ -35,8 +35,16 @@ class PrefixCache:
                     count, found = same, kv
         return count, found
 
-    def keep(self, owner: str, tokens: Tensor, kv: Tensor) -> None:
-        """Keep a copy of the keys and values `kv` (1, …, C, d) of the prompt `tokens` (n,), n ≤ C, in place of the prompts that it begins with.
+    def same(self, owner: str, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values of the owner's prompt `tokens` (n,), and its last hidden state (1, 1, D); None if it is not kept."""
+        for of, known, kv, last in self._kept:
+            if of == owner and torch.equal(known, tokens):
+                return kv, last
+        return None
+
+    def keep(self, owner: str, tokens: Tensor, kv: Tensor, last: Tensor) -> None:
+        """Keep a copy of the keys and values `kv` (1, …, C, d) of the prompt `tokens` (n,), n ≤ C, and of its last hidden state `last`
+        (1, 1, D), in place of the prompts that it begins with.
 
         Drops the oldest ones that there is no room for. The newest one is kept in any case.
         """
@@ -47,9 +55,9 @@ class PrefixCache:
                 self._drop(entry)
         while self._kept and self._bytes + size > self._most:
             self._drop(self._kept[0])
-        self._kept.append((owner, tokens.clone(), own.clone()))
+        self._kept.append((owner, tokens.clone(), own.clone(), last.clone()))
         self._bytes += size
 
-    def _drop(self, entry: tuple[str, Tensor, Tensor]) -> None:
+    def _drop(self, entry: tuple[str, Tensor, Tensor, Tensor]) -> None:
         self._kept = deque(other for other in self._kept if other is not entry)
         self._bytes -= entry[2].nbytes

@@ -166,6 +166,10 @@ class Window(BackboneReader):
         step = self.backbone.exact_step
         if count <= SHORT or step is None:
             return self.backbone.hidden(self.backbone.embed(prompt), kv=kv, keep=1)
+        if prefixes is not None and (same := prefixes.same(owner, prompt[0])) is not None:
+            stored, last = same
+            kv[..., :count, :] = stored
+            return last
         known, found = (0, None) if prefixes is None else prefixes.find(owner, prompt[0], count - SHORT - 1)
         known -= known % step
         if found is not None:
@@ -174,7 +178,7 @@ class Window(BackboneReader):
         at = torch.full((1,), known, device=prompt.device)
         hidden = self.backbone.hidden(self.backbone.embed(prompt[:, known:]), kv=kv, at=at, keep=1)
         if prefixes is not None:
-            prefixes.keep(owner, prompt[0], kv)
+            prefixes.keep(owner, prompt[0], kv, hidden)
         return hidden
 
     def continue_in_cache(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:

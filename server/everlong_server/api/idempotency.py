@@ -11,8 +11,7 @@ from fastapi import Header
 from pydantic import BaseModel
 
 from everlong_server.api.answer_events import NativeEvent, native_event
-from everlong_server.engine.answering.events import ResponseCompleted
-from everlong_server.engine.answering.turn import TurnEvents
+from everlong_server.engine.answering.events import ResponseCompleted, TurnEvents
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
 

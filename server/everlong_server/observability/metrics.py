@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 RewritingOutcome = Literal["rewritten", "unchanged", "rejected", "timeout"]
+VoteOutcome = Literal["kept", "replaced", "timeout"]
 """What became of a question that the model was to rewrite."""
 _LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -64,6 +65,15 @@ class Metrics:
         self.tokens_rewriting = counter(
             "everlong_tokens_rewriting_total", "Tokens that were prefilled and generated to rewrite follow-up questions"
         )
+        self.votes = counter(
+            "everlong_votes_total",
+            "Questions that were answered several times: the first answer was kept, replaced by one that more of the others agree with, or kept "
+            "because the others took too long (timeout)",
+            ["outcome"],
+        )
+        self.tokens_voting = counter(
+            "everlong_tokens_voting_total", "Tokens that were generated to answer questions several times"
+        )
         self.first_token_seconds = histogram(
             "everlong_first_token_seconds", "Time from the request to the first token", buckets=_LATENCY
         )
@@ -113,6 +123,8 @@ class Metrics:
             self.batch_requests.labels(result)
         for outcome in get_args(RewritingOutcome):
             self.rewritings.labels(outcome)
+        for vote in get_args(VoteOutcome):
+            self.votes.labels(vote)
 
     def watch_engines(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
         """Report the running answers and batch sizes of all models at each scrape, and the size in bytes of the first one's memory."""
@@ -148,6 +160,10 @@ class Metrics:
     def record_rewriting(self, outcome: RewritingOutcome) -> None:
         """Record that the model was asked to rewrite a question."""
         self.rewritings.labels(outcome).inc()
+
+    def record_vote(self, outcome: VoteOutcome) -> None:
+        """Record that a question was answered several times."""
+        self.votes.labels(outcome).inc()
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

@@ -31,10 +31,15 @@ def kv(tokens: torch.Tensor, room: int = 0) -> torch.Tensor:
     return values[:, None].expand(1, 2, 2, 3, -1, 4).contiguous()
 
 
+def last(tokens: torch.Tensor) -> torch.Tensor:
+    """A last hidden state that tells the prompt."""
+    return tokens.sum().float().view(1, 1, 1)
+
+
 def test_the_longest_beginning_is_found_and_only_by_its_owner() -> None:
     cache = PrefixCache()
     for tokens in (prompt(1, 2, 3, 4), prompt(1, 2, 9, 9, 9)):
-        cache.keep("a", tokens, kv(tokens, room=3))
+        cache.keep("a", tokens, kv(tokens, room=3), last(tokens))
     for tokens, count in ((prompt(1, 2, 3, 7), 3), (prompt(1, 2, 9, 9), 4), (prompt(1, 5), 1)):
         found, stored = cache.find("a", tokens, 4)
         assert found == count
@@ -45,18 +50,29 @@ def test_the_longest_beginning_is_found_and_only_by_its_owner() -> None:
     assert cache.find("a", prompt(5, 1, 2), 4) == (0, None)
 
 
+def test_the_same_prompt_is_found_with_its_last_hidden_state_and_only_by_its_owner() -> None:
+    cache = PrefixCache()
+    cache.keep("a", prompt(1, 2, 3), kv(prompt(1, 2, 3), room=2), last(prompt(1, 2, 3)))
+    assert (same := cache.same("a", prompt(1, 2, 3))) is not None
+    assert torch.equal(same[0], kv(prompt(1, 2, 3)))
+    assert torch.equal(same[1], last(prompt(1, 2, 3)))
+    assert cache.same("b", prompt(1, 2, 3)) is None
+    assert cache.same("a", prompt(1, 2)) is None, "it has the last hidden state of the whole prompt alone"
+    assert cache.same("a", prompt(1, 2, 4)) is None
+
+
 def test_a_prompt_takes_the_place_of_its_beginnings_and_the_oldest_make_room() -> None:
     bytes_each = kv(prompt(1)).nbytes
     cache = PrefixCache(7 * bytes_each)
-    cache.keep("a", prompt(1, 2), kv(prompt(1, 2)))
-    cache.keep("a", prompt(1, 2, 3), kv(prompt(1, 2, 3)))
+    cache.keep("a", prompt(1, 2), kv(prompt(1, 2)), last(prompt(1, 2)))
+    cache.keep("a", prompt(1, 2, 3), kv(prompt(1, 2, 3)), last(prompt(1, 2, 3)))
     assert len(cache) == 1
-    cache.keep("b", prompt(4, 5, 6), kv(prompt(4, 5, 6)))
+    cache.keep("b", prompt(4, 5, 6), kv(prompt(4, 5, 6)), last(prompt(4, 5, 6)))
     assert len(cache) == 2
-    cache.keep("a", prompt(7, 8), kv(prompt(7, 8)))
+    cache.keep("a", prompt(7, 8), kv(prompt(7, 8)), last(prompt(7, 8)))
     assert cache.find("a", prompt(1, 2, 3), 3) == (0, None), "the oldest"
     assert cache.find("b", prompt(4, 5), 2)[0] == 2
-    cache.keep("a", prompt(*range(8)), kv(prompt(*range(8))))
+    cache.keep("a", prompt(*range(8)), kv(prompt(*range(8))), last(prompt(*range(8))))
     assert cache.find("a", prompt(0, 1), 2)[0] == 2, "the newest one is kept, however large"
     assert len(cache) == 1
 
@@ -67,17 +83,20 @@ CONFIG = WindowConfig(segment_length=448, sinks=4, window=60)
 
 @torch.no_grad()
 def compare(memory: Window) -> None:
-    """Open segments of `LENGTHS` tokens, each with the beginning of the one before it, with and without what the earlier ones left."""
+    """Open segments of `LENGTHS` tokens, each with the beginning of the one before it, with and without what the earlier ones left; each twice with it."""
     text = torch.randint(5, 90, (1, 896), generator=torch.Generator().manual_seed(1))
     state, prefixes = memory.read(text[:, :448], memory.initial_state()), PrefixCache()
     for length in LENGTHS:
         segment = text[:, 448 : 448 + length]
         warm, warm_logits = memory.open_recent(state, segment, NEWEST, prefixes=prefixes)
+        again, again_logits = memory.open_recent(state, segment, NEWEST, prefixes=prefixes)
         cold, cold_logits = memory.open_recent(state, segment, NEWEST)
-        assert torch.equal(warm_logits, cold_logits)
-        assert all(torch.equal(warm[name], cold[name]) for name in cold.tensors)
         token = segment[:, -1]
-        assert torch.equal(memory.step(warm, token), memory.step(cold, token))
+        stepped = memory.step(cold, token)
+        for other, logits in ((warm, warm_logits), (again, again_logits)):
+            assert torch.equal(logits, cold_logits)
+            assert torch.equal(memory.step(other, token), stepped)
+            assert all(torch.equal(other[name], cold[name]) for name in cold.tensors)
 
 
 @pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")

@@ -22,8 +22,8 @@ from everlong_server.engine.answering.events import (
     TextDelta,
     ToolArgumentsDelta,
     ToolCallStarted,
+    TurnEvents,
 )
-from everlong_server.engine.answering.turn import TurnEvents
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.messages import AnswerMessage, Usage
 

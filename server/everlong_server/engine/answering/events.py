@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -73,3 +73,25 @@ class ResponseCompleted:
 
 
 AnswerEvent = ResponseCreated | ResponseEvidence | TextDelta | ToolCallStarted | ToolArgumentsDelta | ResponseCompleted
+
+
+class TurnEvents(AsyncIterator[AnswerEvent]):
+    """The events of an admitted turn. `aclose` ends the turn, and frees its session and its slot, even if no event was taken.
+
+    A generator around `following` could not do that: one that has not started runs none of its code when it is closed.
+    """
+
+    def __init__(self, first: AnswerEvent, following: AsyncGenerator[AnswerEvent, None]) -> None:
+        self._first: AnswerEvent | None = first
+        self._following = following
+
+    async def __anext__(self) -> AnswerEvent:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        return await anext(self._following)
+
+    async def aclose(self) -> None:
+        """End the turn, if it has not ended."""
+        self._first = None
+        await self._following.aclose()

@@ -10,10 +10,11 @@ from typing import Any
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
+from everlong_server.engine.answering.events import TurnEvents
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.search.store_search import StoreSearch
 from everlong_server.engine.answering.tools import ToolUse
-from everlong_server.engine.answering.turn import Turn, TurnEvents
+from everlong_server.engine.answering.turn import Turn
 from everlong_server.engine.answering.turn_context import MOST_EXCHANGES, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, Damaged, KeyMissing, NotFound, ServerError, StateUnusable

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,9 +25,11 @@ from everlong_server.engine.answering.events import (
     TextDelta,
     ToolArgumentsDelta,
     ToolCallStarted,
+    TurnEvents,
 )
 from everlong_server.engine.answering.evidence.citations import cite, cited_part
 from everlong_server.engine.answering.evidence.grounding import Recall
+from everlong_server.engine.answering.evidence.self_consistency import SelfConsistency
 from everlong_server.engine.answering.evidence.templates import REFUSAL, Template, template_of
 from everlong_server.engine.answering.grammar_errors import naming_field
 from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
@@ -36,6 +38,7 @@ from everlong_server.engine.answering.search.rewriting import QueryRewriter
 from everlong_server.engine.answering.tool_calls import CallParser
 from everlong_server.engine.answering.tools import ToolUse
 from everlong_server.engine.answering.turn_context import TurnContext
+from everlong_server.engine.device.answer_text import TokenDelta
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, Refusal
 from everlong_server.engine.documents.token_offsets import TokenOffsets
@@ -50,30 +53,9 @@ from everlong_server.store.snapshot import Snapshot
 from everlong_server.store.tenants.quota import Quota, TokenCost
 from everlong_server.store.texts.passage import Passage
 
+_Generated = AsyncGenerator[TokenDelta | AnswerFinished, None]
 _SHARED_TOKENS = 4
 """Number of tokens before a continuation that are decoded with it: a character or space can be split between the two."""
-
-
-class TurnEvents(AsyncIterator[AnswerEvent]):
-    """The events of an admitted turn. `aclose` ends the turn, and frees its session and its slot, even if no event was taken.
-
-    A generator around `following` could not do that: one that has not started runs none of its code when it is closed.
-    """
-
-    def __init__(self, first: AnswerEvent, following: AsyncGenerator[AnswerEvent, None]) -> None:
-        self._first: AnswerEvent | None = first
-        self._following = following
-
-    async def __anext__(self) -> AnswerEvent:
-        if (first := self._first) is not None:
-            self._first = None
-            return first
-        return await anext(self._following)
-
-    async def aclose(self) -> None:
-        """End the turn, if it has not ended."""
-        self._first = None
-        await self._following.aclose()
 
 
 @dataclass(slots=True)
@@ -91,13 +73,14 @@ class Turn:
     standalone_question: str | None = None
     """See `AnswerMessage`; known with the first event."""
     _cancelled: bool = False
-    _request: AnswerRequest | None = None
+    _requests: list[AnswerRequest] = field(default_factory=list)
     _engine: Engine | None = None
     _error: Exception | None = None
 
     def attach(self, request: AnswerRequest, engine: Engine) -> None:
-        """Attach the answer, or the request that prepares it, so that it can be cancelled. Re-raises the error if the turn has failed already."""
-        self._request, self._engine = request, engine
+        """Attach a request that the answer needs, so that it can be cancelled. Re-raises the error if the turn has failed already."""
+        self._requests.append(request)
+        self._engine = engine
         if self._cancelled:  # while the prompt was made
             engine.cancel(request)
         if self._error is not None:
@@ -106,8 +89,9 @@ class Turn:
     def cancel(self) -> None:
         """End the answer within one decode step, with `finish_reason` "cancelled". Its text so far is committed."""
         self._cancelled = True
-        if self._request is not None and self._engine is not None:
-            self._engine.cancel(self._request)
+        if self._engine is not None:
+            for request in self._requests:
+                self._engine.cancel(request)
 
     def fail(self, error: Exception) -> None:
         """End the answer with `error`, as when the session's lease was lost."""
@@ -124,7 +108,7 @@ class _Answer:
     parser: CallParser | None = None
     """Separates calls from text, if the answer may call tools."""
 
-    def complete(self, message: AnswerMessage, request: AnswerRequest) -> AnswerMessage:
+    def complete(self, message: AnswerMessage, params: SamplingParams) -> AnswerMessage:
         """Return the message as it is at the end of the answer."""
         return replace(
             message,
@@ -133,7 +117,7 @@ class _Answer:
             finish_reason=self.finished.reason if self.finished else "cancelled",
             stop_sequence=self.finished.stop if self.finished else None,
             usage=replace(message.usage, completion_tokens=self.finished.tokens if self.finished else 0),
-            logprobs=self.logprobs if request.params.logprobs else None,
+            logprobs=self.logprobs if params.logprobs else None,
         )
 
 
@@ -251,16 +235,16 @@ class TurnRunner:
             if context.added:
                 turn.text += context.added
                 yield TextDelta(turn.id, context.added, [])
-            answer = _Answer(parser=parser)
+            answer, generated = _Answer(parser=parser), self._generate(turn, context, prompt, request, usage)
             try:
-                async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
+                async with contextlib.aclosing(self._deltas(turn, generated, answer, pace)) as deltas:
                     async for delta in deltas:
                         yield delta
             finally:  # charge the work of the device, even if the caller has left
                 usage.tokens += request.computed_tokens
             if turn._error is not None:
                 raise turn._error
-            message = answer.complete(message, request)
+            message = answer.complete(message, params)
             if context.continued is not None:
                 message = message.joined_to(context.continued, context.added)
             message = await self._cited(prompt.question, message)
@@ -305,8 +289,8 @@ class TurnRunner:
         context: TurnContext,
         prompt: Prompt,
         params: SamplingParams,
-        grammar: Grammar | None,
-        parser: CallParser | None,
+        grammar: Grammar | None = None,
+        parser: CallParser | None = None,
     ) -> AnswerRequest:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
         open, model = list(context.session.snapshot.open), self._engine.model
@@ -329,12 +313,22 @@ class TurnRunner:
             call_start=None if parser is None else parser.call_start,
         )
 
+    def _generate(
+        self, turn: Turn, context: TurnContext, prompt: Prompt, request: AnswerRequest, cost: TokenCost
+    ) -> _Generated:
+        """Generate the answer; if the evidence may lack it, the one that most of several agree with."""
+        if prompt.margin is None or not SelfConsistency.applies(request.params):
+            return self._engine.answer(request)
+        make = partial(self._request, context, replace(prompt, margin=None))
+        begin = partial(turn.attach, engine=self._engine)
+        return SelfConsistency(self._engine, prompt.question, make, begin, cost, self._metrics).answer(request)
+
     async def _deltas(
-        self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: AnswerTimer
+        self, turn: Turn, generated: _Generated, answer: _Answer, pace: AnswerTimer
     ) -> AsyncGenerator[TextDelta | ToolCallStarted | ToolArgumentsDelta, None]:
         """Generate the answer and yield its deltas. `answer` collects its log-probabilities and its end."""
         try:
-            async with contextlib.aclosing(self._engine.answer(request)) as events:
+            async with contextlib.aclosing(generated) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         answer.finished = event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -200,6 +201,32 @@ def test_a_text_shorter_than_a_segment_is_seen_as_passages(new_server, tiny_mode
     extended = server.say(session, "-", continue_answer=True, **GREEDY | {"max_tokens": 21})
     assert cut["finish_reason"] == "length"
     assert extended["content"] == asked[note]["content"]
+
+
+def test_a_question_is_answered_several_times_and_the_session_goes_on(
+    new_server, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The random model's answers end at a letter. The same question gets the same answer, also streamed."""
+    server = new_server(with_probe(tiny_model, tmp_path / "holds", 1.0), recall_tokens=96).start()
+    document, params = server.read(ALICE)["id"], {"temperature": 0, "max_tokens": 40, "stop": ["e"]}
+    sessions = [server.session(document)["id"] for _ in range(3)]
+    messages = [server.say(session, QUESTION, **params) for session in sessions[:2]]
+    body = {"content": QUESTION, "stream": True, **params}
+    lines = server.http.post(f"/v1/sessions/{sessions[2]}/messages", json=body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    streamed = "".join(event.get("delta", "") for event in events if event["type"] == "response.output_text.delta")
+    metrics = server.http.get("/metrics").text
+    counts = dict(re.findall(r"^everlong_votes_total\{outcome=\"(\w+)\"\} (\S+)", metrics, re.MULTILINE))
+    assert float(counts["kept"]) + float(counts["replaced"]) == 3
+    assert float(counts["timeout"]) == 0
+    (tokens,) = re.findall(r"^everlong_tokens_voting_total (\S+)", metrics, re.MULTILINE)
+    assert float(tokens) >= 3 * 8
+    assert messages[0]["content"] == messages[1]["content"] == streamed
+    for session in sessions[:2]:
+        assert server.get_session(session)["position"] == sum(
+            messages[0]["usage"][f"{kind}_tokens"] for kind in ("prompt", "completion")
+        )
+    assert len({server.say(session, "Why?", **params)["content"] for session in sessions}) == 1
 
 
 def test_texts_in_another_language_get_an_answer_in_any_case(server: Server) -> None:
