@@ -14,6 +14,8 @@ from everlong_server.api.translation.fields import (
     MAX_TOOLS,
     CallId,
     ToolName,
+    TopK,
+    TopP,
     by_type,
     content_kind,
 )
@@ -46,6 +48,46 @@ TextBlocks = Annotated[
         lambda value: {str: "Text", list: "Blocks"}.get(type(value)),
         custom_error_type="content",
         custom_error_message="expected a string or a list of blocks of the type 'text'",
+    ),
+]
+
+
+class CitationsConfig(Nullable, Wire):
+    """Whether the answer cites the document."""
+
+    enabled: bool = False
+
+
+class SearchResultBlock(_Block):
+    """A result of the client's own search. The model reads its title, source and text as a part of the message."""
+
+    type: Literal["search_result"]
+    source: str = Field(description="a URL, or another name of where the text comes from")
+    title: str
+    content: list[TextBlock] = Field(max_length=MAX_MESSAGES)
+    citations: CitationsConfig | None = Field(None, description="ignored: answers cite documents only")
+
+
+ResultBlocks = Annotated[
+    Annotated[str, Tag("Text")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextBlock, Tag("TextBlock")] | Annotated[SearchResultBlock, Tag("SearchResultBlock")],
+                Discriminator(
+                    by_type({"text": "TextBlock", "search_result": "SearchResultBlock"}),
+                    custom_error_type="block",
+                    custom_error_message="type must be 'text' or 'search_result': images and documents are not supported here",
+                ),
+            ]
+        ],
+        Field(max_length=MAX_MESSAGES),
+        Tag("Blocks"),
+    ],
+    Discriminator(
+        lambda value: {str: "Text", list: "Blocks"}.get(type(value)),
+        custom_error_type="content",
+        custom_error_message="expected a string or a list of blocks of the types 'text' and 'search_result'",
     ),
 ]
 
@@ -94,12 +136,6 @@ Source = Annotated[
 ]
 
 
-class CitationsConfig(Nullable, Wire):
-    """Whether the answer cites the document."""
-
-    enabled: bool = False
-
-
 class DocumentBlock(_Block):
     """A document that the message is about."""
 
@@ -124,7 +160,7 @@ class ToolResultBlock(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: TextBlocks = ""
+    content: ResultBlocks = ""
     is_error: bool = Field(False, description="true: the model is told that the call failed")
 
 
@@ -150,19 +186,21 @@ class ImageBlock(Wire):
 
 _BLOCKS = {
     "text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock", "tool_use": "ToolUseBlock",
-    "tool_result": "ToolResultBlock", "thinking": "ThinkingBlock", "redacted_thinking": "ThinkingBlock",
+    "tool_result": "ToolResultBlock", "search_result": "SearchResultBlock", "thinking": "ThinkingBlock", "redacted_thinking": "ThinkingBlock",
 }  # fmt: skip
 Block = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
     | Annotated[DocumentBlock, Tag("DocumentBlock")]
     | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
+    | Annotated[SearchResultBlock, Tag("SearchResultBlock")]
     | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
     | Annotated[ImageBlock, Tag("ImageBlock")],
     Discriminator(
         by_type(_BLOCKS),
         custom_error_type="block",
-        custom_error_message="type must be 'text', 'document', 'tool_use', 'tool_result', 'thinking' or 'redacted_thinking'",
+        custom_error_message="type must be 'text', 'document', 'search_result', 'tool_use', 'tool_result', 'thinking' or "
+        "'redacted_thinking'",
     ),
 ]
 Content = Annotated[
@@ -267,8 +305,8 @@ class CreateAnthropicMessage(_Conversation):
     stop_sequences: list[StopString] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=0, le=1_000_000)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: TopK | None = None
+    top_p: TopP | None = Field(None, description="0: always the likeliest token")
     metadata: AnthropicMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="ignored")
     seed: int | None = Field(None, ge=0, lt=2**63, description="seed of the sampling; not a field of Anthropic's API")

@@ -112,6 +112,8 @@ def _sampling_fields(options: OllamaOptions) -> dict[str, Any]:
     fields = {_OPTIONS.get(name, name): value for name, value in options.model_dump(exclude_none=True).items()}
     if fields.get("max_tokens", 1) < 1:
         fields["max_tokens"] = UNLIMITED if fields["max_tokens"] < 0 else 1
+    if fields.get("repetition_penalty") == 0:
+        del fields["repetition_penalty"]
     if fields.get("seed") == -1:
         del fields["seed"]
     return {name: value for name, value in fields.items() if name in SamplingParams.model_fields}

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from everlong_models import SamplingParams
 from everlong_server.api.openai.chat_schemas import (
     CACHE_RETENTION,
     SERVICE_TIER,
     CacheRetention,
     JsonSchema,
     Metadata,
+    ReasoningEffort,
     Seed,
     ServiceTier,
     require_one,
@@ -27,7 +27,7 @@ from everlong_server.api.openai.tools.schemas import (
     ResponseToolChoice,
 )
 from everlong_server.api.schemas import Citation, Evidence, Nullable, Recall, Wire
-from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, by_type, content_kind
+from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, ClientSampling, by_type, content_kind
 
 
 class InputText(Nullable, Wire):
@@ -167,10 +167,13 @@ class ResponseStreamOptions(Nullable, Wire):
 
 
 class Reasoning(Nullable, Wire):
-    """How a model reasons before it answers. Those of the server do not."""
+    """No effect: the models do not reason before they answer, so responses have no items of the type reasoning."""
 
-    effort: Literal["none"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="ignored: there is none")
+    effort: ReasoningEffort | None = Field(None, description="ignored")
+    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="ignored")
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="ignored")
+    context: Literal["auto", "current_turn", "all_turns"] | None = Field(None, description="ignored")
+    mode: str | None = Field(None, max_length=64, description="ignored")
 
 
 Includable = Literal[
@@ -212,7 +215,7 @@ class InputTokens(Wire):
     input_tokens: int
 
 
-class CreateResponse(_ResponseInput, SamplingParams):
+class CreateResponse(_ResponseInput, ClientSampling):
     """A new response. Takes OpenAI's fields and those of a native message."""
 
     store: bool = Field(True, description="false: the response cannot be retrieved or continued from")

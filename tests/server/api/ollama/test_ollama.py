@@ -211,6 +211,38 @@ def test_embeddings(client: ollama.Client, server: Server) -> None:
         client.embed(MODEL, "A cat")
 
 
+def test_the_older_form_of_embeddings(client: ollama.Client, server: Server) -> None:
+    """One text in `prompt`, one vector in `embedding`. Without a text, Ollama loads the model."""
+    model = client.list().models[1].model
+    (expected,) = client.embed(model, "A cat sleeps.").embeddings
+    assert client.embeddings(model, "A cat sleeps.", options={"num_ctx": 512}, keep_alive="5m").embedding == expected
+    assert client.embeddings(f"{model}:latest", "A cat sleeps.").embedding == expected
+    assert list(client.embeddings(model).embedding) == list(client.embeddings(model, "").embedding) == []
+    for empty in ("", []):
+        assert list(client.embed(model, empty).embeddings) == []
+    for path, body in (("/api/embeddings", {"prompt": ""}), ("/api/embed", {"input": ""})):
+        refused = server.http.post(path, json={"model": MODEL, **body})
+        assert "no embedding model" in server.error(refused, 404, "model_not_found")["message"]
+    with pytest.raises(ollama.ResponseError, match=r"^prompt has \d+ tokens, the limit is 8192"):
+        client.embeddings(model, "x " * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"top_p": 0}, {"top_k": 1}),
+        ({"repeat_penalty": 0}, {"repeat_penalty": 1}),
+        ({"top_k": -1, "repeat_penalty": 0.0, "min_p": 0}, {}),
+    ],
+    ids=str,
+)
+def test_values_that_switch_an_option_off(client: ollama.Client, options: dict[str, Any], same: dict[str, Any]) -> None:
+    warm = {"temperature": 1.5, "seed": 7, "num_predict": 12}
+    one, two = (client.generate(MODEL, "Who is Alice?", options=warm | each).response for each in (options, same))
+    assert one == two
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_retry_gets_the_first_answer(server: Server, stream: bool) -> None:
     body = {"model": MODEL, "messages": [user("Hi")], "stream": stream, "options": {"temperature": 1, "num_predict": 8}}

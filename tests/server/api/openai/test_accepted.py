@@ -26,8 +26,7 @@ CHAT: list[dict[str, Any]] = [
     {"prompt_cache_retention": "24h"},
     {"prediction": {"type": "content", "content": [{"type": "text", "text": "class A: ..."}]}},
     {"modalities": ["text"]},
-    {"reasoning_effort": "none"},
-    {"reasoning_effort": None},
+    *({"reasoning_effort": effort} for effort in (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")),
     {"stream_options": {"include_usage": True, "include_obfuscation": False}},
 ]
 RESPONSES: list[dict[str, Any]] = [
@@ -36,7 +35,19 @@ RESPONSES: list[dict[str, Any]] = [
     {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]},
     {"max_tool_calls": 3},
     {"reasoning": {}},
-    {"reasoning": {"effort": "none", "summary": "auto"}},
+    *(
+        {"reasoning": {"effort": effort}}
+        for effort in (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
+    ),
+    {
+        "reasoning": {
+            "effort": "medium",
+            "summary": "auto",
+            "generate_summary": "concise",
+            "context": "auto",
+            "mode": "pro",
+        }
+    },
 ]
 
 
@@ -51,7 +62,25 @@ def test_fields_of_a_response(fields: dict[str, Any]) -> None:
 
 
 def test_reasoning_when_tokens_are_counted() -> None:
-    assert CountInputTokens.model_validate({"input": "x", "reasoning": {"effort": "none"}})
+    assert CountInputTokens.model_validate({"input": "x", "reasoning": {"effort": "high"}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CreateChatCompletion, {"model": "m", "messages": [{"role": "user", "content": "x"}]}),
+        (CreateCompletion, {"model": "m", "prompt": "x"}),
+        (CreateResponse, {"input": "x"}),
+    ],
+)
+def test_values_with_which_other_servers_switch_a_parameter_off(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """OpenAI takes a `top_p` of 0, for the likeliest token alone; vLLM a `top_k` of -1, for all tokens."""
+    parsed: Any = kind.model_validate(body | {"top_p": 0, "top_k": -1})
+    assert parsed.top_k == 0
+    assert 0 < parsed.top_p < 1e-6
+    for outside in ({"top_p": -0.1}, {"top_p": 1.1}, {"top_k": -2}):
+        with pytest.raises(ValidationError):
+            kind.model_validate(body | outside)
 
 
 def test_seeds_may_be_negative() -> None:
