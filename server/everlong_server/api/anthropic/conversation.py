@@ -9,22 +9,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_models import Tool, ToolCall
-from everlong_server.api.anthropic.message_schemas import (
+from everlong_server.api.anthropic.block_schemas import (
     Base64Source,
-    BlockLocation,
-    CharLocation,
     ContentSource,
-    CountMessageTokens,
-    CreateAnthropicMessage,
     DocumentBlock,
     FileSource,
-    Location,
-    PageLocation,
     SearchResultBlock,
     TextBlock,
     TextSource,
     ToolResultBlock,
     ToolUseBlock,
+)
+from everlong_server.api.anthropic.message_schemas import (
+    BlockLocation,
+    CharLocation,
+    CountMessageTokens,
+    CreateAnthropicMessage,
+    Location,
+    PageLocation,
 )
 from everlong_server.api.translation.files import decode_base64, name_field, require_file
 from everlong_server.api.translation.messages import ParsedMessages

@@ -83,7 +83,9 @@ class _Request(Nullable, Wire):
     truncate: bool | None = Field(None, description=_WHOLE)
     shift: bool | None = Field(None, description=_WHOLE)
     debug_render_only: Literal[False] = Field(False, alias="_debug_render_only", description=_ONE)
-    think: Literal[False] = Field(False, description="the models do not think before they answer")
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+        None, description="ignored: the models do not think before they answer"
+    )
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(

@@ -10,16 +10,20 @@ from everlong_server.api.openai.chat_schemas import (
     CACHE_RETENTION,
     SERVICE_TIER,
     CacheRetention,
-    JsonSchema,
     Metadata,
-    ReasoningEffort,
     Seed,
     ServiceTier,
     require_one,
 )
 from everlong_server.api.openai.page_schemas import Page
+from everlong_server.api.openai.response_options import (
+    Includable,
+    Reasoning,
+    RequestedText,
+    ResponseStreamOptions,
+    TextConfig,
+)
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
-from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import (
     FunctionCall,
     FunctionCallOutput,
@@ -143,47 +147,6 @@ Input = Annotated[
 ]
 
 
-class ResponseJsonSchemaFormat(JsonSchema):
-    """JSON that follows a schema."""
-
-    type: Literal["json_schema"]
-
-
-class TextConfig(Nullable, Wire):
-    """The format of the answer."""
-
-    format: Annotated[
-        Annotated[TextFormat, Tag("TextFormat")]
-        | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
-        | Annotated[ResponseJsonSchemaFormat, Tag("JsonSchemaFormat")],
-        Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
-    ] = Field(default_factory=lambda: TextFormat(type="text"))
-
-
-class ResponseStreamOptions(Nullable, Wire):
-    """Options of a stream. Padding that hides the length of tokens is not supported."""
-
-    include_obfuscation: Literal[False] = False
-
-
-class Reasoning(Nullable, Wire):
-    """No effect: the models do not reason before they answer, so responses have no items of the type reasoning."""
-
-    effort: ReasoningEffort | None = Field(None, description="ignored")
-    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="ignored")
-    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="ignored")
-    context: Literal["auto", "current_turn", "all_turns"] | None = Field(None, description="ignored")
-    mode: str | None = Field(None, max_length=64, description="ignored")
-
-
-Includable = Literal[
-    "message.output_text.logprobs", "file_search_call.results", "reasoning.encrypted_content", "web_search_call.results",
-    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]  # fmt: skip
-"""What a response may include. All but the first two are parts of items that responses do not have here."""
-
-
 class _ResponseInput(Nullable):
     """What a response answers."""
 
@@ -195,7 +158,7 @@ class _ResponseInput(Nullable):
         max_length=128,
         description="response that this one continues from; several responses can continue from one",
     )
-    text: TextConfig = Field(default_factory=TextConfig)
+    text: RequestedText = Field(default_factory=RequestedText)
     tools: list[ResponseTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ResponseToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
     parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
@@ -233,6 +196,7 @@ class CreateResponse(_ResponseInput, ClientSampling):
         None, max_length=512, description="ignored: the server finds what it has read by the response that comes before"
     )
     prompt_cache_retention: CacheRetention | None = Field(None, description=CACHE_RETENTION)
+    prompt_cache_options: Any = Field(None, description=CACHE_RETENTION)
     service_tier: ServiceTier | None = Field(None, description=SERVICE_TIER)
 
 

@@ -79,6 +79,16 @@ async def test_an_answer_has_no_search_results() -> None:
         await parse_conversation(services(), request(USER, answer, USER))
 
 
+def test_edits_of_the_context() -> None:
+    """Claude Code sends them, and Vercel's AI SDK if it is told to. The server reads the whole conversation."""
+    assert request(USER, context_management={"edits": [{"type": "clear_tool_uses_20250919"}]})
+
+
+def test_a_tool_with_a_long_description() -> None:
+    """Claude Code's own tools have such."""
+    assert request(USER, tools=[TOOL | {"description": "x" * 20_000}])
+
+
 def test_fields_of_a_tool_with_their_usual_values() -> None:
     """Claude Code sends the first."""
     usual = {"eager_input_streaming": True, "defer_loading": False, "allowed_callers": ["direct"]}

@@ -82,7 +82,7 @@ def items(**fields: Any) -> dict[str, Any]:
         ({"background": True, "stream": True}, "invalid_value", "stream"),
         ({"background": True, "store": False}, "invalid_value", "store"),
         ({"text": {"format": {"type": "grammar"}}}, "invalid_value", "text.format"),
-        ({"text": {"verbosity": "low"}}, "unknown_parameter", "text.verbosity"),
+        ({"text": {"verbosity": "huge"}}, "invalid_value", "text.verbosity"),
         ({"truncation": "sometimes"}, "invalid_value", "truncation"),
         ({"recall": {"tokens": 10**6}}, "invalid_value", "recall.tokens"),
         *(({name: value}, "unknown_parameter", name) for name, value in {
