@@ -28,7 +28,9 @@ PROBE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json", "/favicon.ico"}
 """Paths that need no key: probes, and pages without users' data."""
 
-_STORES_NOTHING = re.compile(r"/v1/(search|rerank|embeddings|vector_stores/[^/]+/search)|/v2/rerank|/api/(embed|show)")
+_STORES_NOTHING = re.compile(
+    r"/v1/(search|rerank|embeddings|vector_stores/[^/]+/search)|/v2/rerank|/api/(embed|embeddings|show)"
+)
 """Paths whose POST only reads: the question is in the body because it is long."""
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 

@@ -35,6 +35,7 @@ WITHOUT = {
     "/v1/search": "makes nothing",
     "/api/show": "makes nothing",
     "/api/embed": "makes nothing",
+    "/api/embeddings": "makes nothing",
     "/v1/vector_stores/{vector_store_id}": "sets fields: a second time changes nothing",
     "/v1/vector_stores/{vector_store_id}/search": "makes nothing",
     "/v1/vector_stores/{vector_store_id}/files/{file_id}": "sets fields: a second time changes nothing",

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from everlong_models import Tool, ToolCall
-from everlong_server.api.anthropic.message_schemas import (
+from everlong_server.api.anthropic.block_schemas import (
     Base64Source,
-    BlockLocation,
-    CharLocation,
     ContentSource,
-    CountMessageTokens,
-    CreateAnthropicMessage,
     DocumentBlock,
     FileSource,
-    Location,
-    PageLocation,
+    SearchResultBlock,
     TextBlock,
     TextSource,
     ToolResultBlock,
     ToolUseBlock,
+)
+from everlong_server.api.anthropic.message_schemas import (
+    BlockLocation,
+    CharLocation,
+    CountMessageTokens,
+    CreateAnthropicMessage,
+    Location,
+    PageLocation,
 )
 from everlong_server.api.translation.files import decode_base64, name_field, require_file
 from everlong_server.api.translation.messages import ParsedMessages
@@ -100,9 +104,12 @@ async def parse_conversation(services: Services, body: CreateAnthropicMessage | 
                 parsed.add_file(document.document.id, path)
                 sent.append(document)
                 cites.add(block.citations.enabled)
-                texts += [f"{block.context}\n\n"] if block.context else []
+                texts += [block.context, _BETWEEN_BLOCKS] if block.context else []
             elif isinstance(block, TextBlock):
                 texts.append(block.text)
+            elif isinstance(block, SearchResultBlock):
+                _require_role(message.role, "user", f"{name}.content.{place}")
+                _add_search_result(texts, block)
             elif isinstance(block, ToolUseBlock):
                 _require_role(message.role, "assistant", f"{name}.content.{place}")
                 calls.append(ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
@@ -111,7 +118,7 @@ async def parse_conversation(services: Services, body: CreateAnthropicMessage | 
                 result = f"{_ERROR if block.is_error else ''}{_text(block.content)}"
                 parsed.add_result(block.tool_use_id, result, f"{name}.content.{place}", "tool_use_id")
                 results += 1
-        text = message.content if isinstance(message.content, str) else "".join(texts)
+        text = message.content if isinstance(message.content, str) else _joined(texts)
         if text or not (calls or results):
             parsed.add_message(message.role, text, name)
         if calls:
@@ -146,8 +153,29 @@ def _require_role(role: str, needed: str, name: str) -> None:
         raise InvalidRequest(f"{name}: a message of the role {role} cannot have this block", param=name)
 
 
-def _text(content: str | list[TextBlock] | None) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content or [])
+def _text(content: str | Sequence[TextBlock | SearchResultBlock] | None) -> str:
+    if isinstance(content, str):
+        return content
+    texts = list[str]()
+    for block in content or ():
+        if isinstance(block, SearchResultBlock):
+            _add_search_result(texts, block)
+        else:
+            texts.append(block.text)
+    return _joined(texts)
+
+
+def _add_search_result(texts: list[str], block: SearchResultBlock) -> None:
+    """Add the text of a search result, with empty lines between it and the other texts."""
+    if texts and not texts[-1].endswith(_BETWEEN_BLOCKS):
+        texts.append(_BETWEEN_BLOCKS)
+    head = f"{block.title}\nSource: {block.source}"
+    texts += [_BETWEEN_BLOCKS.join([head, *(part.text for part in block.content)]), _BETWEEN_BLOCKS]
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Return texts as one, without a separator at the end."""
+    return "".join(texts[:-1] if texts and texts[-1] == _BETWEEN_BLOCKS else texts)
 
 
 async def _sent_document(services: Services, block: DocumentBlock, path: str) -> SentDocument:

@@ -2,177 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from everlong_models.generate.sampling import MAX_STOP_STRINGS, StopString
+from everlong_server.api.anthropic.block_schemas import CacheControl, CachedBlock, Content, TextBlocks
 from everlong_server.api.schemas import Nullable, Recall, Wire
 from everlong_server.api.translation.fields import (
     MAX_MESSAGES,
     MAX_TOKENS,
     MAX_TOOLS,
-    CallId,
     ToolName,
-    by_type,
-    content_kind,
+    TopK,
+    TopP,
 )
-
-MAX_TITLE = 255
-
-
-class CacheControl(Nullable, Wire):
-    """Accepted without effect: the server always caches what it has read."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class _Block(Nullable, Wire):
-    cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
-
-
-class TextBlock(_Block):
-    """A text block of a message. Blocks of answers can be sent back unchanged."""
-
-    type: Literal["text"]
-    text: str
-    citations: Any = Field(None, description="ignored")
-
-
-TextBlocks = Annotated[
-    Annotated[str, Tag("Text")] | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES), Tag("Blocks")],
-    Discriminator(
-        lambda value: {str: "Text", list: "Blocks"}.get(type(value)),
-        custom_error_type="content",
-        custom_error_message="expected a string or a list of blocks of the type 'text'",
-    ),
-]
-
-
-class TextSource(Nullable, Wire):
-    """A document's text."""
-
-    type: Literal["text"]
-    media_type: Literal["text/plain"] = "text/plain"
-    data: str = Field(min_length=1)
-
-
-class Base64Source(Nullable, Wire):
-    """A PDF document."""
-
-    type: Literal["base64"]
-    media_type: Literal["application/pdf"]
-    data: str = Field(min_length=1, description="the file, in base64")
-
-
-class ContentSource(Nullable, Wire):
-    """A document in blocks, which citations refer to by their index."""
-
-    type: Literal["content"]
-    content: str | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-class FileSource(Nullable, Wire):
-    """A document that was uploaded to `/v1/documents` or `/v1/files`."""
-
-    type: Literal["file"]
-    file_id: str = Field(min_length=1, max_length=128)
-
-
-Source = Annotated[
-    Annotated[TextSource, Tag("TextSource")]
-    | Annotated[Base64Source, Tag("Base64Source")]
-    | Annotated[ContentSource, Tag("ContentSource")]
-    | Annotated[FileSource, Tag("FileSource")],
-    Discriminator(
-        by_type({"text": "TextSource", "base64": "Base64Source", "content": "ContentSource", "file": "FileSource"}),
-        custom_error_type="source",
-        custom_error_message="type must be 'text', 'base64', 'content' or 'file'; upload files from a URL with "
-        "POST /v1/documents/fetch",
-    ),
-]
-
-
-class CitationsConfig(Nullable, Wire):
-    """Whether the answer cites the document."""
-
-    enabled: bool = False
-
-
-class DocumentBlock(_Block):
-    """A document that the message is about."""
-
-    type: Literal["document"]
-    source: Source
-    title: str | None = Field(None, max_length=MAX_TITLE, description="name of the document, which citations repeat")
-    context: str | None = Field(None, description="text about the document, put before the message and never cited")
-    citations: CitationsConfig = Field(default_factory=CitationsConfig)
-
-
-class ToolUseBlock(_Block):
-    """A call in an earlier answer."""
-
-    type: Literal["tool_use"]
-    id: CallId
-    name: ToolName
-    input: dict[str, Any]
-
-
-class ToolResultBlock(_Block):
-    """The result of a call, in the message after it."""
-
-    type: Literal["tool_result"]
-    tool_use_id: CallId
-    content: TextBlocks = ""
-    is_error: bool = Field(False, description="true: the model is told that the call failed")
-
-
-class ThinkingBlock(Nullable, Wire):
-    """What another model thought before its answer. Ignored."""
-
-    type: Literal["thinking", "redacted_thinking"]
-    thinking: str | None = Field(None, description="ignored")
-    signature: str | None = Field(None, description="ignored")
-    data: str | None = Field(None, description="ignored")
-
-
-class ImageBlock(Wire):
-    """Refused: the models read text."""
-
-    type: Literal["image"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: object) -> object:
-        raise ValueError("images are not supported: the models of this server read text")
-
-
-_BLOCKS = {
-    "text": "TextBlock", "document": "DocumentBlock", "image": "ImageBlock", "tool_use": "ToolUseBlock",
-    "tool_result": "ToolResultBlock", "thinking": "ThinkingBlock", "redacted_thinking": "ThinkingBlock",
-}  # fmt: skip
-Block = Annotated[
-    Annotated[TextBlock, Tag("TextBlock")]
-    | Annotated[DocumentBlock, Tag("DocumentBlock")]
-    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
-    | Annotated[ToolResultBlock, Tag("ToolResultBlock")]
-    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
-    | Annotated[ImageBlock, Tag("ImageBlock")],
-    Discriminator(
-        by_type(_BLOCKS),
-        custom_error_type="block",
-        custom_error_message="type must be 'text', 'document', 'tool_use', 'tool_result', 'thinking' or 'redacted_thinking'",
-    ),
-]
-Content = Annotated[
-    Annotated[str, Tag("Text")] | Annotated[list[Block], Field(min_length=1, max_length=MAX_MESSAGES), Tag("Blocks")],
-    Discriminator(
-        lambda value: "Blocks" if (kind := content_kind(value)) == "Parts" else kind,
-        custom_error_type="content",
-        custom_error_message="content must be a string or a list of blocks",
-    ),
-]
 
 
 class ConversationMessage(Nullable, Wire):
@@ -214,12 +58,12 @@ class OutputConfig(Nullable, Wire):
     format: JsonOutputFormat | None = None
 
 
-class AnthropicTool(_Block):
+class AnthropicTool(CachedBlock):
     """A tool that the client runs."""
 
     type: Literal["custom"] = Field("custom", description="tools that Anthropic runs do not exist here")
     name: ToolName
-    description: str | None = Field(None, max_length=10_000)
+    description: str | None = Field(None, max_length=100_000)
     input_schema: dict[str, Any] = Field(description="JSON Schema that the input of a call always follows")
     strict: bool = Field(False, description="true: a schema that cannot be enforced is refused")
     eager_input_streaming: bool | None = Field(None, description="ignored: the input streams as it is generated")
@@ -252,6 +96,7 @@ class _Conversation(Nullable, Wire):
     tools: list[AnthropicTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: AnthropicToolChoice = Field(default_factory=lambda: AnthropicToolChoice(type="auto"))
     output_config: OutputConfig | None = None
+    context_management: Any = Field(None, description="ignored: the server always reads the whole conversation")
     thread: Any = Field(None, description="refused: the client sends the whole conversation each time")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
@@ -267,8 +112,8 @@ class CreateAnthropicMessage(_Conversation):
     stop_sequences: list[StopString] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=0, le=1_000_000)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: TopK | None = None
+    top_p: TopP | None = Field(None, description="0: always the likeliest token")
     metadata: AnthropicMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="ignored")
     seed: int | None = Field(None, ge=0, lt=2**63, description="seed of the sampling; not a field of Anthropic's API")

@@ -1,4 +1,4 @@
-"""`/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/api/embed`: the served models, and vectors of texts."""
+"""`/api/tags`, `/api/ps`, `/api/show`, `/api/version`, `/api/embed` and `/api/embeddings`: the served models, and vectors of texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from everlong_server.api.ollama.schemas import (
     OllamaDescription,
     OllamaDetails,
     OllamaEmbed,
+    OllamaEmbedding,
     OllamaEmbeddings,
+    OllamaEmbedPrompt,
     OllamaModel,
     OllamaModels,
     OllamaShow,
@@ -97,6 +99,14 @@ async def embed(body: OllamaEmbed, request: Request, services: CallerServices) -
     """Returns a vector of length 1 for each text."""
     content = await run_unless_disconnected(request, _embeddings(services, body))
     return Response(content, media_type="application/json")
+
+
+@router.post("/embeddings")
+async def embed_prompt(body: OllamaEmbedPrompt, request: Request, services: CallerServices) -> OllamaEmbedding:
+    """Returns a vector of length 1 for one text. The older form of `/api/embed`."""
+    model, prompt = plain_name(body.model), body.prompt or None
+    vectors, _ = await run_unless_disconnected(request, embed_input(services, model, prompt, None, "prompt"))
+    return OllamaEmbedding(embedding=vectors[0].tolist() if prompt else [])
 
 
 async def _embeddings(services: Services, body: OllamaEmbed) -> bytes:

@@ -103,8 +103,37 @@ async def _params(services: Services, body: OllamaChat | OllamaGenerate) -> Samp
     if body.format == "json":
         given["json_schema"] = {"type": "object"}
     elif isinstance(body.format, dict):
-        given["json_schema"] = await require_schema(services, body.format, "format")
+        given["json_schema"] = await require_schema(services, _closed(body.format), "format")
     return sampling(SamplingParams(**given), name="options.num_predict")
+
+
+_COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+"""Keywords that may allow an object properties that its `properties` do not name."""
+_MAX_DEPTH = 32
+
+
+def _closed(schema: Any, depth: int = 0) -> Any:
+    """Return a schema whose objects have only the properties that it names, unless it says otherwise: with Ollama, this is the default.
+
+    Small models invent properties endlessly where a schema does not forbid them. Objects deeper than `_MAX_DEPTH` stay as they are.
+    """
+    if not isinstance(schema, dict) or depth == _MAX_DEPTH:
+        return schema
+    closed = dict(schema)
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(inner := schema.get(name), dict):
+            closed[name] = {key: _closed(value, depth + 1) for key, value in inner.items()}
+    for name in ("anyOf", "oneOf", "prefixItems"):
+        if isinstance(inner := schema.get(name), list):
+            closed[name] = [_closed(value, depth + 1) for value in inner]
+    if "items" in schema:
+        closed["items"] = _closed(schema["items"], depth + 1)
+    named, required = schema.get("properties"), schema.get("required", [])
+    if isinstance(named, dict) and isinstance(required, list) and not _COMBINING.intersection(schema):
+        unnamed = [name for name in required if not isinstance(name, str) or name not in named]
+        if not unnamed:
+            closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _sampling_fields(options: OllamaOptions) -> dict[str, Any]:
@@ -112,6 +141,8 @@ def _sampling_fields(options: OllamaOptions) -> dict[str, Any]:
     fields = {_OPTIONS.get(name, name): value for name, value in options.model_dump(exclude_none=True).items()}
     if fields.get("max_tokens", 1) < 1:
         fields["max_tokens"] = UNLIMITED if fields["max_tokens"] < 0 else 1
+    if fields.get("repetition_penalty") == 0:
+        del fields["repetition_penalty"]
     if fields.get("seed") == -1:
         del fields["seed"]
     return {name: value for name, value in fields.items() if name in SamplingParams.model_fields}

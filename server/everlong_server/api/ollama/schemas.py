@@ -10,7 +10,7 @@ from everlong_models.generate.sampling import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 from everlong_server.api.ollama.tool_schemas import OllamaTool, OllamaToolCall
 from everlong_server.api.schemas import Nullable, Recall, Wire
 from everlong_server.api.translation.embeddings import Texts
-from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS
+from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, TopK, TopP
 
 _IGNORED = "ignored: the server's settings decide"
 _ONE = "only the value without effect"
@@ -35,10 +35,10 @@ class OllamaOptions(Nullable, Wire):
     )
     seed: int | None = Field(None, ge=-1, lt=2**63, description="-1: a random one")
     temperature: _Number | None = Field(None, ge=0, le=2)
-    top_k: int | None = Field(None, ge=0, le=1_000_000)
-    top_p: _Number | None = Field(None, gt=0, le=1)
+    top_k: TopK | None = Field(None, description="0 and -1: all tokens")
+    top_p: TopP | None = Field(None, description="0: always the likeliest token")
     min_p: _Number | None = Field(None, ge=0, le=1)
-    repeat_penalty: _Number | None = Field(None, ge=0.01, le=10)
+    repeat_penalty: _Number | None = Field(None, ge=0, le=10, description="0 and 1: no penalty")
     presence_penalty: _Number | None = Field(None, ge=-2, le=2)
     frequency_penalty: _Number | None = Field(None, ge=-2, le=2)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
@@ -83,7 +83,9 @@ class _Request(Nullable, Wire):
     truncate: bool | None = Field(None, description=_WHOLE)
     shift: bool | None = Field(None, description=_WHOLE)
     debug_render_only: Literal[False] = Field(False, alias="_debug_render_only", description=_ONE)
-    think: Literal[False] = Field(False, description="the models do not think before they answer")
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+        None, description="ignored: the models do not think before they answer"
+    )
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(
@@ -168,14 +170,29 @@ class OllamaGenerated(_Answer):
 
 
 class OllamaEmbed(Nullable, Wire):
-    """Texts to embed."""
+    """Texts to embed. Without a text, nothing is done: the model is loaded already."""
 
     model: str = Field(min_length=1, max_length=256, description="name of the embedding model")
-    input: Texts
+    input: Annotated[Texts | None, BeforeValidator(lambda given: None if given in ("", []) else given)] = None
     truncate: bool | None = Field(None, description="ignored: texts are read whole")
     dimensions: int | None = Field(None, ge=1, description="keep only the first components of each vector")
     options: OllamaOptions | None = Field(None, description="ignored")
     keep_alive: KeepAlive
+
+
+class OllamaEmbedPrompt(Nullable, Wire):
+    """A text to embed. The older form of `/api/embed`."""
+
+    model: str = Field(min_length=1, max_length=256, description="name of the embedding model")
+    prompt: str = ""
+    options: OllamaOptions | None = Field(None, description="ignored")
+    keep_alive: KeepAlive
+
+
+class OllamaEmbedding(Wire):
+    """The vector of a text."""
+
+    embedding: list[float] = Field(description="empty for an empty text")
 
 
 class OllamaEmbeddings(Wire):

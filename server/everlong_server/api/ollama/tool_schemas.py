@@ -29,7 +29,7 @@ class OllamaFunction(Nullable, Wire):
     """A function that the model may call."""
 
     name: ToolName
-    description: str | None = Field(None, max_length=10_000)
+    description: str | None = Field(None, max_length=100_000)
     type: str | None = Field(None, max_length=64, description="ignored")
     parameters: Annotated[dict[str, Any], BeforeValidator(_repair)] = Field(
         default_factory=lambda: {"type": "object", "properties": {}},

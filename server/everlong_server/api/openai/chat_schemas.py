@@ -6,11 +6,17 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from everlong_models import SamplingParams
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import ChatTool, ChatToolCall, ChatToolChoice
 from everlong_server.api.schemas import Citation, Evidence, Nullable, Recall, Wire
-from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, CallId, by_type, content_kind
+from everlong_server.api.translation.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    CallId,
+    ClientSampling,
+    by_type,
+    content_kind,
+)
 
 MAX_CHOICES = 16
 MAX_METADATA = 16
@@ -23,6 +29,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 CacheRetention = Literal["in_memory", "in-memory", "24h"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+REASONING_EFFORT = "ignored: the models do not reason before they answer"
+_THOUGHTS = "ignored: the model does not see what another model thought"
+Verbosity = Literal["low", "medium", "high"]
+VERBOSITY = "ignored: ask for a short or a long answer in the message"
 SERVICE_TIER = "ignored: the server has one tier"
 CACHE_RETENTION = "ignored: settings of the server decide how long it keeps what it has read"
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), AfterValidator(lambda seed: seed % 2**63)]
@@ -34,6 +45,8 @@ class TextPart(Nullable, Wire):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Any = Field(None, description="ignored: the server keeps what it has read")
+    cache_control: Any = Field(None, description="ignored: the server keeps what it has read")
 
 
 class FileReference(Nullable, Wire):
@@ -100,6 +113,11 @@ class ChatMessage(Nullable, Wire):
     citations: Any = Field(None, description="ignored")
     annotations: Any = Field(None, description="ignored")
     parsed: Any = Field(None, description="ignored")
+    reasoning_content: Any = Field(None, description=_THOUGHTS)
+    reasoning: Any = Field(None, description=_THOUGHTS)
+    reasoning_details: Any = Field(None, description=_THOUGHTS)
+    thinking_blocks: Any = Field(None, description=_THOUGHTS)
+    provider_specific_fields: Any = Field(None, description="ignored: LiteLLM puts fields of an answer into it")
 
 
 class StreamOptions(Nullable, Wire):
@@ -133,7 +151,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class CreateChatCompletion(Nullable, SamplingParams):
+class CreateChatCompletion(Nullable, ClientSampling):
     """A chat whose last message is answered. Takes OpenAI's fields and those of a native message."""
 
     model: str = Field(max_length=256)
@@ -159,10 +177,12 @@ class CreateChatCompletion(Nullable, SamplingParams):
         None, max_length=512, description="ignored: the server finds what it has read by the messages alone"
     )
     prompt_cache_retention: CacheRetention | None = Field(None, description=CACHE_RETENTION)
+    prompt_cache_options: Any = Field(None, description=CACHE_RETENTION)
     service_tier: ServiceTier | None = Field(None, description=SERVICE_TIER)
+    verbosity: Verbosity | None = Field(None, description=VERBOSITY)
     prediction: Any = Field(None, description="ignored: the server guesses repeated text by itself")
     modalities: list[Literal["text"]] = Field(["text"], min_length=1, max_length=1, description="answers are text")
-    reasoning_effort: Literal["none"] | None = Field(None, description="the models do not reason before they answer")
+    reasoning_effort: ReasoningEffort | None = Field(None, description=REASONING_EFFORT)
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from everlong_models import ToolCall
 from everlong_server.api.openai.files.inline import file_of_data, file_of_url
 from everlong_server.api.openai.response_events import response_view
+from everlong_server.api.openai.response_options import ResponseJsonSchemaFormat
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputEntry,
@@ -20,7 +21,6 @@ from everlong_server.api.openai.response_schemas import (
     InputText,
     ItemReference,
     OutputText,
-    ResponseJsonSchemaFormat,
 )
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchTool
 from everlong_server.api.openai.text_formats import JsonObjectFormat

@@ -6,20 +6,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from everlong_models import SamplingParams
 from everlong_server.api.openai.chat_schemas import (
     CACHE_RETENTION,
     SERVICE_TIER,
     CacheRetention,
-    JsonSchema,
     Metadata,
     Seed,
     ServiceTier,
     require_one,
 )
 from everlong_server.api.openai.page_schemas import Page
+from everlong_server.api.openai.response_options import (
+    Includable,
+    Reasoning,
+    RequestedText,
+    ResponseStreamOptions,
+    TextConfig,
+)
 from everlong_server.api.openai.retrieval.file_search_schemas import FileSearchCall, FileSearchCallInput
-from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, TextFormat, format_kind
 from everlong_server.api.openai.tools.schemas import (
     FunctionCall,
     FunctionCallOutput,
@@ -27,7 +31,7 @@ from everlong_server.api.openai.tools.schemas import (
     ResponseToolChoice,
 )
 from everlong_server.api.schemas import Citation, Evidence, Nullable, Recall, Wire
-from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, by_type, content_kind
+from everlong_server.api.translation.fields import MAX_MESSAGES, MAX_TOOLS, ClientSampling, by_type, content_kind
 
 
 class InputText(Nullable, Wire):
@@ -143,44 +147,6 @@ Input = Annotated[
 ]
 
 
-class ResponseJsonSchemaFormat(JsonSchema):
-    """JSON that follows a schema."""
-
-    type: Literal["json_schema"]
-
-
-class TextConfig(Nullable, Wire):
-    """The format of the answer."""
-
-    format: Annotated[
-        Annotated[TextFormat, Tag("TextFormat")]
-        | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
-        | Annotated[ResponseJsonSchemaFormat, Tag("JsonSchemaFormat")],
-        Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
-    ] = Field(default_factory=lambda: TextFormat(type="text"))
-
-
-class ResponseStreamOptions(Nullable, Wire):
-    """Options of a stream. Padding that hides the length of tokens is not supported."""
-
-    include_obfuscation: Literal[False] = False
-
-
-class Reasoning(Nullable, Wire):
-    """How a model reasons before it answers. Those of the server do not."""
-
-    effort: Literal["none"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="ignored: there is none")
-
-
-Includable = Literal[
-    "message.output_text.logprobs", "file_search_call.results", "reasoning.encrypted_content", "web_search_call.results",
-    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]  # fmt: skip
-"""What a response may include. All but the first two are parts of items that responses do not have here."""
-
-
 class _ResponseInput(Nullable):
     """What a response answers."""
 
@@ -192,7 +158,7 @@ class _ResponseInput(Nullable):
         max_length=128,
         description="response that this one continues from; several responses can continue from one",
     )
-    text: TextConfig = Field(default_factory=TextConfig)
+    text: RequestedText = Field(default_factory=RequestedText)
     tools: list[ResponseTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ResponseToolChoice = Field("auto", description="auto: the model decides; required: at least one call")
     parallel_tool_calls: bool = Field(True, description="false: at most one call in an answer")
@@ -212,7 +178,7 @@ class InputTokens(Wire):
     input_tokens: int
 
 
-class CreateResponse(_ResponseInput, SamplingParams):
+class CreateResponse(_ResponseInput, ClientSampling):
     """A new response. Takes OpenAI's fields and those of a native message."""
 
     store: bool = Field(True, description="false: the response cannot be retrieved or continued from")
@@ -230,6 +196,7 @@ class CreateResponse(_ResponseInput, SamplingParams):
         None, max_length=512, description="ignored: the server finds what it has read by the response that comes before"
     )
     prompt_cache_retention: CacheRetention | None = Field(None, description=CACHE_RETENTION)
+    prompt_cache_options: Any = Field(None, description=CACHE_RETENTION)
     service_tier: ServiceTier | None = Field(None, description=SERVICE_TIER)
 
 

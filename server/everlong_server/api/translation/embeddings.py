@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, to_json
 
@@ -49,21 +50,24 @@ Texts = Annotated[
 
 
 async def embed_input(
-    services: Services, model: str, texts: str | list[str], dimensions: int | None
+    services: Services, model: str, texts: str | list[str] | None, dimensions: int | None, field: str = "input"
 ) -> tuple[Floats, int]:
-    """Return a vector of length 1 for each text of the field `input`, [texts, dimensions], and the number of their tokens.
+    """Return a vector of length 1 for each text, [texts, dimensions], and the number of their tokens.
 
-    `dimensions`: None for all that the model has. Raises `ServerError`.
+    `texts`: None for no texts. `dimensions`: None for all that the model has. `field`: the field of the request with the texts. Raises
+    `ServerError`.
     """
     embedder = services.embeddings.require_model(model)
     if dimensions is not None and dimensions > embedder.dimension:
         raise InvalidRequest(
             f"dimensions: {dimensions} is more than the model's {embedder.dimension}", param="dimensions"
         )
+    if texts is None:
+        return np.zeros((0, embedder.dimension), np.float32), 0
     if isinstance(texts, str):
-        named = [("input", texts)]
+        named = [(field, texts)]
     else:
-        named = [(f"input.{number}", text) for number, text in enumerate(texts)]
+        named = [(f"{field}.{number}", text) for number, text in enumerate(texts)]
     embedded = await services.embeddings.embed(embedder, named)
     return await embedded.vectors(dimensions), embedded.tokens
 

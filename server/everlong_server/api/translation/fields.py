@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+
+from everlong_models import SamplingParams
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
@@ -13,6 +15,23 @@ MAX_TOKENS = 1_000_000
 """Maximum number of tokens of an answer."""
 ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
+_LIKELIEST = 1e-9
+"""A `top_p` that leaves only the likeliest token."""
+TopP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), AfterValidator(lambda share: share or _LIKELIEST)]
+"""A `top_p` that may be 0, as with OpenAI, Anthropic and Ollama."""
+TopK = Annotated[int, Field(ge=-1, le=1_000_000), AfterValidator(lambda number: max(number, 0))]
+"""A `top_k` that may be -1 for all tokens, as with Ollama and vLLM."""
+
+
+class ClientSampling(SamplingParams):
+    """Sampling parameters with the values that other servers accept."""
+
+    top_p: TopP = Field(
+        0.9,
+        description="Sample from the smallest set of likeliest tokens with at least this total probability; 0 always takes the "
+        "likeliest token",
+    )
+    top_k: TopK = Field(0, description="Sample from the k likeliest tokens only; 0 and -1 mean all tokens")
 
 
 def content_kind(value: object) -> str | None:

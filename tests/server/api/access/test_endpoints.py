@@ -53,6 +53,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /api/generate": lambda ids: {"json": {"model": MODEL, "prompt": "Hi", "documents": [ids["document_id"]]}},
     "POST /api/show": lambda ids: {"json": {"model": MODEL}},
     "POST /api/embed": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "input": "Hi"}},
+    "POST /api/embeddings": lambda ids: {"json": {"model": "all-MiniLM-L6-v2", "prompt": "Hi"}},
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
     },
@@ -149,7 +150,7 @@ def test_public_paths_reveal_no_data() -> None:
 def test_a_post_that_stores_nothing_needs_only_read() -> None:
     posts = [endpoint for endpoint in ENDPOINTS if endpoint.method == "POST"]
     assert {endpoint.path for endpoint in posts if scope_of("POST", endpoint.path) == "read"} == {
-        "/v1/search", "/v1/rerank", "/v2/rerank", "/v1/embeddings", "/api/embed", "/api/show",
+        "/v1/search", "/v1/rerank", "/v2/rerank", "/v1/embeddings", "/api/embed", "/api/embeddings", "/api/show",
         "/v1/vector_stores/{vector_store_id}/search",
     }  # fmt: skip
     assert scope_of("DELETE", "/v1/search") == scope_of("POST", "/v1/search/more") == "write"

@@ -34,6 +34,7 @@ SPENDING = {
     "POST /api/chat",
     "POST /api/generate",
     "POST /api/embed",
+    "POST /api/embeddings",
     "POST /v1/embeddings",
     "POST /v1/rerank",
     "POST /v2/rerank",

@@ -118,6 +118,36 @@ def test_json_answers(client: ollama.Client) -> None:
     assert free.response.lstrip().startswith("{")
 
 
+def test_an_object_has_only_the_properties_that_its_format_names(client: ollama.Client) -> None:
+    """As with Ollama: LlamaIndex, LiteLLM and pydantic send schemas without `additionalProperties`."""
+    age = {"type": "integer", "minimum": 0, "maximum": 9}
+    cat = {"type": "object", "properties": {"age": age}, "required": ["age"]}
+    schema = {
+        "$defs": {"Cat": cat},
+        "type": "object",
+        "properties": {"cat": {"$ref": "#/$defs/Cat"}, "cats": {"type": "array", "items": cat, "maxItems": 1}},
+        "required": ["cat", "cats"],
+    }
+    for seed in range(5):
+        options = {"temperature": 1.5, "num_predict": 200, "seed": seed}
+        found = json.loads(client.chat(MODEL, [user("Who?")], format=schema, options=options).message.content)
+        assert [found.keys(), *map(dict.keys, [found["cat"], *found["cats"]])] == [{"cat", "cats"}] + [{"age"}] * (
+            1 + len(found["cats"])
+        )
+    open_object = schema | {"additionalProperties": {"type": "string", "maxLength": 3}}
+    assert json.loads(
+        client.chat(MODEL, [user("Who?")], format=open_object, options={"num_predict": 400}).message.content
+    )
+
+
+@pytest.mark.parametrize("think", [True, False, "low", "high"])
+def test_models_that_do_not_think(client: ollama.Client, think: Any) -> None:
+    """LiteLLM makes `think: true` of a `reasoning_effort`."""
+    said = client.chat(MODEL, [user("Who?")], think=think, options=GREEDY)
+    assert said.message.thinking is None
+    assert said.message.content == client.chat(MODEL, [user("Who?")], options=GREEDY).message.content
+
+
 @pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
 def test_a_line_end_of_unicode_does_not_end_a_line_of_the_stream(client: ollama.Client, end: str) -> None:
     """Ollama's client splits lines with httpx, which also splits at these."""
@@ -211,6 +241,38 @@ def test_embeddings(client: ollama.Client, server: Server) -> None:
         client.embed(MODEL, "A cat")
 
 
+def test_the_older_form_of_embeddings(client: ollama.Client, server: Server) -> None:
+    """One text in `prompt`, one vector in `embedding`. Without a text, Ollama loads the model."""
+    model = client.list().models[1].model
+    (expected,) = client.embed(model, "A cat sleeps.").embeddings
+    assert client.embeddings(model, "A cat sleeps.", options={"num_ctx": 512}, keep_alive="5m").embedding == expected
+    assert client.embeddings(f"{model}:latest", "A cat sleeps.").embedding == expected
+    assert list(client.embeddings(model).embedding) == list(client.embeddings(model, "").embedding) == []
+    for empty in ("", []):
+        assert list(client.embed(model, empty).embeddings) == []
+    for path, body in (("/api/embeddings", {"prompt": ""}), ("/api/embed", {"input": ""})):
+        refused = server.http.post(path, json={"model": MODEL, **body})
+        assert "no embedding model" in server.error(refused, 404, "model_not_found")["message"]
+    with pytest.raises(ollama.ResponseError, match=r"^prompt has \d+ tokens, the limit is 8192"):
+        client.embeddings(model, "x " * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"top_p": 0}, {"top_k": 1}),
+        ({"repeat_penalty": 0}, {"repeat_penalty": 1}),
+        ({"top_k": -1, "repeat_penalty": 0.0, "min_p": 0}, {}),
+    ],
+    ids=str,
+)
+def test_values_that_switch_an_option_off(client: ollama.Client, options: dict[str, Any], same: dict[str, Any]) -> None:
+    warm = {"temperature": 1.5, "seed": 7, "num_predict": 12}
+    one, two = (client.generate(MODEL, "Who is Alice?", options=warm | each).response for each in (options, same))
+    assert one == two
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_retry_gets_the_first_answer(server: Server, stream: bool) -> None:
     body = {"model": MODEL, "messages": [user("Hi")], "stream": stream, "options": {"temperature": 1, "num_predict": 8}}
@@ -241,7 +303,7 @@ def test_a_retry_gets_the_first_answer(server: Server, stream: bool) -> None:
         ({"messages": [answer("Hi")]}, 422, "messages.0.role: the last message must be the user's"),
         ({"messages": [user("Hi"), answer("Hello")]}, 422, "messages.1.role: the last message must be the user's"),
         ({"messages": [user("x" * 20_001)]}, 413, "messages.0.content has 20001 characters"),
-        ({"think": True}, 422, "think"),
+        ({"think": "much"}, 422, "think"),
         ({"format": "xml"}, 422, "format"),
         ({"format": {"type": "nothing"}}, 422, "format: "),
         ({"documents": ["doc_none"]}, 404, "documents.0: no file 'doc_none'"),

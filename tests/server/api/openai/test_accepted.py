@@ -26,17 +26,32 @@ CHAT: list[dict[str, Any]] = [
     {"prompt_cache_retention": "24h"},
     {"prediction": {"type": "content", "content": [{"type": "text", "text": "class A: ..."}]}},
     {"modalities": ["text"]},
-    {"reasoning_effort": "none"},
-    {"reasoning_effort": None},
+    *({"reasoning_effort": effort} for effort in (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")),
     {"stream_options": {"include_usage": True, "include_obfuscation": False}},
+    {"verbosity": "low"},
+    {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}},
 ]
 RESPONSES: list[dict[str, Any]] = [
     {"service_tier": "default"},
     {"prompt_cache_retention": "in_memory"},
     {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]},
     {"max_tool_calls": 3},
+    {"text": {"verbosity": "low", "format": {"type": "text"}}},
+    {"prompt_cache_options": {"mode": "implicit"}},
     {"reasoning": {}},
-    {"reasoning": {"effort": "none", "summary": "auto"}},
+    *(
+        {"reasoning": {"effort": effort}}
+        for effort in (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
+    ),
+    {
+        "reasoning": {
+            "effort": "medium",
+            "summary": "auto",
+            "generate_summary": "concise",
+            "context": "auto",
+            "mode": "pro",
+        }
+    },
 ]
 
 
@@ -45,13 +60,68 @@ def test_fields_of_a_chat(fields: dict[str, Any]) -> None:
     CreateChatCompletion.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # Vercel's AI SDK, of another model's answer
+        {"reasoning_content": "Hm."},
+        # LiteLLM, of an answer of this server and of another model's
+        {"provider_specific_fields": {"citations": [], "evidence": []}},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]},
+        # OpenRouter's clients
+        {"reasoning": "Hm.", "reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]},
+    ],
+    ids=str,
+)
+def test_what_programs_add_to_an_answer_that_they_send_back(fields: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **fields}, NEXT]
+    CreateChatCompletion.model_validate({"model": "m", "messages": messages})
+
+
+def test_marks_of_a_cached_prefix() -> None:
+    for mark in ({"cache_control": {"type": "ephemeral"}}, {"prompt_cache_breakpoint": {"mode": "explicit"}}):
+        message = {"role": "user", "content": [{"type": "text", "text": "x", **mark}]}
+        CreateChatCompletion.model_validate({"model": "m", "messages": [message]})
+
+
+def test_the_verbosity_is_not_repeated() -> None:
+    """A stored response has the same fields as before."""
+    text = CreateResponse.model_validate({"input": "x", "text": {"verbosity": "low"}}).text
+    assert text.model_dump() == {"format": {"type": "text"}}
+
+
+def test_a_tool_with_a_long_description() -> None:
+    function = {"name": "f", "description": "x" * 20_000}
+    chat = {"model": "m", "messages": [NEXT], "tools": [{"type": "function", "function": function}]}
+    assert CreateChatCompletion.model_validate(chat)
+    assert CreateResponse.model_validate({"input": "x", "tools": [{"type": "function", **function}]})
+
+
 @pytest.mark.parametrize("fields", RESPONSES, ids=str)
 def test_fields_of_a_response(fields: dict[str, Any]) -> None:
     CreateResponse.model_validate({"input": "x", **fields})
 
 
 def test_reasoning_when_tokens_are_counted() -> None:
-    assert CountInputTokens.model_validate({"input": "x", "reasoning": {"effort": "none"}})
+    assert CountInputTokens.model_validate({"input": "x", "reasoning": {"effort": "high"}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CreateChatCompletion, {"model": "m", "messages": [{"role": "user", "content": "x"}]}),
+        (CreateCompletion, {"model": "m", "prompt": "x"}),
+        (CreateResponse, {"input": "x"}),
+    ],
+)
+def test_values_with_which_other_servers_switch_a_parameter_off(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """OpenAI takes a `top_p` of 0, for the likeliest token alone; vLLM a `top_k` of -1, for all tokens."""
+    parsed: Any = kind.model_validate(body | {"top_p": 0, "top_k": -1})
+    assert parsed.top_k == 0
+    assert 0 < parsed.top_p < 1e-6
+    for outside in ({"top_p": -0.1}, {"top_p": 1.1}, {"top_k": -2}):
+        with pytest.raises(ValidationError):
+            kind.model_validate(body | outside)
 
 
 def test_seeds_may_be_negative() -> None:

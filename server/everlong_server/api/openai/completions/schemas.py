@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from everlong_models import SamplingParams
 from everlong_server.api.openai.chat_schemas import CachedTokens, Seed, StreamOptions
 from everlong_server.api.schemas import Nullable, Wire
+from everlong_server.api.translation.fields import ClientSampling
 
 MAX_CHOICES = 128
 """Maximum number of prompts × `n`."""
@@ -36,7 +36,7 @@ Prompt = Annotated[
 ]
 
 
-class CreateCompletion(Nullable, SamplingParams):
+class CreateCompletion(Nullable, ClientSampling):
     """A text to be continued. Takes OpenAI's fields and those of a native message."""
 
     model: str = Field(max_length=256)

@@ -15,7 +15,7 @@ class FunctionDefinition(Nullable, Wire):
     """A function that the model may call."""
 
     name: ToolName
-    description: str | None = Field(None, max_length=10_000)
+    description: str | None = Field(None, max_length=100_000)
     parameters: dict[str, Any] = Field(
         default_factory=lambda: {"type": "object", "properties": {}},
         description="JSON Schema that the arguments always follow",

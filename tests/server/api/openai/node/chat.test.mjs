@@ -59,10 +59,10 @@ test("an upload in parts", async () => {
 
 test("errors are its own", async () => {
   const messages = [{ role: "user", content: "Hi." }];
-  const refused = client.chat.completions.create({ ...how, messages, verbosity: "low" });
+  const refused = client.chat.completions.create({ ...how, messages, web_search_options: {} });
   await assert.rejects(refused, (error) => {
     assert.ok(error instanceof OpenAI.UnprocessableEntityError);
-    assert.deepEqual([error.code, error.param, error.type], ["unknown_parameter", "verbosity", "invalid_request_error"]);
+    assert.deepEqual([error.code, error.param, error.type], ["unknown_parameter", "web_search_options", "invalid_request_error"]);
     return true;
   });
   await assert.rejects(client.files.retrieve("doc_x"), OpenAI.NotFoundError);
