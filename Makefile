@@ -9,8 +9,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 serve: $(VENV)/.installed
 	@$(BIN)/everlong serve $(if $(filter command line,$(origin HOST)),--host $(HOST)) $(if $(filter command line,$(origin PORT)),--port $(PORT)) $(if $(filter command line,$(origin MODEL)),--model $(MODEL)) $(ARGS)
 
+# Hundreds of processes import the same files, so these are compiled once, also where PYTHONDONTWRITEBYTECODE is set.
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
 
 lint: $(VENV)/.tests-installed
 	$(BIN)/ruff check .

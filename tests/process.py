@@ -27,9 +27,7 @@ START_SECONDS = 300
 
 # Servers are forked from a process that has imported everything already: importing takes ten times as long as the rest of a start.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    ["everlong_server.process.serving", "everlong_server.process.listening", "transformers.models.llama.modeling_llama"]
-)
+_FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 def wait_for(condition: Any, seconds: float = 60, what: str = "") -> Any:

@@ -18,8 +18,8 @@ from tests.pages import COMMANDS, PAGES, REASONS, ROOT, SHOWN, Block, blocks, ru
 from tests.process import Server
 from tests.tinymodel import NOVEL, STORY
 
-READ_FIRST = ("README.md", "docs/guide/asking.md")
-"""The pages whose commands run in the default suite; those of the others take longer."""
+READ_FIRST = ("README.md",)
+"""The page whose commands run in the default suite; those of the others take longer."""
 ADDRESS = "http://127.0.0.1:8080"
 PLACEHOLDERS = {"doc_…": r"\b(doc_[0-9a-f]{32})\b", "ses_…": r"\b(ses_[0-9a-f]{32})\b", "revoke ID": r"^key (\w+) of"}
 """Placeholders that pages use for an id printed by an earlier command, and the pattern that finds this id in its output."""
