@@ -127,8 +127,7 @@ def test_interrupting_twice_leaves(terminal: Callable[..., Terminal], fake: Fake
     chat.type("\x03")
     assert fake.cancelling.wait(10)
     assert not fake.closed.is_set()
-    chat.type("\x03")
-    chat.expect("everlong chat --session ses_1")
+    chat.interrupt_until("everlong chat --session ses_1")
     assert chat.wait() == 0
     assert fake.closed.wait(10)
 

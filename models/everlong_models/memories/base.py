@@ -90,6 +90,11 @@ class SegmentReader(nn.Module, ABC):
         """Append one token per row, `tokens` (B,), to `cache` in place. Returns logits (B, V) for the next token."""
 
     @property
+    def reuses_prompts(self) -> bool:
+        """Whether `open_recent` computes nothing for a prompt that `prefixes` has."""
+        return False
+
+    @property
     def can_rewind(self) -> bool:
         """Whether lowering `lengths` in a cache undoes its last steps: what they wrote is never read, and is overwritten later.
 

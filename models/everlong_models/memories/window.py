@@ -118,6 +118,11 @@ class Window(BackboneReader):
         return self.backbone.logits(torch.cat(rows))
 
     @property
+    def reuses_prompts(self) -> bool:
+        """See `SegmentReader`."""
+        return self.backbone.exact_step is not None
+
+    @property
     def one_pass_tokens(self) -> int:
         """All segments up to the first eviction."""
         return ((self.config.sinks + self.config.window) // self.segment_length + 1) * self.segment_length

@@ -13,8 +13,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 RewritingOutcome = Literal["rewritten", "unchanged", "rejected", "timeout"]
-VoteOutcome = Literal["kept", "replaced", "timeout"]
 """What became of a question that the model was to rewrite."""
+VoteOutcome = Literal["kept", "replaced", "timeout"]
+"""Whether a vote kept or replaced the first answer, or took too long."""
 _LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SHARE = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)
@@ -67,12 +68,12 @@ class Metrics:
         )
         self.votes = counter(
             "everlong_votes_total",
-            "Questions that were answered several times: the first answer was kept, replaced by one that more of the others agree with, or kept "
-            "because the others took too long (timeout)",
+            "Questions put to a vote of several answers, by outcome: kept (the first answer was returned), replaced (another one was returned) or "
+            "timeout (the vote took too long)",
             ["outcome"],
         )
         self.tokens_voting = counter(
-            "everlong_tokens_voting_total", "Tokens that were generated to answer questions several times"
+            "everlong_tokens_voting_total", "Tokens generated for the further answers of votes"
         )
         self.first_token_seconds = histogram(
             "everlong_first_token_seconds", "Time from the request to the first token", buckets=_LATENCY

@@ -212,14 +212,18 @@ async def test_every_key_and_file_is_restored(redis: Client, blobs: Blobs, tmp_p
             assert one.read() == two.read()
 
 
-async def test_a_restored_store_has_its_copies(redis: Client, blobs: Blobs, tmp_path: Path) -> None:
-    """A failover must not lose what the command has restored."""
+async def test_a_restored_store_has_its_copies(
+    redis: Client, blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover must not lose what the command has restored. Replicas may lag for some minutes, and no server starts before."""
+    monkeypatch.setattr("everlong_server.store.backup.restore._COPYING_SECONDS", 0.0)
     await filled(redis, blobs)
     await back_up(redis, blobs, tmp_path / "b", say)
     await redis.flushdb()
     redis.copies = 1
     with pytest.raises(RedisAway, match="0 Redis replicas have the write, 1 are required"):
         await restore(tmp_path / "b", redis, Blobs(f"file://{tmp_path / 'other'}"), tmp_path, say)
+    assert await redis.get(keys.SCHEMA) == RESTORING.encode()
 
 
 async def test_a_store_that_is_not_empty_is_refused(redis: Client, blobs: Blobs, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import { formatNames, isArchive } from "../lib/formats.js";
 import { GivenUp, Pausable } from "../lib/pausable.js";
 import { askEachFile } from "./archives.js";
 import { type UploadProblem, UserError, uploadProblem } from "./errors.js";
-import { createSession, formats, nameOf, pollPending, removeDocument, showErrors, updateDocument } from "./library.js";
+import { createSession, formats, nameOf, pollPending, showErrors, updateDocument } from "./library.js";
 import { navigate, route } from "./route.js";
 import { client, markAlive, retryWhileOffline } from "./server.js";
 
@@ -42,9 +42,7 @@ function update(key: number, change: Partial<Upload>): void {
   uploads.value = uploads.value.map((upload) => (upload.key === key ? { ...upload, ...change } : upload));
 }
 
-/** The ids of the documents of uploads that were not cancelled. */
-const kept = new Set<string>();
-/** For each upload that has not ended: lets it end while the server still converts its file. */
+/** For each upload that has not ended: a function that ends it on the page while the server still converts its file. */
 const leaves = new Map<number, () => void>();
 
 /** Removes an upload from the list, and ends it if it has not ended. What the server has of an incomplete upload expires. */
@@ -55,13 +53,13 @@ export function dismissUpload(key: number): void {
   else controls.get(key)?.giveUp();
 }
 
-/** Deletes the documents of a cancelled upload when the server has made them: it cannot end the conversion of a whole file. */
-async function discard(sending: Promise<Stored>): Promise<void> {
-  const made = sending.then(({ data }) => data, () => []); // after an error, the server has stored nothing
-  const before = (await retryWhileOffline(() => client.documents.list({ limit: 100 }))).data;
-  // An older document is of the same file, which was uploaded before.
-  const isNew = ({ id, created_at }: Document) => !kept.has(id) && created_at >= (before[0]?.created_at ?? 0) && before.every((each) => each.id !== id);
-  for (const { id } of (await made).filter(isNew)) await removeDocument(id);
+/**
+ * Lists the documents of a cancelled upload when the server has made them: it cannot stop a conversion. Deletes none: somebody else may have uploaded
+ * the same file meanwhile, and then the server returns that document.
+ */
+async function listLater(sending: Promise<Stored>): Promise<void> {
+  const { data } = await sending;
+  data.forEach(updateDocument);
 }
 
 /** Removes the uploads that failed from a conversation. */
@@ -156,12 +154,11 @@ async function uploadOne(file: File, each: boolean, place: string | null): Promi
     const sending = send(file, each, key, control);
     const stored = await Promise.race([sending, new Promise<null>((leave) => leaves.set(key, () => leave(null)))]);
     if (!stored) {
-      void showErrors(() => discard(sending));
+      void showErrors(() => listLater(sending));
       return [];
     }
     const { data, notes } = stored;
     data.forEach(updateDocument);
-    for (const { id } of data) kept.add(id);
     const [first] = each ? [] : data;
     const sameAs = first && (first.filename ?? "") !== sentName(file) ? nameOf(first.id) : null;
     void pollPending();

@@ -103,20 +103,35 @@ async def _params(services: Services, body: OllamaChat | OllamaGenerate) -> Samp
     if body.format == "json":
         given["json_schema"] = {"type": "object"}
     elif isinstance(body.format, dict):
-        given["json_schema"] = await require_schema(services, _closed(body.format), "format")
+        given["json_schema"] = await require_schema(services, closed(body.format), "format")
     return sampling(SamplingParams(**given), name="options.num_predict")
 
 
-_COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+_COMBINING = {"$ref", "anyOf", "oneOf", "patternProperties"}
 """Keywords that may allow an object properties that its `properties` do not name."""
 _MAX_DEPTH = 32
 
 
-def _closed(schema: Any, depth: int = 0) -> Any:
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects have only the properties that it names, unless it says otherwise: with Ollama, this is the default.
 
-    Small models invent properties endlessly where a schema does not forbid them. Objects deeper than `_MAX_DEPTH` stay as they are.
+    Small models invent properties endlessly where a schema does not forbid them. A schema that makes an object of several parts stays as it is:
+    each part must allow the properties of the others. So do objects deeper than `_MAX_DEPTH`.
     """
+    waiting: list[Any] = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if "allOf" in part or ("properties" in part and _COMBINING.intersection(part)):
+                return schema
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    found: dict[str, Any] = _closed(schema)
+    return found
+
+
+def _closed(schema: Any, depth: int = 0) -> Any:
     if not isinstance(schema, dict) or depth == _MAX_DEPTH:
         return schema
     closed = dict(schema)

@@ -146,7 +146,9 @@ async def _start_turns(
     tools = await chat_tool_use(services, body, conversation)
     retrieval = SharedRetrieval()
     answer = partial(services.chat_turns.answer, documents, conversation, recall=recalled, tools=tools)
-    tasks = [asyncio.create_task(answer(params=one, turn=Turn(retrieval=retrieval))) for one in each]
+    tasks = [
+        asyncio.create_task(answer(params=one, turn=Turn(retrieval=retrieval, alone=len(each) == 1))) for one in each
+    ]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

@@ -65,6 +65,8 @@ class Turn:
     id: str = field(default_factory=partial(new_id, "msg"))
     retrieval: SharedRetrieval = field(default_factory=SharedRetrieval)
     """Shared by the turns of all answers to one message."""
+    alone: bool = True
+    """Whether the message gets no other answer."""
     events: TurnEvents = field(init=False)
     evidence: Sequence[Passage] | None = None
     """What the search found; None before that."""
@@ -316,8 +318,8 @@ class TurnRunner:
     def _generate(
         self, turn: Turn, context: TurnContext, prompt: Prompt, request: AnswerRequest, cost: TokenCost
     ) -> _Generated:
-        """Generate the answer; if the evidence may lack it, the one that most of several agree with."""
-        if prompt.margin is None or not SelfConsistency.applies(request.params):
+        """Generate the answer. If the evidence may lack it, generate several, and take the one most similar to the others."""
+        if prompt.margin is None or not turn.alone or not SelfConsistency.applies(request.params):
             return self._engine.answer(request)
         make = partial(self._request, context, replace(prompt, margin=None))
         begin = partial(turn.attach, engine=self._engine)

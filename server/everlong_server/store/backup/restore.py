@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import IO
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.store.backup import rdb
 from everlong_server.store.backup.archive import FILES, REDIS, Manifest, opened, verify
@@ -26,6 +27,8 @@ _BATCH = 16
 """Keys that are copied at once. A state takes up to some tens of megabytes."""
 _OWN = frozenset({keys.SCHEMA, keys.BACKUP, keys.STORE})
 """Keys that are not copied."""
+_COPYING_SECONDS = 300.0
+"""Seconds that replicas may take to copy what was restored. They lag after so many writes."""
 
 
 async def restore(path: Path, redis: Client, blobs: Blobs, folder: Path, say: Say) -> Manifest:
@@ -54,10 +57,24 @@ async def restore(path: Path, redis: Client, blobs: Blobs, folder: Path, say: Sa
     store_id = uuid.uuid4().hex
     await asyncio.to_thread(blobs.set_store_id, store_id)
     await redis.set(keys.STORE, store_id)
+    await _confirmed(redis, say)  # before a server starts, and before the command can fail with everything in place
     await redis.set(keys.SCHEMA, manifest.schema)
-    await Confirmation(redis).confirm()
+    await _confirmed(redis, say)
     say(f"restored {count} keys of Redis and {manifest.files} files")
     return manifest
+
+
+async def _confirmed(redis: Client, say: Say) -> None:
+    """Wait until the replicas have what was written. Raises `RedisError` if they do not have it after `_COPYING_SECONDS`."""
+    confirmation, started = Confirmation(redis), time.monotonic()
+    while True:
+        try:
+            return await confirmation.confirm()  # waits for some seconds itself
+        except RedisError as error:
+            if time.monotonic() - started > _COPYING_SECONDS:
+                raise
+            say(f"waiting for the replicas of Redis: {error}")
+            await asyncio.sleep(1)
 
 
 async def _require_empty(redis: Client, blobs: Blobs) -> None:

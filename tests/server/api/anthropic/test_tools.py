@@ -145,7 +145,7 @@ def test_the_tool_runner_goes_on_without_a_thread(tool_client: Anthropic) -> Non
         ({"messages": [QUESTION, answer([{"type": "tool_use", "id": "a", "name": "get_weather", "input": {}}]), user("?")]},
          "no result for the call 'a'"),
         ({"messages": [user({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}, words("?"))]},
-         r"messages\.0\.content\.0\.content\.0\.type: Input should be 'text', got 'image'"),
+         r"messages\.0\.content\.0\.content\.0: type must be 'text' or 'search_result'"),
         ({"system": 3}, "system: expected a string or a list of blocks"),
         ({"messages": [user({"type": "tool_result", "tool_use_id": "a"}, words("?"))]},
          "messages.0.content.0.tool_use_id: the preceding answer has no call 'a'"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everlong_server.api.ollama.requests import _closed
+from everlong_server.api.ollama.requests import closed
 
 CAT = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 CLOSED_CAT = {**CAT, "additionalProperties": False}
@@ -21,8 +21,8 @@ CLOSED_CAT = {**CAT, "additionalProperties": False}
         ({"anyOf": [CAT, {"type": "null"}]}, {"anyOf": [CLOSED_CAT, {"type": "null"}]}),
     ],
 )
-def test_objects_are_closed(schema: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert _closed(schema) == expected
+def test_objects_areclosed(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert closed(schema) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,20 @@ def test_objects_are_closed(schema: dict[str, Any], expected: dict[str, Any]) ->
         CAT | {"required": ["name"]},
         CAT | {"required": [["age"]]},
         CAT | {"required": "age"},
+        CAT | {"anyOf": [{"properties": {"phone": {}}, "required": ["phone"]}, {"properties": {"mail": {}}}]},
+        {
+            "$defs": {"Cat": CAT},
+            "properties": {"pet": {"allOf": [{"$ref": "#/$defs/Cat"}, {"properties": {"name": {}}}]}},
+        },
         {"properties": 1, "items": [1], "$defs": None, "anyOf": 2},
     ],
 )
 def test_objects_that_may_have_more_stay_open(schema: dict[str, Any]) -> None:
-    assert _closed(schema) == schema
+    assert closed(schema) == schema
 
 
 def test_a_deep_schema() -> None:
     schema: dict[str, Any] = CAT
     for _ in range(5000):
         schema = {"items": schema}
-    assert _closed(schema)["items"]
+    assert closed(schema)["items"]

@@ -27,16 +27,19 @@ SAMPLES = 8
 """Further answers. With 4, half of the gain is left (docs/research/lab-notes.md, "The same question several times")."""
 _TEMPERATURE = 0.8
 MOST_TOKENS = 48
-"""Tokens of an answer to a fact, at most. A longer answer is streamed as it is."""
+"""Maximum number of tokens of an answer that is put to a vote. A longer answer is streamed."""
 _SURE = -2.0
-"""Sum of the log-probabilities of the answer's tokens from which it is taken at once: the others would agree."""
+"""If the log-probabilities of the first answer's tokens sum to this or more, there is no vote: further answers would agree."""
 _HIGHEST_TEMPERATURE = 0.2
-"""Temperature of the request up to which it asks for the likeliest answer, and not for any."""
+"""Highest temperature of a request that is put to a vote. A higher one asks for varied answers."""
 _MAX_SECONDS = 10.0
 """Seconds that the further answers may take. If the device is so busy, the first answer is taken."""
 _PREFIX = 5
-"""Letters that two forms of one word have in common."""
-_WORD = re.compile(r"[^\W_]+")
+"""Words count as equal if their first five letters are equal, so that forms of one word match."""
+_WORD = re.compile(r"\d[\d.,:/]*\d|\d|[^\W_]+")
+_NEGATION = re.compile(r"n['’]t\b")
+_ANSWERING = frozenset(("yes", "no", "not", "never", "none", "neither", "nor", "nobody", "nothing"))
+"""Stop words that can be the whole difference between two answers."""
 
 
 class SelfConsistency:
@@ -62,13 +65,13 @@ class SelfConsistency:
 
     @staticmethod
     def applies(params: SamplingParams) -> bool:
-        """Return whether a request with these parameters asks for the likeliest answer, and for nothing that one answer alone has."""
+        """Return whether the answer to a request with these parameters can be put to a vote."""
         return params.temperature <= _HIGHEST_TEMPERATURE and not params.logprobs and not params.ignore_eos
 
     async def answer(self, request: AnswerRequest) -> AsyncGenerator[TokenDelta | AnswerFinished, None]:
         """Yield what `Engine.answer` yields, without log-probabilities.
 
-        A short answer comes in one piece, when it is certain that it is the answer. Its seeds are fixed: the same first answer gives the same result.
+        A short answer is yielded in one piece, after the vote. The further answers have fixed seeds, so the same first answer gives the same result.
         """
         request.params = request.params.model_copy(update={"logprobs": True})
         held: list[TokenDelta] = []
@@ -90,11 +93,9 @@ class SelfConsistency:
     async def _settled(
         self, params: SamplingParams, first: AnswerFinished, deltas: Sequence[TokenDelta]
     ) -> AnswerFinished:
-        """Return the answer that most others agree with; `first`, if it is sure, or if others cannot be had now."""
+        """Return the answer most similar to the others; `first` if it needs no vote, or if the device is too busy for one."""
         logprob = sum(entry["logprob"] for delta in deltas for entry in delta.logprobs)
-        # On a CPU, the further answers would take time from other people's.
-        crowded = self._engine.on_cpu and self._engine.admitted > 1
-        if first.reason != "stop" or first.text == REFUSAL or logprob >= _SURE or crowded:
+        if first.reason != "stop" or first.text == REFUSAL or logprob >= _SURE or not self._has_room():
             return first
         try:
             async with asyncio.timeout(None if in_background() else _MAX_SECONDS) as limit:
@@ -104,15 +105,25 @@ class SelfConsistency:
                 raise
             self._metrics.record_vote("timeout")
             return first
+        if not others:  # they were cancelled, or failed
+            return first
         answers = [first, *others]
         chosen = answers[most_agreed(self._question, [answer.text for answer in answers])]
         outcome: VoteOutcome = "kept" if chosen.text == first.text else "replaced"
         self._metrics.record_vote(outcome)
         return first if outcome == "kept" else chosen
 
+    def _has_room(self) -> bool:
+        """Return whether the device can generate further answers without a long wait for this user or others."""
+        engine = self._engine
+        if engine.on_cpu:  # it computes one prompt in seconds, so the prompt of the further answers must be reused
+            return engine.admitted == 1 and engine.model.memory.reuses_prompts
+        return engine.admitted * (1 + SAMPLES) <= engine.max_streams
+
     async def _others(self, params: SamplingParams) -> list[AnswerFinished]:
-        """Return the complete ones of further answers."""
-        more = {"temperature": _TEMPERATURE, "top_p": 1.0, "max_tokens": MOST_TOKENS, "logprobs": False}
+        """Generate further answers, and return those that are complete."""
+        longest = min(params.max_tokens, MOST_TOKENS)
+        more = {"temperature": _TEMPERATURE, "top_p": 1.0, "top_k": 0, "max_tokens": longest, "logprobs": False}
         requests = [self._make(params.model_copy(update={**more, "seed": seed})) for seed in range(SAMPLES)]
         try:
             results = await asyncio.gather(*map(self._finished, requests), return_exceptions=True)
@@ -122,7 +133,7 @@ class SelfConsistency:
             self._metrics.tokens_voting.inc(generated)
         for error in results:
             if isinstance(error, Exception) and not isinstance(error, InterruptedError):
-                log.warning("a further answer failed, and the vote does without it: %r", error)
+                log.warning("one answer of a vote failed and is left out: %r", error)
         return [one for one in results if isinstance(one, AnswerFinished) and one.reason == "stop"]
 
     async def _finished(self, request: AnswerRequest) -> AnswerFinished | None:
@@ -136,18 +147,21 @@ class SelfConsistency:
 
 
 def most_agreed(question: str, answers: Sequence[str]) -> int:
-    """Return the number of the answer that is most similar to all of them together; of equal ones, the first.
+    """Return the index of the answer most similar to all answers; the first one if several are equal.
 
     Two answers are as similar as their sets of words (Dice coefficient), without stop words and those of the question, which say nothing new.
     """
     asked = _words(question)
-    found = [_words(answer) - asked for answer in answers]
+    found = [own - asked or own for own in map(_words, answers)]  # an answer can consist of the question's words alone
     votes = [sum(_similarity(own, other) for other in found) for own in found]
     return max(range(len(answers)), key=lambda number: (round(votes[number], 6), -number))
 
 
 def _words(text: str) -> set[str]:
-    return {word[:_PREFIX] for word in _WORD.findall(text.casefold()) if word not in STOP_WORDS}
+    found = _WORD.findall(_NEGATION.sub(" not", text.casefold()))
+    return {
+        word if word[0].isdigit() else word[:_PREFIX] for word in found if word in _ANSWERING or word not in STOP_WORDS
+    }
 
 
 def _similarity(one: set[str], other: set[str]) -> float:

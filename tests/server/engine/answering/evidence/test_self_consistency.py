@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,9 @@ WRONG, RIGHT = "The Scarecrow wants a heart.", "The Scarecrow wants brains."
         (["In May", "In June", "In July"], 0),
         (["", "brains", "brains"], 1),
         (["Two", "two", "Three"], 0),
+        (["No, he lived alone.", "Yes, he was.", *["No, he was not.", "No.", "He never was."] * 2], 3),
+        (["It was 1500750.", *["It was 1500250."] * 3], 1),
+        (["He didn't.", "He did.", "He did not."], 0),
     ],
 )
 def test_the_answer_that_is_most_like_the_others_wins(answers: Sequence[str], best: int) -> None:
@@ -48,10 +52,16 @@ def test_words_of_the_question_say_nothing_new() -> None:
     assert most_agreed(QUESTION, answers) == 2
 
 
+def test_an_answer_can_have_no_other_words_than_the_question() -> None:
+    answers = ["Jefferson Hope.", "Stangerson.", *["Hope."] * 7]
+    assert most_agreed("Who killed Drebber, Hope or Stangerson?", answers) == 2
+
+
 class FakeEngine:
     """The first request gets `first`, and each further one the next of `others`: a text, a reason with a text, or an error."""
 
-    on_cpu, admitted = True, 1
+    on_cpu, admitted, max_streams = True, 1, 9
+    model = SimpleNamespace(memory=SimpleNamespace(reuses_prompts=True))
 
     def __init__(self, first: tuple[str, str], others: Sequence[Any], *, logprob: float = -1.0) -> None:
         self.requests: list[AnswerRequest] = []
@@ -172,13 +182,33 @@ def test_a_busy_device_does_not_hold_up_the_answer(monkeypatch: pytest.MonkeyPat
     assert vote.counted == {"timeout": 1}
 
 
-@pytest.mark.parametrize(("on_cpu", "taken"), [(True, WRONG), (False, RIGHT)])
-def test_on_a_cpu_nobody_waits_for_the_votes_of_others(
-    on_cpu: bool, taken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeEngine, "admitted", 2)
-    monkeypatch.setattr(FakeEngine, "on_cpu", on_cpu)
+@pytest.mark.parametrize(
+    ("changed", "taken"),
+    [
+        ({"admitted": 2}, WRONG),
+        ({"model": SimpleNamespace(memory=SimpleNamespace(reuses_prompts=False))}, WRONG),
+        ({"on_cpu": False, "admitted": 7, "max_streams": 64}, RIGHT),
+        ({"on_cpu": False, "admitted": 8, "max_streams": 64}, WRONG),
+    ],
+    ids=["a CPU with other answers", "a CPU that computes the prompt again", "a GPU with room", "a GPU without room"],
+)
+def test_nobody_waits_long_for_a_vote(changed: dict[str, Any], taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in changed.items():
+        monkeypatch.setattr(FakeEngine, name, value)
     assert Vote(FakeEngine(("stop", WRONG), [RIGHT] * SAMPLES)).text == taken
+
+
+def test_an_answer_is_never_longer_than_the_request_allows() -> None:
+    engine = FakeEngine(("stop", WRONG), [RIGHT] * SAMPLES)
+    Vote(engine, max_tokens=6, top_k=1)
+    assert {request.params.max_tokens for request in engine.requests} == {6}
+    assert {request.params.top_k for request in engine.requests[1:]} == {0}, "else all would be the same"
+
+
+def test_a_vote_without_other_answers_is_none() -> None:
+    vote = Vote(FakeEngine(("stop", WRONG), [("cancelled", "The")] * SAMPLES))
+    assert vote.text == WRONG
+    assert not vote.counted
 
 
 @pytest.mark.parametrize(
