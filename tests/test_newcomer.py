@@ -159,6 +159,9 @@ def test_from_a_clone_to_an_answer_with_evidence(tmp_path: Path) -> None:
         assert "Humpty Dumpty" in (page.locator(".evidence").first.text_content() or "")
         browser.close()
         assert wrong_answers(port) == []
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        votes = re.findall(r"^everlong_votes_total.*(?:kept|replaced).* (\S+)$", metrics, re.MULTILINE)
+        assert sum(map(float, votes)) > 0, "the model is not sure of every answer"
     done = subprocess.run(
         ["bash", "-ec", CLIENT.code], cwd=tmp_path / "everlong", capture_output=True, text=True, timeout=300, check=False,
         env=environment(tmp_path, port) | {"PATH": f"{tmp_path}/everlong/.venv/bin:{os.environ['PATH']}"},

@@ -1,5 +1,5 @@
-"""`Pool`: threads for long work. Keeps the threads of `asyncio.to_thread`, which every answer needs, free. `SharedPool`: threads of which no
-tenant can occupy all."""
+"""`Pool`: threads for long work. Keeps the threads of `asyncio.to_thread`, which every answer needs, free. `SharedPool`: a pool
+with a limit for each tenant."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SharedPool(Pool):
         self._tenants: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def run_for(self, tenant: str, do: Callable[[], T]) -> T:
-        """Run `do` in the caller's context and return its result. Cancellation takes effect when a function that runs already has ended."""
+        """Run `do` in the caller's context and return its result. If cancelled while `do` runs, waits until it ends: a thread cannot be stopped."""
         async with self._tenants.setdefault(tenant, asyncio.Semaphore(self._each)):
             future = self.begin(do)
             running = asyncio.wrap_future(future)
