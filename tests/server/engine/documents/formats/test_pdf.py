@@ -31,6 +31,13 @@ def test_words_that_are_divided_at_the_end_of_a_line_are_whole(lines: tuple[str,
     assert found.replace("\n", " ") == text.replace("\n", " ")
 
 
+def test_the_words_of_other_pages_show_which_hyphens_belong_to_compounds() -> None:
+    data = files.pdf(["The re-", "A re-organised firm and a network."]).replace(
+        b"(The re-) Tj", b"(The re-) Tj 0 -14 Td (organised net-) Tj 0 -14 Td (work.) Tj"
+    )
+    assert "The re-organised network." in text_of(data)
+
+
 LEFT = ("The committee met", "in Utrecht and chose", "a new chair.")
 RIGHT = ("Her name is", "Saskia Blom and", "she begins in May.")
 
