@@ -302,17 +302,23 @@ def test_a_subscript_does_not_end_its_line() -> None:
 
 
 STACKED = [
-    (4, "2", -3, "1", "a²₁ + b"),
-    (-3, "1", 4, "2", "a₁² + b"),
-    (4, "12", -3, "10", "a¹²₁₀ + b"),
-    (-3, "i", 4, "2", "ai² + b"),
+    ("a", 4, "2", -3, "1", "a²₁ + b"),
+    ("a", -3, "1", 4, "2", "a₁² + b"),
+    ("a", 4, "12", -3, "10", "a¹²₁₀ + b"),
+    ("a", -3, "i", 4, "2", "ai² + b"),
+    ("a", 4, "2", -3, "k", "a²_k + b"),
+    ("5", 4, "1", -3, "2", "5¹\n2 + b"),
 ]
 
 
-@pytest.mark.parametrize(("first", "one", "second", "other", "text"), STACKED, ids=[each[-1] for each in STACKED])
-def test_a_superscript_and_a_subscript_of_one_base(first: int, one: str, second: int, other: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("base", "first", "one", "second", "other", "text"), STACKED, ids=[each[-1] for each in STACKED]
+)
+def test_a_superscript_and_a_subscript_of_one_base(
+    base: str, first: int, one: str, second: int, other: str, text: str
+) -> None:
     content = (
-        f"BT /F1 11 Tf 1 0 0 1 60 700 Tm (a) Tj /F1 7 Tf 1 0 0 1 66.2 {700 + first} Tm ({one}) Tj "
+        f"BT /F1 11 Tf 1 0 0 1 60 700 Tm ({base}) Tj /F1 7 Tf 1 0 0 1 66.2 {700 + first} Tm ({one}) Tj "
         f"1 0 0 1 66.2 {700 + second} Tm ({other}) Tj /F1 11 Tf 1 0 0 1 {67 + 4 * len(other)} 700 Tm ( + b) Tj ET"
     )
     assert text_of(files.pdf_of(content)) == text

@@ -21,6 +21,8 @@ _BELOW = 0.8
 """Distance of two lines, as a share of the size."""
 _MAX_STACKED = 24
 """Characters of a superscript or subscript that share their base with the other."""
+_CARRIES_BOTH = re.compile(r"[^\W\d_]\Z|[)\]}|]\Z")
+"""The end of a base. A digit or an opening bracket is followed by a small fraction instead."""
 _LOWERED = str.maketrans("0123456789+-\u2212=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎")
 _HAS_FORM = re.compile(r"[0-9+\-\u2212=()]+")
 
@@ -63,7 +65,9 @@ def _stacked_subscript(text: str, letters: Letters, found: re.Match[str]) -> tup
     while end < min(len(text), found.end() + _MAX_STACKED) and _is_drawn_like(letters.at(end), second):
         end += 1
     before = text[max(0, start - 4) : start].rstrip()
-    base = letters.at(max(0, start - 4) + len(before) - 1) if before else None
+    if not _CARRIES_BOTH.search(before):
+        return None
+    base = letters.at(max(0, start - 4) + len(before) - 1)
     if base is None or not base.is_near(second, _NEAR):
         return None
     if base.carries(first) and base.carries_below(second):
@@ -76,9 +80,12 @@ def _is_drawn_like(letter: Letter | None, other: Letter) -> bool:
 
 
 def _lowered(text: str, start: int, end: int) -> Iterator[Change]:
-    """Yield the change of a subscript to lowered characters: after a superscript, it would look like a number on the line."""
-    if _HAS_FORM.fullmatch(text[start:end]):
-        yield Change(start, end, text[start:end].translate(_LOWERED))
+    """Yield the change of a subscript to lowered characters, or `_k`: after a superscript, it would look like the line's text."""
+    plain = text[start:end]
+    if _HAS_FORM.fullmatch(plain):
+        yield Change(start, end, plain.translate(_LOWERED))
+    elif plain.isalnum() and not text[start - 1].isalnum():
+        yield Change(start, start, "_")
 
 
 def _is_below(before: Letter, after: Letter) -> bool:

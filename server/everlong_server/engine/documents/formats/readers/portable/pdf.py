@@ -20,6 +20,7 @@ from everlong_server.engine.documents.formats.readers.portable.columns import co
 from everlong_server.engine.documents.formats.readers.portable.letters import Letters
 from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
 from everlong_server.engine.documents.formats.readers.portable.raised import superscripts
+from everlong_server.engine.documents.formats.readers.portable.struck import strikes
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
 from everlong_server.engine.documents.formats.readers.portable.upward import is_upward, reversed_lines
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
@@ -125,7 +126,7 @@ def _page(page: Any, number: int, notes: Notes) -> str:
     text = column_text(textpage, raised)
     if text is None:
         drawn = with_ligatures(drawn, textpage)  # as long as before
-        text = with_changes(drawn, raised, corrected_breaks(drawn, letters))
+        text = with_changes(drawn, raised, corrected_breaks(drawn, letters), strikes(drawn, page, textpage, letters))
         text = reversed_lines(text) if is_upward(drawn, textpage) else text
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)
