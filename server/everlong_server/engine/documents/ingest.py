@@ -42,7 +42,7 @@ _CONVERTERS = Pool("everlong-convert", 3)
 """Few threads, as a conversion may take gigabytes of memory and minutes."""
 _CONVERSIONS_PER_TENANT = 2
 """Fewer than there are converters, so that one tenant cannot occupy all of them."""
-_READERS = 3
+_READERS = 4
 """Version of the file readers. Raise it when a reader's output changes: uploads with `reuse` then convert a file again."""
 _tenant_conversions: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
