@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from everlong_server.engine.documents.formats.readers.portable.changes import Change
-from everlong_server.engine.documents.formats.readers.portable.letters import GAP, Letter, Letters
+from everlong_server.engine.documents.formats.readers.portable.letters import GAP, SIZES, Letter, Letters
 
 _END = re.compile(r"(?<=\S)( *)\r\n( *)(?=\S)")
 _DIGITS = re.compile(r"[0-9](?=[0-9])")
@@ -19,7 +19,7 @@ _NEAR, _SPACE = 0.3, 1.0
 """Largest gap between a superscript or subscript and its base character, and between two words, as a share of the font size."""
 _BELOW = 0.8
 """Distance of two lines, as a share of the size."""
-_MAX_STACKED = 24
+_MAX_STACKED = 8
 """Characters of a superscript or subscript that share their base with the other."""
 _CARRIES_BOTH = re.compile(r"[^\W\d_]\Z|[)\]}|]\Z")
 """The end of a base. A digit or an opening bracket is followed by a small fraction instead."""
@@ -57,22 +57,28 @@ def _is_one_line(before: Letter, after: Letter) -> bool:
 def _stacked_subscript(text: str, letters: Letters, found: re.Match[str]) -> tuple[int, int] | None:
     """Return the places of the subscript if a superscript and a subscript of one base are before and after a line end."""
     first, second = letters.at(found.start() - 1), letters.at(found.end())
-    if first is None or second is None or abs(second.start - first.start) > _MAX_STACKED * first.size:
+    if first is None or second is None or first.is_level_with(second):
         return None
-    start, end = found.start() - 1, found.end() + 1
+    # The second begins at the base's end, so at the start of the first, which is as wide as its characters.
+    if not -_MAX_STACKED * first.size <= second.start - first.start <= _NEAR * first.size / SIZES[0]:
+        return None
+    start = found.start() - 1
     while start > max(0, found.start() - _MAX_STACKED) and _is_drawn_like(letters.at(start - 1), first):
         start -= 1
-    while end < min(len(text), found.end() + _MAX_STACKED) and _is_drawn_like(letters.at(end), second):
-        end += 1
     before = text[max(0, start - 4) : start].rstrip()
     if not _CARRIES_BOTH.search(before):
         return None
     base = letters.at(max(0, start - 4) + len(before) - 1)
     if base is None or not base.is_near(second, _NEAR):
         return None
-    if base.carries(first) and base.carries_below(second):
-        return found.end(), end
-    return (start, found.start()) if base.carries_below(first) and base.carries(second) else None
+    if base.carries_below(first) and base.carries(second):
+        return start, found.start()
+    if not (base.carries(first) and base.carries_below(second)):
+        return None
+    end = found.end() + 1
+    while end < min(len(text), found.end() + _MAX_STACKED) and _is_drawn_like(letters.at(end), second):
+        end += 1
+    return found.end(), end
 
 
 def _is_drawn_like(letter: Letter | None, other: Letter) -> bool:
