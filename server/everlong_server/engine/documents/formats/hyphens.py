@@ -135,9 +135,14 @@ class Vocabulary:
 
 def _halves(text: str, found: re.Match[str]) -> tuple[str, str]:
     """Return the parts of a word before and after the end of a line."""
-    before = _LETTERS.findall(text[max(0, found.start() - _MAX_WORD) : found.start()][::-1])[0]
-    after = _LETTERS.findall(text[found.end() : found.end() + _MAX_WORD])[0]
-    return before[::-1], after
+    before = _first_word(text[max(0, found.start() - _MAX_WORD) : found.start()][::-1])
+    return before[::-1], _first_word(text[found.end() : found.end() + _MAX_WORD])
+
+
+def _first_word(text: str) -> str:
+    """Return the letters that a text begins with."""
+    found = _LETTERS.match(text)
+    return found[0] if found else ""
 
 
 def _is_in_address(found: re.Match[str]) -> bool:
