@@ -18,8 +18,6 @@ _MAX_OBJECTS = 20_000
 """Objects of a page that are looked at. Maps and drawings have more, and no struck text."""
 _THIN = 3.0
 """Points up to which a line is thin."""
-_WEIGHT = 0.2
-"""Height of a line, as a share of the size of the letters."""
 _MIDDLE = 0.12, 0.5
 """Height of the line above the baseline of the letters, as a share of their size. Underlines are below, rules of tables above."""
 _INNER = 0.15, 0.8
