@@ -31,6 +31,13 @@ def test_words_that_are_divided_at_the_end_of_a_line_are_whole(lines: tuple[str,
     assert found.replace("\n", " ") == text.replace("\n", " ")
 
 
+def test_the_words_of_other_pages_show_which_hyphens_belong_to_compounds() -> None:
+    data = files.pdf(["The re-", "A re-organised firm and a network."]).replace(
+        b"(The re-) Tj", b"(The re-) Tj 0 -14 Td (organised net-) Tj 0 -14 Td (work.) Tj"
+    )
+    assert "The re-organised network." in text_of(data)
+
+
 LEFT = ("The committee met", "in Utrecht and chose", "a new chair.")
 RIGHT = ("Her name is", "Saskia Blom and", "she begins in May.")
 
@@ -292,6 +299,29 @@ def test_a_subscript_does_not_end_its_line() -> None:
     below = raised("Carbon dioxide is CO", "2", ", as you know", height=-3)
     column = files.pdf_lines(*((540.0, 700 - 14.0 * n, str(n)) for n in range(9)))
     assert "CO2, as you know" in text_of(files.pdf_of(column + " " + below))
+
+
+STACKED = [
+    ("a", 4, "2", -3, "1", "a²₁ + b"),
+    ("a", -3, "1", 4, "2", "a₁² + b"),
+    ("a", 4, "12", -3, "10", "a¹²₁₀ + b"),
+    ("a", -3, "i", 4, "2", "ai² + b"),
+    ("a", 4, "2", -3, "k", "a²_k + b"),
+    ("5", 4, "1", -3, "2", "5¹\n2 + b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("base", "first", "one", "second", "other", "text"), STACKED, ids=[each[-1] for each in STACKED]
+)
+def test_a_superscript_and_a_subscript_of_one_base(
+    base: str, first: int, one: str, second: int, other: str, text: str
+) -> None:
+    content = (
+        f"BT /F1 11 Tf 1 0 0 1 60 700 Tm ({base}) Tj /F1 7 Tf 1 0 0 1 66.2 {700 + first} Tm ({one}) Tj "
+        f"1 0 0 1 66.2 {700 + second} Tm ({other}) Tj /F1 11 Tf 1 0 0 1 {67 + 4 * len(other)} 700 Tm ( + b) Tj ET"
+    )
+    assert text_of(files.pdf_of(content)) == text
 
 
 def test_a_superscript_number_does_not_end_its_line() -> None:

@@ -258,6 +258,14 @@ def test_a_chart() -> None:
     assert text_of(excel(words("A1", "x"), parts=parts)).endswith("[Chart] By year\n\tRent\n2023\t300\n2024\t310")
 
 
+def test_built_in_formats_of_currencies() -> None:
+    formats = "".join(f'<xf numFmtId="{number}"/>' for number in (5, 8, 44, 4))
+    styles = f"<styleSheet {MAIN}><cellXfs>{formats}</cellXfs></styleSheet>"
+    cells = "".join(value(f"{column}1", "-1250.5", f's="{style}"') for style, column in enumerate("ABCD"))
+    data = excel(cells, parts={"xl/styles.xml": styles})
+    assert text_of(data) == "Rents\n\n-$1250.5\t-$1250.5\t-$1250.5\t-1250.5"
+
+
 def test_headers_of_printed_pages() -> None:
     sheet = '<sheetData><row><c><v>1</v></c></row></sheetData><headerFooter><oddHeader>&amp;CFor &amp;"Arial"Ada&amp;&amp;Bo &amp;P</oddHeader></headerFooter>'
     assert text_of(excel(sheet)) == "Rents\n\n1\n\n[Header] For Ada&Bo"

@@ -88,6 +88,8 @@ _BUILT_IN = dict.fromkeys([*range(14, 18), *range(27, 32), 36, *range(50, 59)], 
     **dict.fromkeys([18, 19, 20, 21, 32, 33, 34, 35, 45, 47], Kind.TIME), 22: Kind.DATE_TIME, 46: Kind.DURATION,
     9: Kind.PERCENT, 10: Kind.PERCENT,
 }  # fmt: skip
+_CURRENCIES = frozenset((5, 6, 7, 8, 42, 44))
+"""Built-in formats with the currency of the country for which Excel is set up; by the standard, the dollar."""
 FROM_1904: dict[Format, Format] = {Kind.DATE: Kind.DATE_1904, Kind.DATE_TIME: Kind.DATE_TIME_1904}
 """The kinds of dates in a file that counts days from 1904."""
 
@@ -121,8 +123,10 @@ def is_struck(font: Any) -> bool:
     return line is not None and line.get("val", "1") not in ("0", "false")
 
 
-def built_in(id: str) -> Kind:
+def built_in(id: str) -> Format:
     """Return the kind of a number format that files name without a code, such as 31, a date in Chinese Excel."""
+    if id.isdecimal() and int(id) in _CURRENCIES:
+        return Unit("$", "")
     return _BUILT_IN.get(int(id), Kind.NUMBER) if id.isdecimal() else Kind.NUMBER
 
 

@@ -46,7 +46,9 @@ class Piece:
 
 
 def column_text(textpage: Any, raised: Sequence[Superscript] = ()) -> str | None:
-    """Return a page's text column by column; None if the order of the file is right. `raised`: the page's superscript numbers.
+    """Return a page's text column by column, with U+FFFE for hyphens at line ends; None if the order of the file is right.
+
+    `raised`: the page's superscript numbers.
 
     Tables are drawn like such columns. Here, the lines of a column continue sentences: they begin with a small letter
     after a line that ends none.

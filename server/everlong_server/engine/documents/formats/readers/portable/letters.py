@@ -73,9 +73,21 @@ class Letters:
         self.at = cache(self._read)
         """Returns how the character at a place of the text is drawn; None if PDFium has added it."""
 
-    def _read(self, place: int) -> Letter | None:
+        self._x, self._y = ctypes.c_double(), ctypes.c_double()
+
+    def height(self, place: int) -> float | None:
+        """Return the y of the character at a place of the text, in points; None if there is none. Much faster than `at`."""
+        index = self._index(place)
+        if index < 0 or not raw.FPDFText_GetCharOrigin(self._textpage, index, self._x, self._y):
+            return None
+        return self._y.value
+
+    def _index(self, place: int) -> int:
         unit = place if self._units is None else self._units[place]
-        index = raw.FPDFText_GetCharIndexFromTextIndex(self._textpage, unit)
+        return int(raw.FPDFText_GetCharIndexFromTextIndex(self._textpage, unit))
+
+    def _read(self, place: int) -> Letter | None:
+        index = self._index(place)
         if index < 0 or raw.FPDFText_IsGenerated(self._textpage, index) == 1:
             return None
         matrix, box = raw.FS_MATRIX(), raw.FS_RECTF()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pypdfium2
 from pypdfium2 import raw
 
 from everlong_server.engine.documents.formats.blocks import Block, Notes, Unreadable
-from everlong_server.engine.documents.formats.hyphens import join_hyphens
+from everlong_server.engine.documents.formats.hyphens import Vocabulary
 from everlong_server.engine.documents.formats.readers.portable.annotations import annotation_text, attached_files
 from everlong_server.engine.documents.formats.readers.portable.breaks import corrected_breaks
 from everlong_server.engine.documents.formats.readers.portable.changes import with_changes
@@ -19,6 +20,7 @@ from everlong_server.engine.documents.formats.readers.portable.columns import co
 from everlong_server.engine.documents.formats.readers.portable.letters import Letters
 from everlong_server.engine.documents.formats.readers.portable.ligatures import with_ligatures
 from everlong_server.engine.documents.formats.readers.portable.raised import superscripts
+from everlong_server.engine.documents.formats.readers.portable.struck import strikes
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
 from everlong_server.engine.documents.formats.readers.portable.upward import is_upward, reversed_lines
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
@@ -33,12 +35,36 @@ _SAMPLE = 500
 _REPLACED = 0xFFFD
 _OUTLINES = 100
 """Lines and curves from which on drawings may be letters. A letter has about 10 to 40, a frame or a rule 1 to 5."""
+_MAX_WAITING = 8_000_000
+"""Characters of pages that wait for the words of later ones. Books have 0.2 to 3 million."""
 _DOTS = 200 / 72
 """Pixels per point, for text recognition."""
 
 
 def read(file: Path, notes: Notes) -> Iterator[Block]:
-    """Yield the pages of the file."""
+    """Yield the pages of the file. Words that are divided at line ends are joined as the words of all pages show."""
+    words = Vocabulary()
+    waiting: list[tuple[Block, bool]] = []
+    size = 0
+    for block, is_page in _blocks(file, notes):
+        waiting.append((block, is_page))
+        size += len(block.text)
+        if is_page:
+            words.add(block.text)
+        if size > _MAX_WAITING:
+            yield from _joined(waiting, words)
+            waiting, size = [], 0
+    yield from _joined(waiting, words)
+
+
+def _joined(blocks: Iterable[tuple[Block, bool]], words: Vocabulary) -> Iterator[Block]:
+    """Yield blocks with the divided words of pages joined."""
+    for block, is_page in blocks:
+        yield replace(block, text=words.joined(block.text)) if is_page else block
+
+
+def _blocks(file: Path, notes: Notes) -> Iterator[tuple[Block, bool]]:
+    """Yield the pages and the attached files, and whether each block is a page. Pages have U+FFFE for hyphens at line ends."""
     document = _opened(file, notes)
     if document.get_formtype() != raw.FORMTYPE_NONE:
         document.init_forms()
@@ -58,10 +84,10 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
             extra = annotation_text(document, number - 1, page, notes)
         printed = f"page {label}" if label and label != str(number) else None
         alternatives = "\n".join(descriptions(page))
-        yield Block("\n\n".join(filter(None, (text, alternatives, extra))), page=number, section=printed)
+        yield Block("\n\n".join(filter(None, (text, alternatives, extra))), page=number, section=printed), True
         page.close()
         for name, data in files:
-            yield from notes.nested(data, name, "Attached file")
+            yield from ((block, False) for block in notes.nested(data, name, "Attached file"))
     for index in range(document.count_attachments()):
         attached = document.get_attachment(index)
         try:
@@ -69,7 +95,8 @@ def read(file: Path, notes: Notes) -> Iterator[Block]:
         except pypdfium2.PdfiumError:
             notes.add("it is damaged and was left out", part=attached.get_name())
             continue
-        yield from notes.nested(data, attached.get_name() or "attachment", "Attached file")
+        name = attached.get_name() or "attachment"
+        yield from ((block, False) for block in notes.nested(data, name, "Attached file"))
 
 
 def _opened(file: Path, notes: Notes) -> Any:
@@ -99,11 +126,11 @@ def _page(page: Any, number: int, notes: Notes) -> str:
     text = column_text(textpage, raised)
     if text is None:
         drawn = with_ligatures(drawn, textpage)  # as long as before
-        text = with_changes(drawn, raised, corrected_breaks(drawn, letters))
+        text = with_changes(drawn, raised, corrected_breaks(drawn, letters), strikes(drawn, page, textpage, letters))
         text = reversed_lines(text) if is_upward(drawn, textpage) else text
     else:
         notes.add("two columns that the file mixes line by line were put one after the other", page=number)
-    text = join_hyphens(text.replace("\r\n", "\n")).replace("\ufffe", "-").strip()
+    text = text.replace("\r\n", "\n").strip()
     if unknown := text.count("\ufffd"):
         notes.add(f"{unknown} characters have no Unicode value in the file", page=number)
     pictures = list(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE], max_depth=4))
