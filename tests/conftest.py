@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect the tests without garbage collection, and exempt the tests from it: a million objects that stay until the end."""
+    """Turn garbage collection off while tests are collected, then freeze what was created: these million objects live until the end."""
     gc.disable()
     try:
         return (yield)

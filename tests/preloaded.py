@@ -1,4 +1,4 @@
-"""What a forked server would import, or set up, by itself at each start. The process that servers are forked from imports it."""
+"""Imports and prepares once, in the process that servers are forked from, what each server would otherwise import at its start."""
 
 import gc
 from importlib import import_module

@@ -84,7 +84,7 @@ class NotFound(ServerError, status=404, type="invalid_request_error", code="not_
 
 @contextmanager
 def missing_in(param: str) -> Iterator[None]:
-    """Let a `NotFound` of the block name the request's field `param`."""
+    """Set `param`, the request's field, on any `NotFound` that the block raises."""
     try:
         yield
     except NotFound as error:

@@ -124,7 +124,7 @@ class JobWorker(ABC):
                 if ending is None:
                     found = await self.claim(job.id, by)
                     if found is None or claim is None or found.token != claim.token:
-                        claim = found  # else it is the same after an outage, which is no further try or start
+                        claim = found  # an outage of Redis returns the same claim: keep the old one, so that no try or start is added
                     over = claim is None or await self._try(job.id, claim)
                     ending = self._finish if over else self._requeue
                 if await ending(job, claim):

@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 RewritingOutcome = Literal["rewritten", "unchanged", "rejected", "timeout"]
-"""What became of a question that the model was to rewrite."""
+"""What happened to a question that the model was asked to rewrite."""
 VoteOutcome = Literal["kept", "replaced", "timeout"]
 """Whether a vote kept or replaced the first answer, or took too long."""
 _LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

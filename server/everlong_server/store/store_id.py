@@ -20,7 +20,7 @@ from everlong_server.store.texts.blobs import Blobs
 
 log = logging.getLogger(__name__)
 
-# Sets a string unless it exists, and returns it. KEYS: it. ARGV: value
+# Sets a key if it does not exist, and returns its value. KEYS: the key. ARGV: the value
 _SET_ONCE = "redis.call('SET', KEYS[1], ARGV[1], 'NX') return redis.call('GET', KEYS[1])"
 
 
@@ -61,7 +61,7 @@ async def existing_owners(redis: Client, ids: Collection[str]) -> set[str]:
     """Return those of `ids` that a document, upload, file or batch in Redis has; all of them while a backup is running.
 
     Checks each id by itself: a SCAN could miss keys, and their texts would be deleted. Raises `RedisError`, also if Redis has
-    lost its data, or is a master that was replaced, which knows no newer document.
+    lost its data, or is a replaced master, which lacks newer documents.
     """
     async with redis.pipeline(transaction=False) as pipe:
         for id in ids:

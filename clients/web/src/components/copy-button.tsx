@@ -30,7 +30,7 @@ export function CopyButton({ text, html, label = "Copy" }: { text: string; html?
   );
 }
 
-/** Copies a text, given by its types. Without the clipboard's interface, which browsers offer to secure addresses only, selects and copies it. */
+/** Copies a text in several formats; the keys of `types` are MIME types. Browsers offer the clipboard API on secure addresses only. Elsewhere, fills a `copy` event. */
 async function copy(types: Record<string, string>): Promise<void> {
   if (navigator.clipboard && globalThis.ClipboardItem) return navigator.clipboard.write([new ClipboardItem(types)]);
   const focused = document.activeElement;

@@ -74,7 +74,7 @@ export function place<T extends { at: number }>(tree: Root, marks: readonly T[])
 
 const BLOCKS = new Set(["code", "math", "html"]);
 
-/** The source with texts in it, each at its place, or after the code or formula that its place is in. */
+/** Inserts each text into the Markdown source at its place. Inside code or a formula, inserts it after that element. */
 export function annotated(source: string, texts: readonly { at: number; text: string }[]): string {
   let [result, done] = ["", 0];
   for (const [leaf, marks] of place(parseMarkdown(source), texts))

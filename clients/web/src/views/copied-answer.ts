@@ -5,7 +5,7 @@ import { annotated } from "../lib/markdown.js";
 import { documents, nameOf } from "../state/library.js";
 import { citationMarks } from "./cited-text.js";
 
-/** The cited passages, or all that the model read if it cites none: each one's number, as on the page, its document and place. */
+/** One line for each cited passage: its number on the page, its document and its place. If the answer cites nothing, lists all passages. */
 function sources({ citations, evidence }: Message): string[] {
   const cited = new Map(citations?.map((each) => [each.evidence, each]));
   return (evidence ?? []).flatMap((passage, n) => {

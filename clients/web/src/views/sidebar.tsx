@@ -94,8 +94,8 @@ export function Sidebar() {
               <>
                 {model.value.id}
                 <br />
-                {model.value.memory === "window" ? "remembers the latest text" : "remembers in compressed form"}
-                {model.value.memory_trained === false && ", untrained, so answers are nonsense"}
+                {model.value.memory === "window" ? "keeps the latest text word for word" : "keeps a compressed memory of the text"}
+                {model.value.memory_trained === false && " (untrained: answers are nonsense)"}
               </>
             ) : (
               "connecting…"

@@ -20,7 +20,7 @@ class CacheControl(Nullable, Wire):
 
 
 class CachedBlock(Nullable, Wire):
-    cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
+    cache_control: CacheControl | None = Field(None, description="no effect: the server caches prompts by itself")
 
 
 class TextBlock(CachedBlock):
@@ -51,7 +51,7 @@ class SearchResultBlock(CachedBlock):
     """A result of the client's own search. The model reads its title, source and text as a part of the message."""
 
     type: Literal["search_result"]
-    source: str = Field(description="a URL, or another name of where the text comes from")
+    source: str = Field(description="where the text comes from: a URL or a name")
     title: str
     content: list[TextBlock] = Field(max_length=MAX_MESSAGES)
     citations: CitationsConfig | None = Field(None, description="ignored: answers cite documents only")

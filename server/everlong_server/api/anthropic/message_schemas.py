@@ -91,7 +91,7 @@ class _Conversation(Nullable, Wire):
     model: str = Field(max_length=256)
     messages: list[ConversationMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: TextBlocks | None = None
-    cache_control: CacheControl | None = Field(None, description="no effect: the server keeps what it has read")
+    cache_control: CacheControl | None = Field(None, description="no effect: the server caches prompts by itself")
     thinking: ThinkingConfig | None = None
     tools: list[AnthropicTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: AnthropicToolChoice = Field(default_factory=lambda: AnthropicToolChoice(type="auto"))

@@ -110,6 +110,8 @@ async def _params(services: Services, body: OllamaChat | OllamaGenerate) -> Samp
 _COMBINING = {"$ref", "anyOf", "oneOf", "patternProperties"}
 """Keywords that may allow an object properties that its `properties` do not name."""
 _MAX_DEPTH = 32
+_LEAST_PENALTY = 0.01
+"""Penalties below it would divide by almost nothing. As 0, they have no effect."""
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def _sampling_fields(options: OllamaOptions) -> dict[str, Any]:
     fields = {_OPTIONS.get(name, name): value for name, value in options.model_dump(exclude_none=True).items()}
     if fields.get("max_tokens", 1) < 1:
         fields["max_tokens"] = UNLIMITED if fields["max_tokens"] < 0 else 1
-    if fields.get("repetition_penalty") == 0:
+    if fields.get("repetition_penalty", 1) < _LEAST_PENALTY:
         del fields["repetition_penalty"]
     if fields.get("seed") == -1:
         del fields["seed"]

@@ -35,7 +35,7 @@ _THOUGHTS = "ignored: the model does not see what another model thought"
 Verbosity = Literal["low", "medium", "high"]
 VERBOSITY = "ignored: ask for a short or a long answer in the message"
 SERVICE_TIER = "ignored: the server has one tier"
-CACHE_RETENTION = "ignored: settings of the server decide how long it keeps what it has read"
+CACHE_RETENTION = "ignored: the server's settings decide how long it caches prompts"
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63), AfterValidator(lambda seed: seed % 2**63)]
 """A seed of OpenAI's API, where it may be negative."""
 
@@ -45,8 +45,8 @@ class TextPart(Nullable, Wire):
 
     type: Literal["text"]
     text: str
-    prompt_cache_breakpoint: Any = Field(None, description="ignored: the server keeps what it has read")
-    cache_control: Any = Field(None, description="ignored: the server keeps what it has read")
+    prompt_cache_breakpoint: Any = Field(None, description="ignored: the server caches prompts by itself")
+    cache_control: Any = Field(None, description="ignored: the server caches prompts by itself")
 
 
 class FileReference(Nullable, Wire):

@@ -36,7 +36,7 @@ async def page(redis: Client, index: str, limit: int, after: str | None) -> tupl
 async def stored_page(
     redis: Client, index: str, key: Key, limit: int, after: str | None
 ) -> tuple[list[dict[bytes, bytes]], bool]:
-    """Return a page like `page`, as the hashes that store its objects. `key`: of these hashes. Skips objects that are gone."""
+    """Return a page of the index as the objects' hashes. `key`: makes the key of a hash from an id. Skips objects that no longer exist."""
     ids, more = await page(redis, index, limit, after)
     async with redis.pipeline(transaction=False) as pipe:
         for id in ids:

@@ -262,6 +262,7 @@ def test_the_older_form_of_embeddings(client: ollama.Client, server: Server) -> 
         ({"top_p": 0}, {"top_k": 1}),
         ({"repeat_penalty": 0}, {"repeat_penalty": 1}),
         ({"top_k": -1, "repeat_penalty": 0.0, "min_p": 0}, {}),
+        ({"repeat_penalty": 0.005}, {}),
     ],
     ids=str,
 )

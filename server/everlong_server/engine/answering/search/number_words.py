@@ -11,5 +11,5 @@ _LOWEST = 2
 
 
 def in_digits(text: str) -> str:
-    """Return English text in lower case with digits for its number words: "46" for "forty-six", "2nd" for "second"."""
+    """Replace the number words of a text by digits: "46" for "forty-six", "2nd" for "second". The text must be English and in lower case."""
     return alpha2digit(text, "en", threshold=_LOWEST)
