@@ -223,7 +223,7 @@ async def test_a_restored_store_has_its_copies(
     redis.copies = 1
     with pytest.raises(RedisAway, match="0 Redis replicas have the write, 1 are required"):
         await restore(tmp_path / "b", redis, Blobs(f"file://{tmp_path / 'other'}"), tmp_path, say)
-    assert await redis.get(keys.SCHEMA) == RESTORING.encode()
+    assert await redis.get(keys.SCHEMA) == RESTORING
 
 
 async def test_a_store_that_is_not_empty_is_refused(redis: Client, blobs: Blobs, tmp_path: Path) -> None:
