@@ -1,7 +1,8 @@
 """A `Llama` whose weights exist once, quantised, for decode steps and for prefill.
 
-Products of many rows use bfloat16 where the processor has instructions for it: each matrix is dequantised into the same scratch memory before
-its product. Other products, and those of experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm
+Products of many rows round their activations to 8 bits where the processor has instructions for it (`kernels.cpu.int8_products`). With AMX, whose
+products in bfloat16 are faster, each matrix is dequantised into the same scratch memory before its product. Other products, and those of
+experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm
 weights, the attention's scale and low-rank updates are not folded in, since that would move weights off their grid. For the same reason a
 low-rank update subtracts the mean of what is added to the residual stream, where the norms are layer norms (`folding.quantise_layer`).
 """
@@ -25,17 +26,19 @@ from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.kernels.attention import additive_mask, causal, causal_mask
 from everlong_models.kernels.blocks import BLOCK
-from everlong_models.kernels.cpu import dequantise, experts, prefill, thread_pool
+from everlong_models.kernels.cpu import dequantise, experts, int8_products, prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED
 from everlong_models.kernels.cpu.job import Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.experts import QuantisedExperts
-from everlong_models.kernels.linear import activate, has_bfloat16
+from everlong_models.kernels.linear import activate, has_amx, has_bfloat16
 from everlong_models.kernels.low_rank import detach, stack
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
 
 MANY = 24
-"""From this many rows on, dequantising a matrix costs less than multiplying with integers."""
+"""From this many rows on, activations are rounded to 8 bits, or bfloat16 with a dequantised matrix is faster than integers."""
+_MLP_ROWS = 2 * BLOCK
+"""Rows of which the MLP's wide activations exist at once. They stay in the cache, and PyTorch reuses their memory."""
 
 _ROWS = 4096
 """Rows of the embedding table that are dequantised at once."""
@@ -44,22 +47,45 @@ _ROWS = 4096
 class Products:
     """Multiplies by quantised matrices, and computes attention. One thread at a time may use it.
 
-    `bfloat16`: use bfloat16 if there are `MANY` rows. Without effect if the processor lacks the instructions.
+    `rounded`: products of `MANY` rows round their activations: to 8 bits, or to bfloat16, which attention then uses, too. Without effect if the
+    processor lacks the instructions for both.
     """
 
-    def __init__(self, *, bfloat16: bool) -> None:
-        self.bfloat16 = bfloat16 and has_bfloat16()
+    def __init__(self, *, rounded: bool) -> None:
+        self.int8 = rounded and int8_products.has_int8() and not has_amx()
+        self.bfloat16 = rounded and has_bfloat16() and not self.int8
         self._scratch = torch.empty(0, dtype=torch.bfloat16, device="cpu")
+
+    def prepare(self) -> None:
+        """Compile the kernel for many rows now, so that its first use does not wait."""
+        thread_pool.prepare(int8_products.multiply_int8 if self.int8 else dequantise.dequantise)
 
     def input(self, x: Tensor) -> Tensor:
         """Return `x` (…, K) in the type in which its products should be computed."""
-        many = x.numel() // x.shape[-1] >= MANY
-        return x.bfloat16() if self.bfloat16 and many else x
+        return x.bfloat16() if self.bfloat16 and are_many(x) else x
 
-    def __call__(self, matrix: QuantisedMatrix, x: Tensor) -> Tensor:
-        """Return x Wᵀ + x Aᵀ Bᵀ + b (…, N) for `x` (…, K): float32, or of type bfloat16 if `x` is and there is no bias."""
-        if x.dtype == torch.float32:
-            return matrix(x)
+    def __call__(self, matrix: QuantisedMatrix, x: Tensor, *, many: bool | None = None) -> Tensor:
+        """Return x Wᵀ + x Aᵀ Bᵀ + b (…, N) for `x` (…, K): float32, or of type bfloat16 if `x` is and there is no bias.
+
+        `many`: whether `x` is of a pass with `MANY` rows, if it is not the whole of it.
+        """
+        if x.dtype == torch.bfloat16:
+            return self._in_bfloat16(matrix, x)
+        return self._in_int8(matrix, x) if self.int8 and (are_many(x) if many is None else many) else matrix(x)
+
+    def _in_int8(self, matrix: QuantisedMatrix, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        y = matrix.multiply_int8(rows)
+        if matrix.update is not None:
+            kind = torch.bfloat16 if has_bfloat16() else torch.float32
+            a, b = (part.to(kind) for part in matrix.update)
+            for block, to in zip(rows.to(kind).split(BLOCK), y.split(BLOCK), strict=True):
+                to.add_(torch.mm(torch.mm(block, a.t()), b.t()))
+        if matrix.bias is not None:
+            y += matrix.bias
+        return y.view(*x.shape[:-1], -1)
+
+    def _in_bfloat16(self, matrix: QuantisedMatrix, x: Tensor) -> Tensor:
         numbers = matrix.inputs * int(matrix.table[Matrix.N])
         if len(self._scratch) < numbers:
             self._scratch = torch.empty(numbers, dtype=torch.bfloat16, device="cpu")
@@ -92,6 +118,11 @@ class Products:
         return torch.cat(mixed, dim=2).transpose(1, 2).flatten(2)
 
 
+def are_many(x: Tensor) -> bool:
+    """Return whether `x` (…, K) has at least `MANY` rows."""
+    return x.numel() // x.shape[-1] >= MANY
+
+
 @dataclass(frozen=True, slots=True)
 class QuantisedLayer:
     """One layer, whose MLP has a gate if `matrices` has `UP`. `shape`: the model's description; `head_norm`: of its queries and keys."""
@@ -122,11 +153,20 @@ class QuantisedLayer:
         if self.experts is not None:
             normed = F.rms_norm(h, h.shape[-1:], self.norms.between, self.shape.eps)
             return self._add(h, self.experts(normed, self.shape.activation), self.norms.after_mlp)
-        normed = self._normed(before if self.shape.parallel else h, self.norms.between)
-        gate = activate(self.multiply(self.matrices[Layer.GATE], normed), self.shape.activation)
+        return self._add(h, self._mlp(before if self.shape.parallel else h), self.norms.after_mlp)
+
+    def _mlp(self, h: Tensor) -> Tensor:
+        normed, many = self._normed(h, self.norms.between), are_many(h)
+        if normed.dtype == torch.bfloat16:  # its matrices are dequantised once, for all rows
+            return self._mlp_of(normed, many=True)
+        rows = [self._mlp_of(rows, many=many) for rows in normed.flatten(0, -2).split(_MLP_ROWS)]
+        return (torch.cat(rows) if len(rows) > 1 else rows[0]).view(*h.shape[:-1], -1)
+
+    def _mlp_of(self, normed: Tensor, *, many: bool) -> Tensor:
+        gate = activate(self.multiply(self.matrices[Layer.GATE], normed, many=many), self.shape.activation)
         if Layer.UP in self.matrices:
-            gate *= self.multiply(self.matrices[Layer.UP], normed)
-        return self._add(h, self.multiply(self.matrices[Layer.DOWN], self.multiply.input(gate)), self.norms.after_mlp)
+            gate *= self.multiply(self.matrices[Layer.UP], normed, many=many)
+        return self.multiply(self.matrices[Layer.DOWN], gate, many=many)
 
     def _normed(self, h: Tensor, weight: Tensor | None) -> Tensor:
         return self.multiply.input(h if weight is None else F.rms_norm(h, h.shape[-1:], weight, self.shape.eps))
@@ -192,10 +232,11 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
     for module in (model.get_output_embeddings(), *(part.module for layer in shape.layers for part in layer.matrices)):
         detach(module)
     shape = _with_tensors(shape, weights)
-    thread_pool.prepare(dequantise.dequantise, *(() if shape.plain else (prefill.norm, prefill.rotate)))
+    products = Products(rounded=bfloat16)
+    products.prepare()
+    thread_pool.prepare(*(() if shape.plain else (prefill.norm, prefill.rotate)))
     if any(weights.experts):
         thread_pool.prepare(experts.mixture)
-    products = Products(bfloat16=bfloat16)
     layers = [
         QuantisedLayer(
             matrices,

@@ -14,7 +14,9 @@ The first two apply `activation`, `times` or `plus` while the result is in the c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,12 +63,20 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
     return torch.ops.aten.gelu_(x, approximate="tanh" if activation == Activation.GELU else "none")
 
 
+def has_amx() -> bool:
+    """Return whether this processor multiplies tiles of bfloat16 (AMX)."""
+    return bool(_capabilities().get("amx_bf16"))
+
+
 def has_bfloat16() -> bool:
     """Return whether this processor has instructions for bfloat16 products. Without them they are many times slower than float32."""
-    can = (
+    return bool(_capabilities().get("avx512_bf16")) or has_amx()
+
+
+def _capabilities() -> Mapping[str, Any]:
+    return (
         torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     )  # missing in older versions of PyTorch
-    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
 
 class Linear:

@@ -13,8 +13,8 @@ from everlong_models.backbone.gguf.families import config_of, misread_by_transfo
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.loading import find_backbone, load_backbone, load_tokenizer
 from everlong_models.kernels.cpu.job import Layer
-from everlong_models.kernels.linear import has_bfloat16
 from tests.models import tiny_gguf
+from tests.models.backbone.rounding import CLOSE, ROUNDINGS, round_to
 
 TOKENS = torch.randint(0, tiny_gguf.VOCABULARY, (2, 60), generator=torch.Generator().manual_seed(1))
 MATRICES = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
@@ -166,11 +166,14 @@ def test_what_is_added_to_the_residual_stream_has_mean_0(family: str, tmp_path: 
             assert float(y.mean(-1).abs().max()) < 1e-4 * float(y.std())
 
 
-@pytest.mark.skipif(not has_bfloat16(), reason="no bfloat16 instructions")
+@pytest.mark.parametrize("rounding", ROUNDINGS[1:])
 @pytest.mark.parametrize("family", tiny_gguf.GPT)
 @torch.no_grad()
-def test_products_in_bfloat16_leave_no_mean(family: str, tmp_path: Path) -> None:
+def test_rounded_products_leave_no_mean(
+    family: str, rounding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their rounding leaves a part of the mean, which would be the same error in all numbers of a row, and grow with each layer."""
     file = tiny_gguf.write(tmp_path / "model.gguf", family)
     expected = tiny_gguf.float_model(file)(TOKENS).logits
-    assert distance(logits(load(file, bfloat16=True)), expected) < 0.01
+    found = logits(load(file, bfloat16=round_to(rounding, monkeypatch)))
+    assert distance(found, expected) < CLOSE[rounding] / 3

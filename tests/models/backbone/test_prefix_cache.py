@@ -18,6 +18,7 @@ from everlong_models.kernels.cpu.quantised_matrix import GROUP, can_quantise
 from everlong_models.kernels.linear import has_simd_kernels
 from everlong_models.memories.window import Window, WindowConfig
 from tests.models import tiny_gguf
+from tests.models.backbone.rounding import ROUNDINGS, round_to
 from tests.models.kernels.cpu.test_quantised_steps import build
 
 
@@ -143,17 +144,17 @@ def assert_reused(encoded: list[int], step: int) -> None:
     assert [count for count in encoded if count > 1] == expected
 
 
-@pytest.mark.parametrize("bfloat16", [True, False])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("family", ["qwen2", *tiny_gguf.FIELDS])
 @pytest.mark.long
 def test_it_changes_no_result_of_one_copy_of_the_weights(
-    family: str, threads: int, bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, threads: int, rounding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the number of threads, among which PyTorch divides the numbers of all positions."""
     file = tiny_gguf.write(tmp_path / "tiny.gguf", family, mlp=tiny_gguf.MLP if family == "qwen3moe" else 1024)
     backbone, _ = load_backbone(str(file), models_dir=tmp_path, one_copy=True)
-    backbone.optimize(quantize=True, bfloat16=bfloat16)
+    backbone.optimize(quantize=True, bfloat16=round_to(rounding, monkeypatch))
     assert backbone.exact_step in (1, BLOCK)
     encoded = counted(backbone, monkeypatch)
     before = torch.get_num_threads()

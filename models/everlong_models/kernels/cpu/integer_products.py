@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -65,6 +66,8 @@ def quantise_16(_context, x, to, scales, groups):
     return procedure(4, write)
 
 
+_WIDE, _WIDE_INTS, _WIDE_INDEX = (ir.VectorType(of, count) for of, count in ((FLOAT, 16), (INT32, 16), (INT32, 32)))
+_WIDE_HALVES, _WIDE_8, _WIDE_16 = ir.VectorType(ir.HalfType(), 16), *(ir.VectorType(ir.IntType(n), 32) for n in (8, 16))
 _AHEAD = 2048
 """Prefetch distance in bytes of codes. The processor's own prefetcher stops at the end of a page."""
 
@@ -80,8 +83,21 @@ def _dots(bits: int, rows: int, *, signed: bool = False) -> Any:
     An output's operations and their order do not depend on the number of rows. Panels are read in memory order, because one row is
     bound by memory bandwidth.
     """
-    size, wide = 2 * PANEL * bits // 8, PANEL // LANES  # bytes of a panel's weights for two k
-    halves = 2 if signed else 1
+    narrow, wide = _narrow(bits, rows, signed=signed), _wide(bits, rows, signed=signed)
+
+    def write(code, *arguments):
+        (wide if code.has_vnni else narrow)(code, *arguments)
+
+    @intrinsic
+    def dots(_context, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
+        return procedure(9, write)
+
+    return dots
+
+
+def _narrow(bits: int, rows: int, *, signed: bool) -> Callable[..., None]:
+    """Make the writer of `_dots` for vectors of `LANES`."""
+    size, wide, halves = _panel_size(bits), PANEL // LANES, 2 if signed else 1
 
     def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
         def weights(address: ir.Value) -> list[ir.Value]:
@@ -139,11 +155,60 @@ def _dots(bits: int, rows: int, *, signed: bool = False) -> Any:
             for n, total in enumerate(row):
                 code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))
 
-    @intrinsic
-    def dots(_context, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
-        return procedure(9, write)
+    return write
 
-    return dots
+
+def _wide(bits: int, rows: int, *, signed: bool) -> Callable[..., None]:
+    """Make the writer of `_dots` for AVX-512 with VNNI. A panel is one vector, and one instruction multiplies and adds. The results are the same
+    to the bit: integer sums are exact, and the operations on float32 and their order are the same."""
+    size, halves = _panel_size(bits), 2 if signed else 1
+
+    def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
+        def weights(address: ir.Value) -> ir.Value:
+            """Load a panel's codes for two consecutive k, with the two k interleaved."""
+            stored = code.load(address, _WIDE_8 if bits == 8 else PAIRS_8)
+            if bits == 8:
+                return (b.sext if signed else b.zext)(stored, _WIDE_16)
+            half = b.zext(stored, PAIRS_16)
+            both = b.shuffle_vector(half, half, ir.Constant(_WIDE_INDEX, list(range(16)) * 2))
+            shifted = b.lshr(both, ir.Constant(_WIDE_16, [0] * 16 + [4] * 16))
+            return b.and_(shifted, ir.Constant(_WIDE_16, [15] * 32))
+
+        b = code.builder
+        add_pairs = code.function("llvm.x86.avx512.vpdpwssd.512", _WIDE_INTS, _WIDE_INTS, _WIDE_INTS, _WIDE_INTS)
+        x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
+        sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
+        totals = code.totals(_WIDE, rows)
+        with code.loop(groups) as group:
+            first = b.mul(group.index, code.number(GROUP // 2))
+            ahead = b.add(codes, b.add(b.mul(first, code.number(size)), code.number(_AHEAD)))
+            for line in range(GROUP // 2 * size // 64):
+                code.fetch(b.add(ahead, code.number(64 * line)))
+            scale = b.add(scales, b.mul(group.index, code.number(4 * PANEL)))
+            grid = [b.fpext(code.load(b.add(scale, code.number(2 * PANEL * n)), _WIDE_HALVES), _WIDE) for n in range(2)]
+            for half in range(halves):
+                inner = [ir.Constant(_WIDE_INTS, [0] * PANEL)] * rows
+                for k in range(GROUP // 2 // halves):
+                    at = b.add(first, code.number(GROUP // 2 // halves * half + k))
+                    q = b.bitcast(weights(b.add(codes, b.mul(at, code.number(size)))), _WIDE_INTS)
+                    for m in range(rows):
+                        two = code.spread(code.load(code.offset(x_rows[m], at), INT32), _WIDE_INTS)
+                        inner[m] = b.call(add_pairs, [inner[m], q, two])
+                for m in range(rows):
+                    pair = code.offset(sums_rows[m], b.mul(group.index, code.number(2)))
+                    step, sum = (code.spread(code.load(code.offset(pair, n)), _WIDE) for n in range(2))
+                    code.add(b.fmul(grid[half], step), b.sitofp(inner[m], _WIDE), totals[m])
+                    if not signed:
+                        code.add(grid[1], sum, totals[m])
+        for m, total in enumerate(totals):
+            code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride)))
+
+    return write
+
+
+def _panel_size(bits: int) -> int:
+    """Return the bytes of a panel's weights for two consecutive k."""
+    return 2 * PANEL * bits // 8
 
 
 # For six, four, two rows and one row.

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from everlong_models.kernels.cpu.job import Matrix
 from everlong_models.kernels.cpu.matrix_product import ROWS
 from everlong_models.kernels.cpu.simd import GROUP, PANEL, has_float16
-from everlong_models.kernels.cpu.thread_pool import multiply, pack_panels, quantise, write_bfloat16
+from everlong_models.kernels.cpu.thread_pool import multiply, multiply_int8, pack_panels, quantise, write_bfloat16
 from everlong_models.kernels.low_rank import Update
 
 # How far a weight may be off its grid because of rounding in a file, in steps of the grid.
@@ -106,6 +106,13 @@ class QuantisedMatrix:
         rows = x.reshape(-1, x.shape[-1]).split(ROWS)
         y = torch.cat([torch.from_numpy(multiply(self.table, part.numpy())) for part in rows])
         return y[:, : self.outputs].reshape(*x.shape[:-1], self.outputs)
+
+    def multiply_int8(self, x: Tensor) -> Tensor:
+        """Return x Wᵀ (B, N) for `x` (B, K), float32, without bias and update. x is rounded to 8 bits (`int8_products`).
+
+        Raises `ValueError` for another K or type.
+        """
+        return multiply_int8(self.table, x)[:, : self.outputs]
 
     def transposed_bfloat16(self, scratch: Tensor) -> Tensor:
         """Return Wᵀ (K, N) without bias and update, rounded to bfloat16, in the memory of `scratch`, which must have enough numbers."""

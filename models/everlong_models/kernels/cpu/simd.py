@@ -37,6 +37,11 @@ def has_float16() -> bool:
     return "x86" not in triple or "+f16c" in features
 
 
+def supports_vnni(features: str) -> bool:
+    """Return whether these features of LLVM, such as `+avx2,-avx512f`, include AVX-512 with VNNI."""
+    return {"+avx512vnni", "+avx512bw", "+avx512vl", "+f16c"} <= set(features.split(","))
+
+
 class Code:
     """Writes LLVM instructions at the builder's position. Addresses are int64; offsets to them count float32 values."""
 
@@ -68,9 +73,10 @@ class Code:
         return self.builder.fpext(self.builder.load(place, align=2), VECTOR)
 
     def spread(self, value: ir.Value, kind: ir.Type = VECTOR) -> ir.Value:
-        """Broadcast `value` to all eight lanes."""
-        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INT32, 0))
-        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(INTS, [0] * 8))
+        """Broadcast `value` to all lanes."""
+        none, lanes = ir.Constant(kind, ir.Undefined), ir.VectorType(INT32, kind.count)
+        first = self.builder.insert_element(none, value, ir.Constant(INT32, 0))
+        return self.builder.shuffle_vector(first, none, ir.Constant(lanes, [0] * kind.count))
 
     def pairs(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """Return a[2n] b[2n] + a[2n+1] b[2n+1] as eight int32, for two vectors of sixteen int16.
@@ -88,6 +94,15 @@ class Code:
             one, other = (self.builder.sext(self.builder.shuffle_vector(x, x, of), INTS) for x in (a, b))
             sums.append(self.builder.mul(one, other))
         return self.builder.add(*sums)
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether the processor has AVX-512 with instructions that add products of bytes and of 16-bit integers (VNNI)."""
+        return supports_vnni(self._features)
+
+    def function(self, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Function:
+        """Return an intrinsic of LLVM."""
+        return cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(result, arguments), name)
 
     def fetch(self, address: ir.Value) -> None:
         """Prefetch the cache line at `address`. The address need not be valid."""
@@ -111,7 +126,7 @@ class Code:
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
         """Return a · b + c, rounded once (fused multiply-add)."""
-        kind, name = c.type, "llvm.fma.f32" if c.type is FLOAT else "llvm.fma.v8f32"
+        kind, name = c.type, "llvm.fma.f32" if c.type is FLOAT else f"llvm.fma.v{c.type.count}f32"
         function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return self.builder.call(function, [a, b, c])
 
@@ -159,7 +174,7 @@ class Code:
 
     def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
         """Allocate `count` accumulators, set to zero. The compiler keeps them in registers."""
-        none = ir.Constant(kind, 0.0 if kind is FLOAT else [0 if kind is INTS else 0.0] * LANES)
+        none = ir.Constant(kind, 0.0 if kind is FLOAT else [0.0 if kind.element is FLOAT else 0] * kind.count)
         places = [cgutils.alloca_once_value(self.builder, none) for _ in range(count)]
         for place in places:
             self.builder.store(none, place)

@@ -26,6 +26,7 @@ from everlong_models.kernels.cpu import (
     dequantise,
     experts,
     float_products,
+    int8_products,
     integer_products,
     job,
     matrix_product,
@@ -37,6 +38,7 @@ from everlong_models.kernels.cpu import (
 from everlong_models.kernels.cpu import quantise as quantise_kernel
 from everlong_models.kernels.cpu.decode import attention, ends
 from everlong_models.kernels.cpu.dequantise import DequantiseJob
+from everlong_models.kernels.cpu.int8_products import PANELS, TILE, Int8Job
 from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
 from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
 from everlong_models.kernels.cpu.quantise import QuantiseJob
@@ -52,7 +54,7 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 
 _SOURCES = (
-    attention, decode_step, dequantise, ends, experts, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
+    attention, decode_step, dequantise, ends, experts, float_products, int8_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
 )  # fmt: skip
 """All modules with compiled code."""
 
@@ -87,6 +89,7 @@ def _run(
     | Mapping[PrefillJob, int]
     | Mapping[QuantiseJob, int]
     | Mapping[DequantiseJob, int]
+    | Mapping[Int8Job, int]
     | Mapping[SampleJob, int],
 ) -> None:
     """Run a kernel on all threads. `scratch_size`: scratch memory of each thread, in float32 values."""
@@ -124,6 +127,26 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
     }
     _run(matrix_product.multiply, 1, scratch_size, fields)
     return y
+
+
+def multiply_int8(matrix: np.ndarray, x: Tensor) -> Tensor:
+    """Return x Wᵀ (B, N) for `x` (B, K), float32 on the CPU, and a `Matrix`, with x rounded to 8 bits in groups of `GROUP`.
+
+    Raises `ValueError` for another shape or type.
+    """
+    N, K, signed = int(matrix[Matrix.N]), int(matrix[Matrix.K]), bool(matrix[Matrix.SIGNED])
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[1:] != (K,):
+        raise ValueError(f"x must be float32 of shape (rows, {K}) on the CPU, got {x.dtype} of shape {tuple(x.shape)}")
+    x, rows, columns = x.contiguous(), len(x) + -len(x) % TILE, N + -N % (PANELS * PANEL)
+    y = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
+    quantised = torch.empty(rows, K, dtype=torch.int8, device="cpu")
+    sums = torch.empty(rows, K // int8_products.part_size(signed=signed), 2, dtype=torch.float32, device="cpu")
+    same = (Matrix.N, Matrix.K, Matrix.BITS, Matrix.SIGNED, Matrix.CODES, Matrix.SCALES)
+    fields = {Int8Job[field.name]: int(matrix[field]) for field in same}
+    fields |= {Int8Job.ROWS: len(x), Int8Job.X: x.data_ptr(), Int8Job.Y: y.data_ptr()}
+    fields |= {Int8Job.QUANTISED: quantised.data_ptr(), Int8Job.SUMS: sums.data_ptr()}
+    _run(int8_products.multiply_int8, 2, int8_products.scratch_size(K, signed=signed), fields)
+    return y[: len(x), :N]
 
 
 def mixture(table: np.ndarray, x: Tensor, *, gelu: bool) -> Tensor:

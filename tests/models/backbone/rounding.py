@@ -1,0 +1,25 @@
+"""How prefill from one copy of the weights may round its activations, for tests that try each on this processor."""
+
+from __future__ import annotations
+
+import pytest
+
+from everlong_models.backbone import quantised_llama
+from everlong_models.kernels.cpu import int8_products
+from everlong_models.kernels.linear import has_bfloat16
+
+ROUNDINGS = [
+    "16 bits",
+    pytest.param("int8", marks=pytest.mark.skipif(not int8_products.has_int8(), reason="no AVX-512 VNNI")),
+    pytest.param("bfloat16", marks=pytest.mark.skipif(not has_bfloat16(), reason="no bfloat16 instructions")),
+]
+CLOSE = {"16 bits": 0.005, "int8": 0.06, "bfloat16": 0.03}
+"""How far results of tiny models may be from those of float weights: bfloat16 rounds to 1/256 of a number, 8 bits to 1/127 of a group's largest
+number, which is about three times as large as the others."""
+
+
+def round_to(rounding: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Make products of many rows round in this way, whatever the processor would choose. Returns the argument `bfloat16` of `optimize`."""
+    monkeypatch.setattr(int8_products, "has_int8", lambda: rounding == "int8")
+    monkeypatch.setattr(quantised_llama, "has_amx", lambda: False)
+    return rounding != "16 bits"
