@@ -118,7 +118,7 @@ class Settings(BaseSettings):
     )
     bfloat16: bool | None = Field(
         None,
-        description="On a CPU with AVX-512 or AMX bfloat16 instructions, run prefill in bfloat16; unset: only with a memory that has no weights, such as window or compact.",
+        description="On a CPU with AMX, AVX512-BF16 or VNNI instructions, round activations of prefill to bfloat16, or to 8 bits with weights of a GGUF file; unset: only with a memory that has no weights, such as window or compact.",
     )
 
     secrets_dir: Path | None = Field(

@@ -112,6 +112,7 @@ class Llama:
     `shape`: the model's description; its modules may have lost their weights. `decoding`, `decoding_head`: compute decode steps, if they are
     quantised. `cached`: the dtype of stored keys and values. `attend`: computes `causal` attention. `overwrites`: a layer may overwrite its
     input. `in_blocks`: the layers and `attend` compute in blocks of `BLOCK` positions what libraries compute.
+    `in_rows`: no library computes products of the layers on a processor for which `has_simd_kernels` holds.
     """
 
     shape: Description
@@ -124,6 +125,7 @@ class Llama:
     decoding_head: QuantisedMatrix | None = None
     overwrites: bool = False
     in_blocks: bool = False
+    in_rows: bool = True
     _decode_rotation: tuple[Tensor, Tensor] = field(
         default_factory=lambda: (torch.empty(1, 0, 0), torch.empty(1, 0, 0))
     )
@@ -239,7 +241,8 @@ class Llama:
     def exact_step(self) -> int | None:
         """See `Backbone.exact_step`. 1: this package's products and attention, in layers without windows and further norms."""
         plain = self.shape.plain and all(layer.window is None for layer in self.shape.layers)
-        if plain and has_simd_kernels(self.norm) and not has_bfloat16() and self.shape.head_dim % PANEL == 0:
+        own = self.in_rows and has_simd_kernels(self.norm) and not has_bfloat16()
+        if plain and own and self.shape.head_dim % PANEL == 0:
             return 1
         in_blocks = self.in_blocks and (has_simd_kernels(self.norm) or has_onednn(self.norm))
         return BLOCK if in_blocks else None

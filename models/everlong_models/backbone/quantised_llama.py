@@ -1,10 +1,10 @@
 """A `Llama` whose weights exist once, quantised, for decode steps and for prefill.
 
-Products of many rows round their activations to 8 bits where the processor has instructions for it (`kernels.cpu.int8_products`). With AMX, whose
-products in bfloat16 are faster, each matrix is dequantised into the same scratch memory before its product. Other products, and those of
-experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm
-weights, the attention's scale and low-rank updates are not folded in, since that would move weights off their grid. For the same reason a
-low-rank update subtracts the mean of what is added to the residual stream, where the norms are layer norms (`folding.quantise_layer`).
+Where the processor can multiply bytes (AVX-512 VNNI), products of many rows round their activations to 8 bits (`kernels.cpu.int8_products`). With
+AMX, products in bfloat16 are faster: each matrix is first dequantised into scratch memory, which all matrices share. Other products, and those of
+experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm weights,
+the attention's scale and low-rank updates are not folded in, since that would move weights off their grid. For the same reason a low-rank update
+subtracts the mean of what is added to the residual stream, where the norms are layer norms (`folding.quantise_layer`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from everlong_models.kernels.low_rank import detach, stack
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
 
 MANY = 24
-"""From this many rows on, activations are rounded to 8 bits, or bfloat16 with a dequantised matrix is faster than integers."""
+"""From this many rows on, rounding activations to 8 bits, or to bfloat16, is faster than integers of 16 bits."""
 _MLP_ROWS = 2 * BLOCK
-"""Rows of which the MLP's wide activations exist at once. They stay in the cache, and PyTorch reuses their memory."""
+"""The MLP computes this many rows at a time. Their activations stay in the cache. A multiple of `BLOCK`, so that blocks stay the same."""
 
 _ROWS = 4096
 """Rows of the embedding table that are dequantised at once."""
@@ -47,8 +47,8 @@ _ROWS = 4096
 class Products:
     """Multiplies by quantised matrices, and computes attention. One thread at a time may use it.
 
-    `rounded`: products of `MANY` rows round their activations: to 8 bits, or to bfloat16, which attention then uses, too. Without effect if the
-    processor lacks the instructions for both.
+    `rounded`: products of at least `MANY` rows round their activations to 8 bits, or to bfloat16. With bfloat16, attention rounds, too. A processor
+    without either kind of instructions rounds nothing.
     """
 
     def __init__(self, *, rounded: bool) -> None:
@@ -67,7 +67,7 @@ class Products:
     def __call__(self, matrix: QuantisedMatrix, x: Tensor, *, many: bool | None = None) -> Tensor:
         """Return x Wᵀ + x Aᵀ Bᵀ + b (…, N) for `x` (…, K): float32, or of type bfloat16 if `x` is and there is no bias.
 
-        `many`: whether `x` is of a pass with `MANY` rows, if it is not the whole of it.
+        `many`: whether the whole pass has at least `MANY` rows. Needed if `x` is only a part of it.
         """
         if x.dtype == torch.bfloat16:
             return self._in_bfloat16(matrix, x)
@@ -166,7 +166,7 @@ class QuantisedLayer:
         gate = activate(self.multiply(self.matrices[Layer.GATE], normed, many=many), self.shape.activation)
         if Layer.UP in self.matrices:
             gate *= self.multiply(self.matrices[Layer.UP], normed, many=many)
-        return self.multiply(self.matrices[Layer.DOWN], gate, many=many)
+        return self.multiply(self.matrices[Layer.DOWN], self.multiply.input(gate), many=many)
 
     def _normed(self, h: Tensor, weight: Tensor | None) -> Tensor:
         return self.multiply.input(h if weight is None else F.rms_norm(h, h.shape[-1:], weight, self.shape.eps))
@@ -175,7 +175,7 @@ class QuantisedLayer:
         if norm is not None:
             return rms_norm(more.float(), norm, self.shape.eps, plus=h)
         if self.shape.centred:
-            # Products in bfloat16 leave a part of the mean: the same error in all numbers of a row.
+            # Rounded products leave a part of the mean: the same error in all numbers of a row.
             more = more.float()
             more = more - more.mean(-1, keepdim=True)
         return h + more if self.shape.residual == 1 else h + more * self.shape.residual
@@ -221,7 +221,7 @@ class QuantisedLlama:
 def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) -> QuantisedLlama:
     """Build the decoder. `model` gives its config and rotary positions, and hands over the low-rank updates that are attached to it.
 
-    `bfloat16`: see `Products`.
+    `bfloat16`: `rounded` of `Products`.
     """
     shape = describe(model)
     weights = replace(
@@ -251,6 +251,7 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
     forward = Llama(
         shape=shape, norm=weights.norm, layers=layers, head=weights.head, cached=CACHED, attend=products.attend,
         decoding=decode_layers(shape, weights.norm, weights.layers, weights.experts), decoding_head=weights.head, in_blocks=True,
+        in_rows=not (products.int8 and any(matrix.update for layer in weights.layers for matrix in layer.values())),
     )  # fmt: skip
     scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     return QuantisedLlama(forward, Embedding(weights.embedding, weights.embedding_kind, scale), weights)

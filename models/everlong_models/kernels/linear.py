@@ -64,7 +64,7 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
 
 
 def has_amx() -> bool:
-    """Return whether this processor multiplies tiles of bfloat16 (AMX)."""
+    """Return whether this processor has AMX instructions for bfloat16."""
     return bool(_capabilities().get("amx_bf16"))
 
 

@@ -14,8 +14,8 @@ ROUNDINGS = [
     pytest.param("bfloat16", marks=pytest.mark.skipif(not has_bfloat16(), reason="no bfloat16 instructions")),
 ]
 CLOSE = {"16 bits": 0.005, "int8": 0.06, "bfloat16": 0.03}
-"""How far results of tiny models may be from those of float weights: bfloat16 rounds to 1/256 of a number, 8 bits to 1/127 of a group's largest
-number, which is about three times as large as the others."""
+"""How far results of tiny models may be from those of float weights. bfloat16 errs by at most 1/256 of a number. 8 bits err by at most 1/254 of the
+largest number of a group, which is several times as large as most others."""
 
 
 def round_to(rounding: str, monkeypatch: pytest.MonkeyPatch) -> bool:

@@ -12,7 +12,9 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.gguf.families import config_of, misread_by_transformers
 from everlong_models.backbone.gguf.file import GGUFFile
 from everlong_models.backbone.loading import find_backbone, load_backbone, load_tokenizer
+from everlong_models.backbone.quantised_llama import MANY
 from everlong_models.kernels.cpu.job import Layer
+from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from tests.models import tiny_gguf
 from tests.models.backbone.rounding import CLOSE, ROUNDINGS, round_to
 
@@ -175,5 +177,15 @@ def test_rounded_products_leave_no_mean(
     """Their rounding leaves a part of the mean, which would be the same error in all numbers of a row, and grow with each layer."""
     file = tiny_gguf.write(tmp_path / "model.gguf", family)
     expected = tiny_gguf.float_model(file)(TOKENS).logits
-    found = logits(load(file, bfloat16=round_to(rounding, monkeypatch)))
-    assert distance(found, expected) < CLOSE[rounding] / 3
+    backbone, rows = load(file, bfloat16=round_to(rounding, monkeypatch)), []
+    unrounded = QuantisedMatrix.__call__
+
+    def counting(matrix: QuantisedMatrix, x: torch.Tensor) -> torch.Tensor:
+        rows.append(x.numel() // x.shape[-1])
+        return unrounded(matrix, x)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(QuantisedMatrix, "__call__", counting)
+        backbone.hidden(backbone.embed(TOKENS))
+    assert not [count for count in rows if count >= MANY], "every product of many rows is rounded"
+    assert distance(logits(backbone), expected) < CLOSE[rounding] / 3

@@ -94,11 +94,11 @@ def test_it_computes_what_float_weights_compute(family, tied, rounding, models, 
     scores, found_scores = exact.logits(expected), found.logits(hidden)
     chance = scores.softmax(-1)
     divergence = (chance * (scores.log_softmax(-1) - found_scores.log_softmax(-1))).sum(-1).mean()
-    assert float(divergence) < close**2
+    assert float(divergence) < {"16 bits": 1e-5, "bfloat16": 1e-3, "int8": 4e-3}[rounding]
     same, (first, second) = scores.argmax(-1) == found_scores.argmax(-1), scores.topk(2).values.unbind(-1)
     margin = (first - second) / scores.std()
-    # Each of the two scores may be off by the error of its position, at most 2 * close.
-    assert same[(margin > 4 * close) & near_by].all()
+    # With 8 bits, each of the two scores may be off by about the error of its position, at most 2 * close.
+    assert same[(margin > (4 if rounding == "int8" else 2) * close) & near_by].all()
     assert float((same | (margin < close / 2)).float().mean()) > 0.98, (
         "the likeliest token, unless two are equally likely"
     )
@@ -115,7 +115,7 @@ def test_rows_and_later_positions_change_nothing(file, models, rounding, monkeyp
     x = torch.randn(3, 80, tiny_gguf.WIDTH)
     whole = backbone.hidden(x)
     # Fewer rows are not rounded, and a library may compute another number of rows in another order.
-    near = 2e-3 if rounding == "16 bits" else CLOSE[rounding]
+    near = {"16 bits": 2e-3, "bfloat16": 0.02, "int8": 0.06}[rounding]
     same = {"rtol": near, "atol": near}
     torch.testing.assert_close(backbone.hidden(x[1:2]), whole[1:2], **same)
     torch.testing.assert_close(backbone.hidden(x[:, :60]), whole[:, :60], **same)

@@ -100,7 +100,7 @@ def test_it_computes_what_float_weights_with_these_updates_compute(
         assert distance(hidden, expected) < close
         copies = kvs[0].shape[3] // kvs[1].shape[3]  # transformers copies Falcon's keys to all heads
         assert distance(kvs[1], kvs[0][:, :, :, ::copies]) < close
-        assert distance(without, expected) > 4 * close
+        assert distance(without, expected) > (4 if rounding == "int8" else 5) * close
     scores, found_scores = exact.logits(expected), found.logits(hidden)
     assert distance(found_scores, scores) < close
     at = torch.tensor([9, 4])

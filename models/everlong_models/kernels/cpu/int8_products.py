@@ -2,8 +2,8 @@
 
     y ← x̂ Ŵᵀ,    Ŵ = d · q + c in groups of 32 along a row,    x̂ = s · a in the same groups, with integers a up to ±127
 
-llama.cpp rounds activations in the same way. AVX-512 VNNI (`vpdpbusd`) adds four products of bytes in each of 16 lanes, twice as many as the
-instruction for bfloat16 does. It takes unsigned weights and signed activations. So codes with a sign get 128 more, which c = -128 d takes away.
+llama.cpp rounds activations like this for its formats with blocks of 32. AVX-512 VNNI (`vpdpbusd`) adds four products of bytes in each of 16 lanes, twice as many as the
+instruction for bfloat16 does. It takes unsigned weights and signed activations. So the kernel adds 128 to codes with a sign. c = -128 d subtracts it again.
 
 Threads take pairs of panels, as in `decode_step`. Each writes the codes of its pair as bytes to its own scratch memory, and multiplies all rows of
 a block by them. A row's result does not depend on the other rows, to the bit.
@@ -29,14 +29,14 @@ TILE = 6
 PANELS = 2
 """Panels that a thread multiplies by together."""
 _ROWS = 64 * TILE
-"""Rows in a part. Their bytes fit a core's L2 cache, up to a width of some thousands."""
+"""Rows in a block, which one thread multiplies by a pair of panels. Their bytes fit a core's L2 cache, up to a width of some thousands."""
 _QUANTISED = 16
-"""Rows that a part quantises."""
+"""Rows that a thread quantises at a time."""
 _QUAD = 4
 """Products that one lane adds in one instruction."""
 _MOST = 127.0
 _BIAS = 128.0
-"""What is added to codes with a sign, so that they have none."""
+"""Added to signed codes to make them unsigned."""
 _VECTOR, _INTS, _HALVES = (ir.VectorType(of, PANEL) for of in (FLOAT, INT32, ir.HalfType()))
 
 
@@ -56,7 +56,7 @@ class Int8Job(IntEnum):
     X = 11  # float32 (B, K)
     Y = 12  # float32 (B', N'): B rounded up to whole tiles, N to whole pairs of panels
     QUANTISED = 13  # int8 (B', K), shared by the threads
-    SUMS = 14  # float32 (B', parts, 2): a part's scale s, and the sum of x̂. A part is a group, or with signed codes half a group
+    SUMS = 14  # float32 (B', sections, 2): a section's scale s, and the sum of x̂. A section is a group, or with signed codes half a group
 
 
 def has_int8() -> bool:
@@ -66,11 +66,11 @@ def has_int8() -> bool:
 
 def scratch_size(inputs: int, *, signed: bool) -> int:
     """Return the float32 values of scratch memory that a thread needs for a matrix with so many inputs."""
-    return PANELS * PANEL * (inputs // _QUAD + 2 * inputs // part_size(signed=signed))
+    return PANELS * PANEL * (inputs // _QUAD + 2 * inputs // section_size(signed=signed))
 
 
-def part_size(*, signed: bool) -> int:
-    """Return the number of inputs that share a step."""
+def section_size(*, signed: bool) -> int:
+    """Return the number of inputs that share a step: a *section*."""
     return GROUP // 2 if signed else GROUP
 
 
@@ -119,7 +119,10 @@ def _quantising(halves: int) -> Any:
 
 
 def _unpacking(bits: int) -> Any:
-    """Make the intrinsic that writes the codes of one panel (K, PANEL) as bytes (K / 4, PANEL, 4). `flip`: inverted bits, 128 for a sign."""
+    """Make the intrinsic that writes the codes of one panel (K, PANEL) as bytes (K / 4, PANEL, 4).
+
+    `flip`: the bits to invert in each code. 128 turns signed codes into unsigned ones, 0 changes nothing. Codes of 4 bits ignore it.
+    """
     shorts = ir.IntType(16)
 
     def interleaved(code: Code, pairs: ir.Value, other: ir.Value, count: int) -> ir.Value:
@@ -165,7 +168,7 @@ def _unpacking(bits: int) -> Any:
 
 
 def _unpacking_scales(*, signed: bool) -> Any:
-    """Make the intrinsic that writes d and c of one panel as float32 (parts, 2, PANEL)."""
+    """Make the intrinsic that writes d and c of one panel as float32 (sections, 2, PANEL)."""
 
     def write(code, scales, to, groups):
         b = code.builder
@@ -187,14 +190,14 @@ def _unpacking_scales(*, signed: bool) -> Any:
 
 
 def _tile(quads: int) -> Any:
-    """Make the intrinsic for the product of `TILE` rows and `PANELS` panels, with parts of `quads` times four inputs.
+    """Make the intrinsic for the product of `TILE` rows and `PANELS` panels, with sections of `quads` times four inputs.
 
-        y[m, n] ← Σ_p d[p, n] s[m, p] Σ_k q[p, k, n] a[m, p, k] + c[p, n] t[m, p]
+        y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] a[m, g, k] + c[g, n] t[m, g]
 
     All strides and sizes count bytes.
     """
 
-    def write(code, w, scales, x, sums, y, parts, x_stride, sums_stride, y_stride):
+    def write(code, w, scales, x, sums, y, sections, x_stride, sums_stride, y_stride):
         b = code.builder
         add_quads = code.function("llvm.x86.avx512.vpdpbusd.512", _INTS, _INTS, _INTS, _INTS)
         totals = [code.totals(_VECTOR, PANELS) for _ in range(TILE)]
@@ -203,25 +206,25 @@ def _tile(quads: int) -> Any:
             [b.add(start, b.mul(code.number(m), stride)) for m in range(TILE)]
             for start, stride in ((x, x_stride), (sums, sums_stride))
         )
-        panels = [b.add(w, b.mul(code.number(n), b.mul(parts, size))) for n in range(PANELS)]
-        scale_panels = [b.add(scales, b.mul(code.number(8 * PANEL * n), parts)) for n in range(PANELS)]
-        with code.loop(parts) as part:
-            first = b.mul(part.index, code.number(quads * _QUAD))
+        panels = [b.add(w, b.mul(code.number(n), b.mul(sections, size))) for n in range(PANELS)]
+        scale_panels = [b.add(scales, b.mul(code.number(8 * PANEL * n), sections)) for n in range(PANELS)]
+        with code.loop(sections) as section:
+            first = b.mul(section.index, code.number(quads * _QUAD))
             inner = [[ir.Constant(_INTS, [0] * PANEL)] * PANELS for _ in range(TILE)]
             for k in range(quads):
-                at = b.add(b.mul(part.index, size), code.number(_QUAD * PANEL * k))
+                at = b.add(b.mul(section.index, size), code.number(_QUAD * PANEL * k))
                 q = [code.load(b.add(panel, at), _INTS) for panel in panels]
                 for m in range(TILE):
                     four = code.load(b.add(b.add(x_rows[m], first), code.number(_QUAD * k)), INT32)
                     a = code.spread(four, _INTS)
                     inner[m] = [b.call(add_quads, [total, codes, a]) for total, codes in zip(inner[m], q, strict=True)]
-            at = b.mul(part.index, code.number(8 * PANEL))
+            at = b.mul(section.index, code.number(8 * PANEL))
             grid = [
                 tuple(code.load(b.add(b.add(panel, at), code.number(4 * PANEL * n)), _VECTOR) for n in range(2))
                 for panel in scale_panels
             ]
             for m in range(TILE):
-                pair = b.add(sums_rows[m], b.mul(part.index, code.number(8)))
+                pair = b.add(sums_rows[m], b.mul(section.index, code.number(8)))
                 s, t = (code.spread(code.load(code.offset(pair, n), FLOAT), _VECTOR) for n in range(2))
                 for (d, c), whole, total in zip(grid, inner[m], totals[m], strict=True):
                     code.add(b.fmul(d, s), b.sitofp(whole, _VECTOR), total)
@@ -233,7 +236,7 @@ def _tile(quads: int) -> Any:
                 )
 
     @intrinsic
-    def tile(_context, w, scales, x, sums, y, parts, x_stride, sums_stride, y_stride):
+    def tile(_context, w, scales, x, sums, y, sections, x_stride, sums_stride, y_stride):
         return procedure(9, write)
 
     return tile
@@ -292,7 +295,7 @@ def multiply_int8(data):
     wait(done, blocks)
     next_part = next_part + 2 * LINE
     pairs = (N // PANEL + PANELS - 1) // PANELS
-    parts, wide = K // GROUP * (2 if signed else 1), 4 * PANELS * PANEL * pairs
+    sections, wide = K // GROUP * (2 if signed else 1), 4 * PANELS * PANEL * pairs
     scales = own + PANELS * PANEL * K
     while True:
         part = fetch_add(next_part)
@@ -301,9 +304,9 @@ def multiply_int8(data):
             break
         _unpack_pair(job, PANELS * pair, own, scales)
         for m in range(first, min(B, first + _ROWS), TILE):
-            x, sums = job[Int8Job.QUANTISED] + m * K, job[Int8Job.SUMS] + 8 * m * parts
+            x, sums = job[Int8Job.QUANTISED] + m * K, job[Int8Job.SUMS] + 8 * m * sections
             y = job[Int8Job.Y] + m * wide + 4 * PANELS * PANEL * pair
             if signed:
-                _tile_halves(own, scales, x, sums, y, parts, K, 8 * parts, wide)
+                _tile_halves(own, scales, x, sums, y, sections, K, 8 * sections, wide)
             else:
-                _tile_groups(own, scales, x, sums, y, parts, K, 8 * parts, wide)
+                _tile_groups(own, scales, x, sums, y, sections, K, 8 * sections, wide)

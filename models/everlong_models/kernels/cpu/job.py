@@ -117,4 +117,4 @@ class DecodeJob(IntEnum):
 FIELDS, LAYER_ROWS, MATRIX_FIELDS, EXPERT_FIELDS = len(DecodeJob), len(Layer), len(Matrix), len(Experts)
 """Sizes of the tables: of a job (no other job has more fields than `DecodeJob`), a layer, a matrix, and a mixture of experts."""
 SIGNATURE = types.void(types.CPointer(types.int64))
-"""The signature of every compiled function: its argument is a table of `DecodeJob`, `PrefillJob`, `QuantiseJob` or `SampleJob`."""
+"""The signature of every compiled function: its argument is a table of one kind of job, such as `DecodeJob`."""

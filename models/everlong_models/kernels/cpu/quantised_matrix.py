@@ -56,7 +56,7 @@ class QuantisedMatrix:
 
     `bias` (N,) or None; `update`: a low-rank update of the weight, or None. Internally N is padded to a multiple of `PANEL`.
     `table`: the matrix as a row of `decode_step.Matrix` fields; its addresses are valid as long as this object lives.
-    `update`: the update in bfloat16, for products in this type.
+    `update`: the update in bfloat16, for products of many rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
@@ -108,7 +108,7 @@ class QuantisedMatrix:
         return y[:, : self.outputs].reshape(*x.shape[:-1], self.outputs)
 
     def multiply_int8(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ (B, N) for `x` (B, K), float32, without bias and update. x is rounded to 8 bits (`int8_products`).
+        """Return x Wᵀ (B, N) for `x` (B, K), float32, without bias and update. x is rounded to 8 bits. `int8_products.has_int8` must hold.
 
         Raises `ValueError` for another K or type.
         """

@@ -60,7 +60,9 @@ class Code:
         return address
 
     def load(self, address: ir.Value, kind: ir.Type = FLOAT) -> ir.Value:
-        return self.builder.load(pointer(self.builder, address, kind), align=1 if kind is PAIRS_8 else 4)
+        return self.builder.load(
+            pointer(self.builder, address, kind), align=1 if getattr(kind, "element", kind) == BYTE else 4
+        )
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
         align = 2 if value.type in (SHORTS, HALVES) else 4
@@ -97,7 +99,7 @@ class Code:
 
     @property
     def has_vnni(self) -> bool:
-        """Whether the processor has AVX-512 with instructions that add products of bytes and of 16-bit integers (VNNI)."""
+        """Whether numba's target has AVX-512 VNNI, whose instructions multiply bytes or 16-bit integers and add the products."""
         return supports_vnni(self._features)
 
     def function(self, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Function:

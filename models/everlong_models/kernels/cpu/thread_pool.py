@@ -132,7 +132,7 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
 def multiply_int8(matrix: np.ndarray, x: Tensor) -> Tensor:
     """Return x Wᵀ (B, N) for `x` (B, K), float32 on the CPU, and a `Matrix`, with x rounded to 8 bits in groups of `GROUP`.
 
-    Raises `ValueError` for another shape or type.
+    `int8_products.has_int8` must hold. Raises `ValueError` for another shape or type.
     """
     N, K, signed = int(matrix[Matrix.N]), int(matrix[Matrix.K]), bool(matrix[Matrix.SIGNED])
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[1:] != (K,):
@@ -140,7 +140,7 @@ def multiply_int8(matrix: np.ndarray, x: Tensor) -> Tensor:
     x, rows, columns = x.contiguous(), len(x) + -len(x) % TILE, N + -N % (PANELS * PANEL)
     y = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     quantised = torch.empty(rows, K, dtype=torch.int8, device="cpu")
-    sums = torch.empty(rows, K // int8_products.part_size(signed=signed), 2, dtype=torch.float32, device="cpu")
+    sums = torch.empty(rows, K // int8_products.section_size(signed=signed), 2, dtype=torch.float32, device="cpu")
     same = (Matrix.N, Matrix.K, Matrix.BITS, Matrix.SIGNED, Matrix.CODES, Matrix.SCALES)
     fields = {Int8Job[field.name]: int(matrix[field]) for field in same}
     fields |= {Int8Job.ROWS: len(x), Int8Job.X: x.data_ptr(), Int8Job.Y: y.data_ptr()}

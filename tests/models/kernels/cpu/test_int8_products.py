@@ -88,7 +88,7 @@ def test_rows_of_zeros_and_of_numbers_that_are_not_finite(kind: str, value: floa
     x[1, 40] = value
     found = of.multiply_int8(x)
     assert not found[[0, 2]].any()
-    assert found[1].isnan().all(), "nobody takes it for an answer"
+    assert found[1].isnan().all(), "the whole row is NaN"
 
 
 def test_other_shapes_and_types_are_refused() -> None:
