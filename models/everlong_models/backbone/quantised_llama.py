@@ -37,6 +37,9 @@ from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_
 
 MANY = 24
 """From this many rows on, rounding activations to 8 bits, or to bfloat16, is faster than integers of 16 bits."""
+LEAST_WIDTH = 768
+"""Least width of a model whose activations are rounded to 8 bits. SmolLM2-135M (576) loses eight times as much by it as by bfloat16, and models
+from Qwen2.5-0.5B (896) on lose little (docs/research/lab-notes.md, "Inputs of eight bits with AVX-512 VNNI")."""
 _MLP_ROWS = 2 * BLOCK
 """The MLP computes this many rows at a time. Their activations stay in the cache. A multiple of `BLOCK`, so that blocks stay the same."""
 
@@ -47,12 +50,12 @@ _ROWS = 4096
 class Products:
     """Multiplies by quantised matrices, and computes attention. One thread at a time may use it.
 
-    `rounded`: products of at least `MANY` rows round their activations to 8 bits, or to bfloat16. With bfloat16, attention rounds, too. A processor
+    `width`: of the model. `rounded`: products of at least `MANY` rows round their activations to 8 bits, or to bfloat16. With bfloat16, attention rounds, too. A processor
     without either kind of instructions rounds nothing.
     """
 
-    def __init__(self, *, rounded: bool) -> None:
-        self.int8 = rounded and int8_products.has_int8() and not has_amx()
+    def __init__(self, width: int, *, rounded: bool) -> None:
+        self.int8 = rounded and width >= LEAST_WIDTH and int8_products.has_int8() and not has_amx()
         self.bfloat16 = rounded and has_bfloat16() and not self.int8
         self._scratch = torch.empty(0, dtype=torch.bfloat16, device="cpu")
 
@@ -232,7 +235,7 @@ def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) 
     for module in (model.get_output_embeddings(), *(part.module for layer in shape.layers for part in layer.matrices)):
         detach(module)
     shape = _with_tensors(shape, weights)
-    products = Products(rounded=bfloat16)
+    products = Products(model.config.get_text_config().hidden_size, rounded=bfloat16)
     products.prepare()
     thread_pool.prepare(*(() if shape.plain else (prefill.norm, prefill.rotate)))
     if any(weights.experts):
