@@ -1,6 +1,6 @@
 """A `Llama` whose weights exist once, quantised, for decode steps and for prefill.
 
-Where the processor can multiply bytes (AVX-512 VNNI), products of many rows round their activations to 8 bits (`kernels.cpu.int8_products`). With
+Where the processor can multiply bytes (AVX-512 VNNI), products of many rows round their activations to 8 bits (`kernels.cpu.products.int8`). With
 AMX, products in bfloat16 are faster: each matrix is first dequantised into scratch memory, which all matrices share. Other products, and those of
 experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm weights,
 the attention's scale and low-rank updates are not folded in, since that would move weights off their grid. For the same reason a low-rank update
@@ -26,9 +26,10 @@ from everlong_models.backbone.llama import Llama, decode_layers
 from everlong_models.backbone.quantised_weights import QuantisedWeights
 from everlong_models.kernels.attention import additive_mask, causal, causal_mask
 from everlong_models.kernels.blocks import BLOCK
-from everlong_models.kernels.cpu import dequantise, experts, int8_products, prefill, thread_pool
+from everlong_models.kernels.cpu import dequantise, experts, prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED
 from everlong_models.kernels.cpu.job import Layer, Matrix
+from everlong_models.kernels.cpu.products import int8
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.experts import QuantisedExperts
 from everlong_models.kernels.linear import activate, has_amx, has_bfloat16
@@ -55,13 +56,13 @@ class Products:
     """
 
     def __init__(self, width: int, *, rounded: bool) -> None:
-        self.int8 = rounded and width >= LEAST_WIDTH and int8_products.has_int8() and not has_amx()
+        self.int8 = rounded and width >= LEAST_WIDTH and int8.has_int8() and not has_amx()
         self.bfloat16 = rounded and has_bfloat16() and not self.int8
         self._scratch = torch.empty(0, dtype=torch.bfloat16, device="cpu")
 
     def prepare(self) -> None:
         """Compile the kernel for many rows now, so that its first use does not wait."""
-        thread_pool.prepare(int8_products.multiply_int8 if self.int8 else dequantise.dequantise)
+        thread_pool.prepare(int8.multiply_int8 if self.int8 else dequantise.dequantise)
 
     def input(self, x: Tensor) -> Tensor:
         """Return `x` (…, K) in the type in which its products should be computed."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numba import carray
 
-from everlong_models.kernels.cpu.float_products import add_low_rank
-from everlong_models.kernels.cpu.integer_products import dots_4, dots_8, dots_signed, quantise_16
 from everlong_models.kernels.cpu.job import FIELDS, LINE, MATRIX_FIELDS, DecodeJob, Matrix
 from everlong_models.kernels.cpu.primitives import address, compiled, compiled_as, dot, fetch_add, floats, int_pointer
+from everlong_models.kernels.cpu.products.float32 import add_low_rank
+from everlong_models.kernels.cpu.products.int16 import dots_4, dots_8, dots_signed, quantise_16
 from everlong_models.kernels.cpu.simd import GROUP, PANEL
 
 _BLOCK = 32

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.float_products import tile_1, tile_2, tile_4, tile_6
 from everlong_models.kernels.cpu.job import FIELDS, LINE
 from everlong_models.kernels.cpu.primitives import (
     address,
@@ -30,6 +29,7 @@ from everlong_models.kernels.cpu.primitives import (
     softmax_weights,
     wait,
 )
+from everlong_models.kernels.cpu.products.float32 import tile_1, tile_2, tile_4, tile_6
 from everlong_models.kernels.cpu.simd import LANES, PANEL, exact_gelu, gelu, silu, soft_cap
 
 ROWS = 96

@@ -108,7 +108,7 @@ class QuantisedMatrix:
         return y[:, : self.outputs].reshape(*x.shape[:-1], self.outputs)
 
     def multiply_int8(self, x: Tensor) -> Tensor:
-        """Return x Wᵀ (B, N) for `x` (B, K), float32, without bias and update. x is rounded to 8 bits. `int8_products.has_int8` must hold.
+        """Return x Wᵀ (B, N) for `x` (B, K), float32, without bias and update. x is rounded to 8 bits. `int8.has_int8` must hold.
 
         Raises `ValueError` for another K or type.
         """

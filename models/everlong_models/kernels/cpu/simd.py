@@ -86,10 +86,7 @@ class Code:
         AVX2 has one instruction for it (pmaddwd), which LLVM does not select by itself.
         """
         if "+avx2" in self._features.split(","):
-            kind = ir.FunctionType(INTS, [PAIRS_16] * 2)
-            return self.builder.call(
-                cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx2.pmadd.wd"), [a, b]
-            )
+            return self.builder.call(self.function("llvm.x86.avx2.pmadd.wd", INTS, PAIRS_16, PAIRS_16), [a, b])
         sums = []
         for n in range(2):
             of = ir.Constant(INTS, list(range(n, 16, 2)))
@@ -108,10 +105,7 @@ class Code:
 
     def fetch(self, address: ir.Value) -> None:
         """Prefetch the cache line at `address`. The address need not be valid."""
-        kinds = [BYTE.as_pointer(), INT32, INT32, INT32]
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
-        )
+        function = self.function("llvm.prefetch.p0", ir.VoidType(), BYTE.as_pointer(), INT32, INT32, INT32)
         self.builder.call(function, [pointer(self.builder, address, BYTE), *(INT32(n) for n in (0, 3, 1))])
 
     def high(self, x: ir.Value) -> ir.Value:
@@ -121,16 +115,13 @@ class Code:
         """
         if "+avx2" not in self._features.split(","):
             return self.builder.lshr(x, ir.Constant(PAIRS_16, [4] * 16))
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(PAIRS_16, [PAIRS_16] * 2), "llvm.x86.avx2.pmulhu.w"
-        )
+        function = self.function("llvm.x86.avx2.pmulhu.w", PAIRS_16, PAIRS_16, PAIRS_16)
         return self.builder.call(function, [x, ir.Constant(PAIRS_16, [1 << 12] * 16)])
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
         """Return a · b + c, rounded once (fused multiply-add)."""
         kind, name = c.type, "llvm.fma.f32" if c.type is FLOAT else f"llvm.fma.v{c.type.count}f32"
-        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
-        return self.builder.call(function, [a, b, c])
+        return self.builder.call(self.function(name, kind, kind, kind, kind), [a, b, c])
 
     def exp(self, x: ir.Value) -> ir.Value:
         """Return e^x = 2^n · e^r with |r| ≤ ln 2 / 2, by the polynomial of Cephes' expf; 0 below −87, ∞ above 88."""
@@ -144,7 +135,7 @@ class Code:
             return b.select(b.fcmp_ordered(how, value, all_of(bound)), all_of(bound), value)
 
         low, high, x = b.fcmp_ordered("<=", x, all_of(-87)), b.fcmp_ordered(">", x, all_of(88)), bounded(x, ">", 88)
-        floor = cgutils.get_or_insert_function(b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.floor.v8f32")
+        floor = self.function("llvm.floor.v8f32", VECTOR, VECTOR)
         n = b.call(floor, [self.fma(x, all_of(1.44269504), all_of(0.5))])
         r = self.fma(n, all_of(2.12194440e-4), self.fma(n, all_of(-0.693359375), x))
         y = all_of(1.9875691500e-4)
@@ -263,7 +254,7 @@ def exact_gelu(_context, x, blocks):
         def all_of(number):
             return ir.Constant(VECTOR, [number] * LANES)
 
-        magnitude = cgutils.get_or_insert_function(b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.fabs.v8f32")
+        magnitude = code.function("llvm.fabs.v8f32", VECTOR, VECTOR)
         with code.loop(blocks) as block:
             at = code.offset(x, b.mul(block.index, code.number(LANES)))
             value = code.load(at, VECTOR)

@@ -25,9 +25,6 @@ from everlong_models.kernels.cpu import (
     decode_step,
     dequantise,
     experts,
-    float_products,
-    int8_products,
-    integer_products,
     job,
     matrix_product,
     prefill,
@@ -38,9 +35,10 @@ from everlong_models.kernels.cpu import (
 from everlong_models.kernels.cpu import quantise as quantise_kernel
 from everlong_models.kernels.cpu.decode import attention, ends
 from everlong_models.kernels.cpu.dequantise import DequantiseJob
-from everlong_models.kernels.cpu.int8_products import PANELS, TILE, Int8Job
 from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
 from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
+from everlong_models.kernels.cpu.products import float32, int8, int16
+from everlong_models.kernels.cpu.products.int8 import PANELS, TILE, Int8Job
 from everlong_models.kernels.cpu.quantise import QuantiseJob
 from everlong_models.kernels.cpu.sampling_kernel import COUNTS, SampleJob
 from everlong_models.kernels.cpu.simd import GROUP, LANES, PANEL
@@ -54,7 +52,7 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 
 _SOURCES = (
-    attention, decode_step, dequantise, ends, experts, float_products, int8_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
+    attention, decode_step, dequantise, ends, experts, float32, int8, int16, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
 )  # fmt: skip
 """All modules with compiled code."""
 
@@ -132,7 +130,7 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
 def multiply_int8(matrix: np.ndarray, x: Tensor) -> Tensor:
     """Return x Wᵀ (B, N) for `x` (B, K), float32 on the CPU, and a `Matrix`, with x rounded to 8 bits in groups of `GROUP`.
 
-    `int8_products.has_int8` must hold. Raises `ValueError` for another shape or type.
+    `int8.has_int8` must hold. Raises `ValueError` for another shape or type.
     """
     N, K, signed = int(matrix[Matrix.N]), int(matrix[Matrix.K]), bool(matrix[Matrix.SIGNED])
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[1:] != (K,):
@@ -140,12 +138,12 @@ def multiply_int8(matrix: np.ndarray, x: Tensor) -> Tensor:
     x, rows, columns = x.contiguous(), len(x) + -len(x) % TILE, N + -N % (PANELS * PANEL)
     y = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
     quantised = torch.empty(rows, K, dtype=torch.int8, device="cpu")
-    sums = torch.empty(rows, K // int8_products.section_size(signed=signed), 2, dtype=torch.float32, device="cpu")
+    sums = torch.empty(rows, K // int8.section_size(signed=signed), 2, dtype=torch.float32, device="cpu")
     same = (Matrix.N, Matrix.K, Matrix.BITS, Matrix.SIGNED, Matrix.CODES, Matrix.SCALES)
     fields = {Int8Job[field.name]: int(matrix[field]) for field in same}
     fields |= {Int8Job.ROWS: len(x), Int8Job.X: x.data_ptr(), Int8Job.Y: y.data_ptr()}
     fields |= {Int8Job.QUANTISED: quantised.data_ptr(), Int8Job.SUMS: sums.data_ptr()}
-    _run(int8_products.multiply_int8, 2, int8_products.scratch_size(K, signed=signed), fields)
+    _run(int8.multiply_int8, 2, int8.scratch_size(K, signed=signed), fields)
     return y[: len(x), :N]
 
 

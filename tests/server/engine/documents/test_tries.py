@@ -4,48 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import signal
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from everlong_models import MemoryState, load_model
-from everlong_server.engine import snapshots
-from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.runner import Runner
 from everlong_server.engine.documents.reading import Reader, ReadingError
-from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import KeyMissing
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Claim, Jobs
-from everlong_server.store.records import Cursor, Document, Reading, new_id, now, reading_id
+from everlong_server.store.records import Cursor, Reading, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.search.passages import Passages
 from everlong_server.store.snapshot import Snapshot
-from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.vault import Vault
-from tests.server.engine.documents.tries import MODEL, OUTAGE, engine, failing, redis, replica, taken
+from tests.server.engine.documents.tries import (
+    MODEL,
+    OUTAGE,
+    documents,
+    engine,
+    failing,
+    redis,
+    replica,
+    taken,
+    uploaded,
+)
 
 __all__ = ["redis"]
-
-TEXT = b"Alice was beginning to get very tired."
-
-
-def documents(redis: Client, tenant: str | None = None) -> Documents:
-    return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")), Vault())
 
 
 class FakeReader(Reader):
@@ -70,16 +63,6 @@ class FakeReader(Reader):
         cursor = Cursor(offset=document.bytes, bytes=document.bytes)
         await self._documents.readings.checkpoint(what, claim, cursor, Snapshot(b"state"), status="ready")
         return cursor, True
-
-
-async def uploaded(redis: Client, blobs: Blobs, model: str = MODEL) -> Document:
-    """Create a document whose reading is queued."""
-    document = Document(new_id("doc"), None, len(TEXT), 0, now(), hashlib.sha256(TEXT).hexdigest())
-    writer = await blobs.create(document.id)
-    await writer.write(TEXT)
-    await writer.commit()
-    await documents(redis, "ann").create(document, model)
-    return document
 
 
 async def test_claims_without_a_redis_replica_do_not_count_as_tries(redis: Client, tmp_path: Path) -> None:
@@ -370,39 +353,3 @@ async def test_a_fenced_reader_leaves_one_entry_to_the_other(redis: Client, tmp_
     assert [entry for entry, _ in await redis.xrange(keys.jobs(MODEL))] == [other.entry.encode()]
     assert await a.next(10) is None
     assert 'everlong_lease_losses_total{of="reading"} 1.0' in reader.metrics.render().decode()
-
-
-async def test_large_states_do_not_block_the_event_loop(
-    redis: Client, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All answers would wait while a state of many megabytes is decoded or hashed."""
-    where: list[threading.Thread] = []
-
-    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any) -> Any:
-            where.append(threading.current_thread())
-            return call(*args)
-
-        return wrapped
-
-    monkeypatch.setattr(snapshots, "decode_state", noted(snapshots.decode_state))
-    monkeypatch.setattr(MemoryState, "digest", noted(MemoryState.digest))
-    model = load_model(str(tiny_model), models_dir=tmp_path)
-    engine = Engine(Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1), max_queued=1)
-    jobs, blobs, store = Jobs(redis, model.fingerprint, "a", 60.0), Blobs(f"file://{tmp_path}"), documents(redis)
-    await jobs.prepare(alone=False)
-    document = await uploaded(redis, blobs, model.fingerprint)
-    token_offsets = TokenOffsets(blobs, store, model.tokenizer)
-    reader = Reader(engine, store, blobs, None, token_offsets, jobs, Metrics(), Tracing(), 1.0, 1.0)
-    engine.start()
-    try:
-        await reader.work_on(await taken(jobs))
-    finally:
-        await engine.stop()
-    read = await store.readings.get(reading_id(model.fingerprint, (document.id,)), with_state=True)
-    assert read is not None
-    assert read.status == "ready"
-    await reader._begin(read)
-    await reader._begin(replace(read, snapshot=Snapshot(), documents=(document.id, "doc_next")))
-    assert len(where) == 3
-    assert threading.main_thread() not in where

@@ -1,7 +1,8 @@
-"""Jobs whose tries are counted: a Redis with short waits between tries, replicas, and failures of a given number."""
+"""Jobs whose tries are counted: a Redis with short waits between tries, replicas, uploaded documents, and failures of a given number."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,19 @@ from typing import Any
 import pytest
 
 from everlong_server.engine import jobs as engine_jobs
+from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.records import Document, new_id, now
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Client
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.vault import Vault
 
 MODEL = "m" * 64
 OUTAGE = 12
 """Number of failures of an outage: more than the tries of a job."""
+TEXT = b"Alice was beginning to get very tired."
 
 
 @pytest.fixture
@@ -53,3 +60,17 @@ def failing(times: int, error: Exception, then: Callable[..., Awaitable[Any]]) -
         return await then(*args)
 
     return call
+
+
+def documents(redis: Client, tenant: str | None = None) -> Documents:
+    return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")), Vault())
+
+
+async def uploaded(redis: Client, blobs: Blobs, model: str = MODEL) -> Document:
+    """Create a document whose reading is queued."""
+    document = Document(new_id("doc"), None, len(TEXT), 0, now(), hashlib.sha256(TEXT).hexdigest())
+    writer = await blobs.create(document.id)
+    await writer.write(TEXT)
+    await writer.commit()
+    await documents(redis, "ann").create(document, model)
+    return document

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.float_products import mix_2, mix_more, scores_1, scores_4
 from everlong_models.kernels.cpu.job import DecodeJob, Detail, Layer
 from everlong_models.kernels.cpu.primitives import (
     address,
@@ -16,6 +15,7 @@ from everlong_models.kernels.cpu.primitives import (
     int_pointer,
     softmax_weights,
 )
+from everlong_models.kernels.cpu.products.float32 import mix_2, mix_more, scores_1, scores_4
 from everlong_models.kernels.cpu.simd import LANES, soft_cap, store_float16
 
 _POSITIONS_IN_CACHE = 64

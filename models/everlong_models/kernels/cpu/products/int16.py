@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from everlong_models.kernels.cpu.simd import (
@@ -35,8 +34,7 @@ def quantise_16(_context, x, to, scales, groups):
 
     def write(code, x, to, scales, groups):
         b = code.builder
-        absolute = cgutils.get_or_insert_function(b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.fabs.v8f32")
-        nearest = cgutils.get_or_insert_function(b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.rint.v8f32")
+        absolute, nearest = (code.function(f"llvm.{name}.v8f32", VECTOR, VECTOR) for name in ("fabs", "rint"))
         none, most_of_16 = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, 32767.0)
         with code.loop(groups) as group:
             first = b.mul(group.index, code.number(GROUP))

@@ -10,9 +10,9 @@ import pytest
 from numba import njit
 from numba.extending import intrinsic
 
-from everlong_models.kernels.cpu.int8_products import has_int8
-from everlong_models.kernels.cpu.integer_products import _narrow, _wide
 from everlong_models.kernels.cpu.primitives import address
+from everlong_models.kernels.cpu.products.int8 import has_int8
+from everlong_models.kernels.cpu.products.int16 import _narrow, _wide
 from everlong_models.kernels.cpu.simd import GROUP, PANEL, procedure
 
 GROUPS = 5

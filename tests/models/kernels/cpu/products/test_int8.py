@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from everlong_models.kernels.cpu.int8_products import has_int8
+from everlong_models.kernels.cpu.products.int8 import has_int8
 from everlong_models.kernels.cpu.quantised_matrix import Codes, QuantisedMatrix
 from everlong_models.kernels.cpu.simd import GROUP, LANES, PANEL
 from everlong_models.kernels.cpu.thread_pool import multiply_int8
