@@ -12,7 +12,7 @@ from playwright.sync_api import ViewportSize, expect
 
 from tests.page.accessibility import complaints, complaints_in_both_schemes
 from tests.page.conftest import QUESTION, TEXT, HeldAnswer, Tab
-from tests.page.steps import conversation, go, hold, let_go, open_fork, places
+from tests.page.steps import conversation, go, hold, let_go, open_fork, places, session_of
 from tests.process import Server
 
 WIDE = """() => [...document.querySelectorAll("body, body *")]
@@ -66,7 +66,9 @@ def test_axe_finds_nothing(tab: Tab, server: Server, talk: str) -> None:
         assert complaints_in_both_schemes(page) == [], place
 
 
-def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: Path) -> None:
+def test_with_the_keyboard_alone(tab: Tab, server: Server, tmp_path: Path) -> None:
+    past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    before = conversation(server, past, title="The conversation before")
     page, keys = tab.open(), tab.page.keyboard
     keys.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
@@ -79,6 +81,7 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     keys.type(f"{QUESTION} m n ?")  # typed as text, not used as shortcuts
     keys.press("Enter")
     expect(page.locator(".usage")).to_have_count(1)
+    asked = session_of(page)
     expect(page.locator("#question")).to_be_focused()
     for _ in range(12):
         keys.press("Shift+Tab")
@@ -97,11 +100,15 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     keys.press("m")
     expect(page.locator(".context")).to_have_count(0)
     keys.press("j")
-    expect(page.locator("h1")).to_have_text(QUESTION)
+    expect(page.locator("h1")).to_have_text("The conversation before")
     expect(page.locator("#question")).to_be_focused()
     keys.press("Escape")
     keys.press("n")
     expect(page.locator("h1")).to_have_text("Ask about a long text")
+    page.goto("about:blank")
+    (document,) = server.http.get(f"/v1/sessions/{asked}").json()["documents"]
+    for made in (f"sessions/{before}", f"sessions/{asked}", f"documents/{document}"):
+        assert server.http.delete(f"/v1/{made}").is_success
 
 
 TARGETS = """() => [...document.querySelectorAll("a[href], button, input, select, summary, textarea")]
