@@ -106,9 +106,8 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, tmp_path: Path) -> No
     keys.press("n")
     expect(page.locator("h1")).to_have_text("Ask about a long text")
     page.goto("about:blank")
-    (document,) = server.http.get(f"/v1/sessions/{asked}").json()["documents"]
-    for made in (f"sessions/{before}", f"sessions/{asked}", f"documents/{document}"):
-        assert server.http.delete(f"/v1/{made}").is_success
+    for made in (before, asked):  # not the document, which other tests have, too: it has the same text
+        assert server.http.delete(f"/v1/sessions/{made}").is_success
 
 
 TARGETS = """() => [...document.querySelectorAll("a[href], button, input, select, summary, textarea")]
