@@ -118,7 +118,7 @@ class Settings(BaseSettings):
     )
     bfloat16: bool | None = Field(
         None,
-        description="On a CPU with AMX, AVX512-BF16 or VNNI instructions, round activations of prefill to bfloat16, or to 8 bits with weights of a GGUF file; unset: only with a memory that has no weights, such as window or compact.",
+        description="Round the activations of prefill, which is faster: to bfloat16 on a CPU with AMX or AVX512-BF16; with a GGUF file, to 8 bits on a CPU with AVX-512 VNNI but no AMX (models at least 768 wide); unset: only with a memory that has no weights, such as window or compact.",
     )
 
     secrets_dir: Path | None = Field(

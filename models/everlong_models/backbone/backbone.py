@@ -140,8 +140,8 @@ class Backbone(nn.Module):
         `quantize`: decode steps (`hidden` of T = 1 with `at`, and `logits` of (B, D)) use weights of four or eight bits
         (`QuantisedMatrix`) if the processor supports it, and `kv` stores 16 bits, which prefills with `at` then read, too.
         `bfloat16`: prefill rounds activations to bfloat16, where the processor supports it (see `Linear`). With one copy
-        of the weights, it rounds them to 8 bits instead if the processor has AVX-512 VNNI and no AMX. Both change results
-        slightly.
+        of the weights, prefill rounds them to 8 bits instead if the processor has AVX-512 VNNI but no AMX, and the model is
+        at least `quantised_llama.LEAST_WIDTH` wide. `quantize` and `bfloat16` change results slightly.
 
         Moves the weights out of `model` into the layout that the machine multiplies fastest. `model` can no longer be
         saved, loaded or trained: doing so raises `BackboneError`. Returns None on success. If the fast path does not

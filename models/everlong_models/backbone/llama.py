@@ -112,7 +112,8 @@ class Llama:
     `shape`: the model's description; its modules may have lost their weights. `decoding`, `decoding_head`: compute decode steps, if they are
     quantised. `cached`: the dtype of stored keys and values. `attend`: computes `causal` attention. `overwrites`: a layer may overwrite its
     input. `in_blocks`: the layers and `attend` compute in blocks of `BLOCK` positions what libraries compute.
-    `in_rows`: no library computes products of the layers on a processor for which `has_simd_kernels` holds.
+    `in_rows`: a row's result never depends on the number of rows, on a processor for which `has_simd_kernels` holds. False if PyTorch computes
+    some products, as for low-rank updates with 8 bits.
     """
 
     shape: Description

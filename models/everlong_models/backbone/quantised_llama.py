@@ -1,10 +1,10 @@
 """A `Llama` whose weights exist once, quantised, for decode steps and for prefill.
 
-Where the processor can multiply bytes (AVX-512 VNNI), products of many rows round their activations to 8 bits (`kernels.cpu.products.int8`). With
-AMX, products in bfloat16 are faster: each matrix is first dequantised into scratch memory, which all matrices share. Other products, and those of
-experts, which have few rows each, use integers and activations of 16 bits, as decode steps do. Norm weights,
-the attention's scale and low-rank updates are not folded in, since that would move weights off their grid. For the same reason a low-rank update
-subtracts the mean of what is added to the residual stream, where the norms are layer norms (`folding.quantise_layer`).
+Products of many rows round their activations to 8 bits if the processor has AVX-512 VNNI but no AMX, and the model is at least `LEAST_WIDTH` wide
+(`kernels.cpu.products.int8`). Otherwise they round to bfloat16, if the processor has instructions for it: each matrix is first dequantised into
+scratch memory, which all matrices share. Other products, and those of experts, which have few rows each, use integers and activations of 16 bits, as
+decode steps do. Norm weights, the attention's scale and low-rank updates are not folded in, since that would move weights off their grid. For the same
+reason a low-rank update subtracts the mean of what is added to the residual stream, where the norms are layer norms (`folding.quantise_layer`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from everlong_models.kernels.low_rank import detach, stack
 from everlong_models.kernels.norms import HeadNorm, Norms, norm_and_rotate, rms_norm, rotate
 
 MANY = 24
-"""From this many rows on, rounding activations to 8 bits, or to bfloat16, is faster than integers of 16 bits."""
+"""From this many rows on, products with activations in 8 bits or bfloat16 are faster than those in 16-bit integers."""
 LEAST_WIDTH = 768
-"""Least width of a model whose activations are rounded to 8 bits. SmolLM2-135M (576) loses eight times as much by it as by bfloat16, and models
-from Qwen2.5-0.5B (896) on lose little (docs/research/lab-notes.md, "Inputs of eight bits with AVX-512 VNNI")."""
+"""Least width of a model whose activations are rounded to 8 bits. SmolLM2-135M (576) has about seven times the KL divergence of
+bfloat16 then, and models from Qwen2.5-0.5B (896) on lose little (docs/research/lab-notes.md, "Activations in 8 bits with AVX-512 VNNI")."""
 _MLP_ROWS = 2 * BLOCK
-"""The MLP computes this many rows at a time. Their activations stay in the cache. A multiple of `BLOCK`, so that blocks stay the same."""
+"""The MLP computes this many rows at a time. Their activations stay in the cache. A multiple of `BLOCK`, so that the block boundaries do not move."""
 
 _ROWS = 4096
 """Rows of the embedding table that are dequantised at once."""
@@ -51,8 +51,8 @@ _ROWS = 4096
 class Products:
     """Multiplies by quantised matrices, and computes attention. One thread at a time may use it.
 
-    `width`: of the model. `rounded`: products of at least `MANY` rows round their activations to 8 bits, or to bfloat16. With bfloat16, attention rounds, too. A processor
-    without either kind of instructions rounds nothing.
+    `width`: the model's hidden size. `rounded`: round the activations of products with at least `MANY` rows to 8 bits or bfloat16, if the processor
+    has the instructions. With bfloat16, attention rounds, too.
     """
 
     def __init__(self, width: int, *, rounded: bool) -> None:
@@ -71,7 +71,7 @@ class Products:
     def __call__(self, matrix: QuantisedMatrix, x: Tensor, *, many: bool | None = None) -> Tensor:
         """Return x Wᵀ + x Aᵀ Bᵀ + b (…, N) for `x` (…, K): float32, or of type bfloat16 if `x` is and there is no bias.
 
-        `many`: whether the whole pass has at least `MANY` rows. Needed if `x` is only a part of it.
+        `many`: whether the whole input has at least `MANY` rows. Pass it if `x` is only a part of that input.
         """
         if x.dtype == torch.bfloat16:
             return self._in_bfloat16(matrix, x)
@@ -225,7 +225,7 @@ class QuantisedLlama:
 def build(model: PreTrainedModel, weights: QuantisedWeights, *, bfloat16: bool) -> QuantisedLlama:
     """Build the decoder. `model` gives its config and rotary positions, and hands over the low-rank updates that are attached to it.
 
-    `bfloat16`: `rounded` of `Products`.
+    `bfloat16`: passed to `Products` as `rounded`.
     """
     shape = describe(model)
     weights = replace(

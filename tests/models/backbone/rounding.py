@@ -1,4 +1,4 @@
-"""How prefill from one copy of the weights may round its activations, for tests that try each on this processor."""
+"""Ways in which prefill rounds activations with one copy of the weights. Tests try each that this processor supports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDINGS = [
     pytest.param("bfloat16", marks=pytest.mark.skipif(not has_bfloat16(), reason="no bfloat16 instructions")),
 ]
 CLOSE = {"16 bits": 0.005, "int8": 0.06, "bfloat16": 0.03}
-"""How far results of tiny models may be from those of float weights. bfloat16 errs by at most 1/256 of a number. 8 bits err by at most 1/254 of the
+"""Largest relative distance between a tiny model's results and those of float weights. bfloat16 errs by at most 1/256 of a number. 8 bits err by at most 1/254 of the
 largest number of a group, which is several times as large as most others."""
 
 

@@ -178,11 +178,11 @@ def test_rounded_products_leave_no_mean(
     file = tiny_gguf.write(tmp_path / "model.gguf", family)
     expected = tiny_gguf.float_model(file)(TOKENS).logits
     backbone, rows = load(file, bfloat16=round_to(rounding, monkeypatch)), []
-    unrounded = QuantisedMatrix.__call__
+    in_16_bits = QuantisedMatrix.__call__
 
     def counting(matrix: QuantisedMatrix, x: torch.Tensor) -> torch.Tensor:
         rows.append(x.numel() // x.shape[-1])
-        return unrounded(matrix, x)
+        return in_16_bits(matrix, x)
 
     with monkeypatch.context() as patched:
         patched.setattr(QuantisedMatrix, "__call__", counting)

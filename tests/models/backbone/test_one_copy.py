@@ -114,7 +114,7 @@ def test_rows_and_later_positions_change_nothing(file, models, rounding, monkeyp
     backbone = load(file, models, bfloat16=round_to(rounding, monkeypatch))
     x = torch.randn(3, 80, tiny_gguf.WIDTH)
     whole = backbone.hidden(x)
-    # Fewer rows are not rounded, and a library may compute another number of rows in another order.
+    # Activations of fewer than `MANY` rows are not rounded to 8 bits or bfloat16. A library may also add in another order if there are other rows.
     near = {"16 bits": 2e-3, "bfloat16": 0.02, "int8": 0.06}[rounding]
     same = {"rtol": near, "atol": near}
     torch.testing.assert_close(backbone.hidden(x[1:2]), whole[1:2], **same)

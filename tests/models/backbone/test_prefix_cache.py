@@ -128,7 +128,7 @@ def counted(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_what_is_computed_again_is_enough_for_products_of_many_rows() -> None:
-    """Otherwise the rest of a prompt would be multiplied with integers, and the whole prompt with 8 bits or in bfloat16."""
+    """Otherwise the rest of a prompt would be multiplied with integers, and the whole prompt with activations in 8 bits or bfloat16."""
     assert SHORT >= MANY
 
 

@@ -1,6 +1,6 @@
 """The numba kernel that writes a quantised matrix as bfloat16, for a product of many rows.
 
-Prefill multiplies hundreds of rows by each matrix. Processors with AMX do that in bfloat16 several times as fast as with 16-bit integers
+Prefill multiplies hundreds of rows by each matrix. Processors with AMX or AVX512-BF16 do that in bfloat16 several times as fast as with 16-bit integers
 (docs/research/lab-notes.md), and the matrix that is written fits the cache. Threads take columns of panels, as in `decode_step`.
 """
 

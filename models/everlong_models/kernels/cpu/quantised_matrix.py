@@ -56,7 +56,7 @@ class QuantisedMatrix:
 
     `bias` (N,) or None; `update`: a low-rank update of the weight, or None. Internally N is padded to a multiple of `PANEL`.
     `table`: the matrix as a row of `decode_step.Matrix` fields; its addresses are valid as long as this object lives.
-    `update`: the update in bfloat16, for products of many rows.
+    The attribute `update` holds the update in bfloat16, for products of many rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A reading decodes and hashes large states on other threads than the event loop's."""
+"""The reader decodes and hashes large states outside the event loop's thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.server.engine.documents.tries import documents, taken, uploaded
 async def test_large_states_do_not_block_the_event_loop(
     redis: Client, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All answers would wait while a state of many megabytes is decoded or hashed."""
+    """Otherwise all answers would wait while a state of many megabytes is decoded or hashed."""
     where: list[threading.Thread] = []
 
     def noted(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Jobs whose tries are counted: a Redis with short waits between tries, replicas, uploaded documents, and failures of a given number."""
+"""Helpers for tests of tries: a Redis with short waits, replicas, uploaded documents, and a call that fails a given number of times."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Dot products in registers, by the type of the activations: LLVM instructions that the kernels inline."""
+"""LLVM code for dot products that the kernels inline. One module for each type of activation."""

@@ -94,7 +94,7 @@ def _dots(bits: int, rows: int, *, signed: bool = False) -> Any:
 
 
 def _narrow(bits: int, rows: int, *, signed: bool) -> Callable[..., None]:
-    """Return the function that writes `_dots` with vectors of `LANES` numbers."""
+    """Return the function that emits the LLVM code of `_dots` with vectors of `LANES` numbers."""
     size, wide, halves = _panel_size(bits), PANEL // LANES, 2 if signed else 1
 
     def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
@@ -157,9 +157,9 @@ def _narrow(bits: int, rows: int, *, signed: bool) -> Callable[..., None]:
 
 
 def _wide(bits: int, rows: int, *, signed: bool) -> Callable[..., None]:
-    """Return the function that writes `_dots` with AVX-512 VNNI.
+    """Return the function that emits the LLVM code of `_dots` with AVX-512 VNNI.
 
-    A panel is one vector, and one instruction multiplies and adds. The results are the same to the bit: integer sums are exact, and the operations
+    One vector holds a panel, and one instruction multiplies and adds. The results are those of `_narrow` to the bit: integer sums are exact, and the operations
     on float32 and their order are the same.
     """
     size, halves = _panel_size(bits), 2 if signed else 1

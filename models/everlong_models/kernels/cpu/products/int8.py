@@ -2,8 +2,10 @@
 
     y ← x̂ Ŵᵀ,    Ŵ = d · q + c in groups of 32 along a row,    x̂ = s · a in the same groups, with integers a up to ±127
 
+d, q and c are the step, the code and the minimum of a weight; s and a are the scale and the integer of an activation.
+
 llama.cpp rounds activations like this for its formats with blocks of 32. AVX-512 VNNI (`vpdpbusd`) adds four products of bytes in each of 16 lanes, twice as many as the
-instruction for bfloat16 does. It takes unsigned weights and signed activations. So the kernel adds 128 to codes with a sign. c = -128 d subtracts it again.
+instruction for bfloat16 does. It takes unsigned weights and signed activations. So the kernel adds 128 to signed codes, and c = -128 d compensates.
 
 Threads take pairs of panels, as in `decode_step`. Each writes the codes of its pair as bytes to its own scratch memory, and multiplies all rows of
 a block by them. A row's result does not depend on the other rows, to the bit.
@@ -65,12 +67,12 @@ def has_int8() -> bool:
 
 
 def scratch_size(inputs: int, *, signed: bool) -> int:
-    """Return the float32 values of scratch memory that a thread needs for a matrix with so many inputs."""
+    """Return how many float32 values of scratch memory a thread needs for a matrix with `inputs` inputs."""
     return PANELS * PANEL * (inputs // _QUAD + 2 * inputs // section_size(signed=signed))
 
 
 def section_size(*, signed: bool) -> int:
-    """Return the number of inputs that share a step: a *section*."""
+    """Return the number of inputs in a *section*, whose weights share one step."""
     return GROUP // 2 if signed else GROUP
 
 
@@ -79,7 +81,7 @@ def _store(code: Code, value: ir.Value, address: ir.Value) -> None:
 
 
 def _quantising(halves: int) -> Any:
-    """Make the intrinsic that quantises `groups` groups of x to int8, and stores s and the sum of x̂ of each `halves`-th of a group.
+    """Make the intrinsic that quantises `groups` groups of x to int8. It stores s and the sum of x̂ for each section: a group (`halves` = 1) or half of one (2).
 
     If the largest magnitude of a group is at most 2^-100, or infinite, s is 0. NaN and infinity make the sum NaN.
     """
@@ -194,7 +196,7 @@ def _tile(quads: int) -> Any:
 
         y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] a[m, g, k] + c[g, n] t[m, g]
 
-    All strides and sizes count bytes.
+    t is the sum of x̂ in the section. All strides and sizes count bytes.
     """
 
     def write(code, w, scales, x, sums, y, sections, x_stride, sums_stride, y_stride):

@@ -1,4 +1,4 @@
-"""Products of many rows with activations in 8 bits: exact products of what was rounded, and each row by itself."""
+"""Products of many rows with activations in 8 bits: they are exact for the rounded activations, and no row depends on another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def matrix(kind: str, outputs: int, inputs: int) -> QuantisedMatrix:
 
 
 def weights(of: QuantisedMatrix) -> torch.Tensor:
-    """Return the weights (N, K): the 16-bit products with a row that is 1 at one place are exact."""
+    """Return the weights (N, K): multiplying by the identity in 16 bits is exact."""
     return of(torch.eye(of.inputs)).t()
 
 
