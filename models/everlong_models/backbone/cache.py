@@ -63,6 +63,9 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
 
 _LARGE = 1 << 20
 """Bytes from which the C allocator maps pages of their own for a tensor in any case."""
+_ROOM = 1 << 30
+"""Bytes that a CPU maps for a batch at once, for at most `_ROWS` rows. Rows that are not used take no memory."""
+_ROWS = 16
 
 
 def _copy(to: Cache, source: Cache) -> None:
@@ -70,13 +73,22 @@ def _copy(to: Cache, source: Cache) -> None:
     only_filled = "before" in source.tensors and source.lengths.device.type == "cpu"
     if only_filled:
         end_before, end = (int((cache["before"] + cache.lengths).max()) for cache in (to, source))
-        to["kv"][..., :end, :].copy_(source["kv"][..., :end, :])
+        if to["kv"].data_ptr() != source["kv"].data_ptr():  # otherwise the row was made in its slot
+            to["kv"][..., :end, :].copy_(source["kv"][..., :end, :])
         # Clear the previous row's positions: attention weights them with 0, and 0 · NaN would be NaN.
         to["kv"][..., end:end_before, :].zero_()
     to.lengths.copy_(source.lengths)
     for name, tensor in source.tensors.items():
         if name != "kv" or not only_filled:
             to[name].copy_(tensor)
+
+
+def _first_rows(cache: Cache) -> int:
+    """Return for how many rows a first batch has room, if it costs no memory."""
+    kv = cache.tensors.get("kv")
+    if kv is None or kv.device.type != "cpu" or kv.nbytes < _LARGE:
+        return 0
+    return min(_ROWS, _ROOM // (kv.nbytes // cache.rows))
 
 
 class CacheSlots:
@@ -112,7 +124,7 @@ class CacheSlots:
         """Append copies of the rows of `cache`. If the allocation fails, nothing changes and its error is raised."""
         after = self._used + cache.rows
         if self._all is None or after > self._all.rows:
-            capacity = max(after, 2 * self._used)  # doubling, so that a row is rarely moved
+            capacity = max(after, 2 * self._used, _first_rows(cache))  # doubling, so that a row is rarely moved
             larger = Cache(
                 {name: zeros((capacity, *tensor.shape[1:]), tensor) for name, tensor in cache.tensors.items()},
                 zeros((capacity,), cache.lengths),
@@ -122,6 +134,17 @@ class CacheSlots:
             self._all = larger
         _copy(self._all.slots(self._used, after), cache)
         self._used = after
+
+    def free_kv(self) -> Tensor | None:
+        """Return the tensor `kv` (1, …) of the slot that `add` fills next, to make a row in: then `add` copies nothing of it.
+
+        It holds zeros or a former row. Returns None if that slot is not allocated yet, or is not in the memory of the CPU. If the row cannot be made, the
+        caller clears the tensor.
+        """
+        if self._all is None or self._used == self._all.rows or "kv" not in self._all.tensors:
+            return None
+        kv = self._all["kv"][self._used : self._used + 1]
+        return kv if kv.device.type == "cpu" and "before" in self._all.tensors else None
 
     def remove(self, row: int) -> None:
         """Remove `row`; the last row moves into its slot. Allocates nothing."""

@@ -138,12 +138,14 @@ class SegmentReader(nn.Module, ABC):
         sinks: bool = True,
         prefixes: PrefixCache | None = None,
         owner: str = "",
+        kv: Tensor | None = None,
     ) -> tuple[Cache, Tensor]:
         """Like `open`, but attend only to the `newest` of the `kept_tokens` (None: to all), and with `sinks` to the very first tokens.
 
         The state loses nothing: `close` returns the same as after `open`. A memory that keeps no tokens ignores both
         arguments. `prefixes`: cache of keys and values. Those of the longest prefix that this prompt shares with an earlier one of
-        the `owner` are reused, and this prompt's are added. The result is the same. A memory whose model computes otherwise ignores it.
+        the `owner` are reused, and this prompt's are added. The result is the same. A memory whose model computes otherwise ignores it. `kv`: a tensor for the keys and values, of the shape that
+        `open` would make; a memory may ignore it.
         """
         return self.open(state, tokens)
 

@@ -147,10 +147,11 @@ class Window(BackboneReader):
         sinks: bool = True,
         prefixes: PrefixCache | None = None,
         owner: str = "",
+        kv: Tensor | None = None,
     ) -> tuple[Cache, Tensor]:
         """Encode [sinks ; `newest` tokens of the window ; tokens]. Prefills row by row: their contexts differ in length."""
         self.check_segment(tokens, state)
-        kv = self.backbone.new_kv(state.rows, self.capacity)
+        kv = self.backbone.new_kv(state.rows, self.capacity) if kv is None else kv
         held = F.pad(tokens, (0, self.segment_length - tokens.shape[1]))
         last, before = [], []
         for row, context in enumerate(

@@ -124,6 +124,49 @@ def test_only_a_rows_filled_positions_are_copied() -> None:
         assert torch.equal(slots.rows["kv"][row, ..., :reached, :], cache["kv"][0, ..., :reached, :])
 
 
+def test_a_row_can_be_made_in_its_slot() -> None:
+    def filled(kv: torch.Tensor, before: int, length: int) -> Cache:
+        kv[..., : before + length, :] = float(length)
+        return Cache({"kv": kv, "before": torch.tensor([before])}, torch.tensor([length]))
+
+    slots = CacheSlots()
+    assert slots.free_kv() is None
+    for length in (3, 7):
+        slots.add(filled(torch.zeros(1, 1, 2, 1, 8, 2), 1, length))
+    assert slots.free_kv() is None
+    slots.remove(1)
+    free = slots.free_kv()
+    assert free is not None
+    slots.add(filled(free, 0, 2))
+    rows = slots.rows
+    assert rows["kv"].data_ptr() + rows["kv"][0].nbytes == free.data_ptr()
+    assert rows["kv"][:, 0, 0, 0, :, 0].tolist() == [[3, 3, 3, 3, 0, 0, 0, 0], [2, 2, 0, 0, 0, 0, 0, 0]]
+    assert (rows["before"].tolist(), rows.lengths.tolist()) == ([1, 0], [3, 2])
+
+
+def test_caches_without_context_have_no_slots_to_make_rows_in() -> None:
+    slots = CacheSlots()
+    for number in range(2):
+        slots.add(row(number))
+    slots.remove(1)
+    assert slots.free_kv() is None  # all positions of a row are copied, so none may be stale
+
+
+def test_large_rows_are_not_moved_as_others_join() -> None:
+    def large() -> Cache:
+        return Cache(
+            {"kv": zeros((1, 1, 2, 1, 1 << 12, 64), torch.empty(0)), "before": torch.tensor([0])}, torch.tensor([1])
+        )
+
+    slots, places = CacheSlots(), set()
+    for _ in range(16):
+        slots.add(large())
+        places.add(slots.rows["kv"].data_ptr())
+    assert (len(places), slots.allocated.rows) == (1, 16)
+    slots.add(large())
+    assert slots.allocated.rows == 32
+
+
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -37,9 +37,15 @@ class DecodeRows:
         `newest`, `sinks`, `owner`: see `SegmentReader.open_recent`.
         """
         segment = torch.tensor([tokens], dtype=torch.int64, device=self._device)
-        cache, logits = self._memory.open_recent(
-            state, segment, newest, sinks=sinks or newest is None, prefixes=self._prefixes, owner=owner
-        )
+        kv = self._slots.free_kv()
+        try:
+            cache, logits = self._memory.open_recent(
+                state, segment, newest, sinks=sinks or newest is None, prefixes=self._prefixes, owner=owner, kv=kv
+            )
+        except BaseException:
+            if kv is not None:
+                kv.zero_()
+            raise
         self._slots.add(cache)
         return logits[0]
 
