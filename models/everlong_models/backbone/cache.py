@@ -64,8 +64,8 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
 _LARGE = 1 << 20
 """Bytes from which the C allocator maps pages of their own for a tensor in any case."""
 _ROOM = 1 << 30
-"""Bytes that a CPU maps for a batch at once, for at most `_ROWS` rows. Rows that are not used take no memory."""
 _ROWS = 16
+"""A batch on a CPU has room from the start for as many rows as `_ROOM` bytes hold, at most `_ROWS`. Rows that were never used take no memory."""
 
 
 def _copy(to: Cache, source: Cache) -> None:
@@ -73,7 +73,7 @@ def _copy(to: Cache, source: Cache) -> None:
     only_filled = "before" in source.tensors and source.lengths.device.type == "cpu"
     if only_filled:
         end_before, end = (int((cache["before"] + cache.lengths).max()) for cache in (to, source))
-        if to["kv"].data_ptr() != source["kv"].data_ptr():  # otherwise the row was made in its slot
+        if to["kv"].data_ptr() != source["kv"].data_ptr():  # equal if `source` was made in this slot (`free_kv`)
             to["kv"][..., :end, :].copy_(source["kv"][..., :end, :])
         # Clear the previous row's positions: attention weights them with 0, and 0 · NaN would be NaN.
         to["kv"][..., end:end_before, :].zero_()
@@ -84,7 +84,7 @@ def _copy(to: Cache, source: Cache) -> None:
 
 
 def _first_rows(cache: Cache) -> int:
-    """Return for how many rows a first batch has room, if it costs no memory."""
+    """Return the number of rows that a batch on a CPU has room for from the start; 0 if unused rows would take memory."""
     kv = cache.tensors.get("kv")
     if kv is None or kv.device.type != "cpu" or kv.nbytes < _LARGE:
         return 0
@@ -136,10 +136,10 @@ class CacheSlots:
         self._used = after
 
     def free_kv(self) -> Tensor | None:
-        """Return the tensor `kv` (1, …) of the slot that `add` fills next, to make a row in: then `add` copies nothing of it.
+        """Return the tensor `kv` (1, …) of the slot that `add` fills next. A cache that holds this tensor is added without a copy of it.
 
-        It holds zeros or a former row. Returns None if that slot is not allocated yet, or is not in the memory of the CPU. If the row cannot be made, the
-        caller clears the tensor.
+        The tensor holds zeros or a former row. The caller clears it if it cannot complete the cache. Returns None if the slot is not allocated yet, or not
+        on a CPU, or if the caches have no `before`: then all positions would count, also those of the former row.
         """
         if self._all is None or self._used == self._all.rows or "kv" not in self._all.tensors:
             return None

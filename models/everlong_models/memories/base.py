@@ -144,8 +144,9 @@ class SegmentReader(nn.Module, ABC):
 
         The state loses nothing: `close` returns the same as after `open`. A memory that keeps no tokens ignores both
         arguments. `prefixes`: cache of keys and values. Those of the longest prefix that this prompt shares with an earlier one of
-        the `owner` are reused, and this prompt's are added. The result is the same. A memory whose model computes otherwise ignores it. `kv`: a tensor for the keys and values, of the shape that
-        `open` would make; a memory may ignore it.
+        the `owner` are reused, and this prompt's are added. The result is the same. A memory whose model computes otherwise ignores it.
+        `kv`: memory for the keys and values, of the same shape as in the cache that `open` returns. A memory may ignore it; otherwise its cache holds
+        this tensor.
         """
         return self.open(state, tokens)
 

@@ -44,7 +44,7 @@ class DecodeRows:
             )
         except BaseException:
             if kv is not None:
-                kv.zero_()
+                kv.zero_()  # what a failed prefill left could be NaN
             raise
         self._slots.add(cache)
         return logits[0]

@@ -1,4 +1,4 @@
-"""A row is made in its slot of the batch."""
+"""`DecodeRows`: the keys and values of a new row are computed directly in its slot of the batch."""
 
 from __future__ import annotations
 
