@@ -64,8 +64,9 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
 _LARGE = 1 << 20
 """Bytes from which the C allocator maps pages of their own for a tensor in any case."""
 _ROOM = 1 << 30
+"""Maximum bytes of address space that a batch on a CPU reserves in advance. The system allocates memory only when a row is written."""
 _ROWS = 16
-"""A batch on a CPU has room from the start for as many rows as `_ROOM` bytes hold, at most `_ROWS`. Rows that were never used take no memory."""
+"""Maximum number of rows reserved in advance."""
 
 
 def _copy(to: Cache, source: Cache) -> None:
@@ -73,7 +74,8 @@ def _copy(to: Cache, source: Cache) -> None:
     only_filled = "before" in source.tensors and source.lengths.device.type == "cpu"
     if only_filled:
         end_before, end = (int((cache["before"] + cache.lengths).max()) for cache in (to, source))
-        if to["kv"].data_ptr() != source["kv"].data_ptr():  # equal if `source` was made in this slot (`free_kv`)
+        # Equal if the prefill wrote into this slot (`free_kv`). It may be another slot, since rows can leave during a prefill.
+        if to["kv"].data_ptr() != source["kv"].data_ptr():
             to["kv"][..., :end, :].copy_(source["kv"][..., :end, :])
         # Clear the previous row's positions: attention weights them with 0, and 0 · NaN would be NaN.
         to["kv"][..., end:end_before, :].zero_()
@@ -83,12 +85,17 @@ def _copy(to: Cache, source: Cache) -> None:
             to[name].copy_(tensor)
 
 
-def _first_rows(cache: Cache) -> int:
-    """Return the number of rows that a batch on a CPU has room for from the start; 0 if unused rows would take memory."""
+def _rows_in_advance(cache: Cache) -> int:
+    """Return how many rows to reserve in advance: 0 on a GPU, and for rows that are too small to be mapped lazily or larger than `_ROOM`."""
     kv = cache.tensors.get("kv")
     if kv is None or kv.device.type != "cpu" or kv.nbytes < _LARGE:
         return 0
-    return min(_ROWS, _ROOM // (kv.nbytes // cache.rows))
+    return min(_ROWS, _ROOM * cache.rows // sum(tensor.nbytes for tensor in cache.tensors.values()))
+
+
+def _allocated(capacity: int, like: Cache) -> Cache:
+    tensors = {name: zeros((capacity, *tensor.shape[1:]), tensor) for name, tensor in like.tensors.items()}
+    return Cache(tensors, zeros((capacity,), like.lengths))
 
 
 class CacheSlots:
@@ -124,11 +131,14 @@ class CacheSlots:
         """Append copies of the rows of `cache`. If the allocation fails, nothing changes and its error is raised."""
         after = self._used + cache.rows
         if self._all is None or after > self._all.rows:
-            capacity = max(after, 2 * self._used, _first_rows(cache))  # doubling, so that a row is rarely moved
-            larger = Cache(
-                {name: zeros((capacity, *tensor.shape[1:]), tensor) for name, tensor in cache.tensors.items()},
-                zeros((capacity,), cache.lengths),
-            )
+            least = max(after, 2 * self._used)  # doubling, so that a row is rarely moved
+            capacity = max(least, _rows_in_advance(cache))
+            try:
+                larger = _allocated(capacity, cache)
+            except (MemoryError, RuntimeError):  # such as a limit on the address space
+                if capacity == least:
+                    raise
+                larger = _allocated(least, cache)
             if self._used:
                 _copy(larger.slots(0, self._used), self.rows)
             self._all = larger
@@ -136,15 +146,15 @@ class CacheSlots:
         self._used = after
 
     def free_kv(self) -> Tensor | None:
-        """Return the tensor `kv` (1, …) of the slot that `add` fills next. A cache that holds this tensor is added without a copy of it.
+        """Return the tensor `kv` (1, …) of the slot that `add` fills next. Prefill into it and pass the cache to `add`, which then does not copy it.
 
-        The tensor holds zeros or a former row. The caller clears it if it cannot complete the cache. Returns None if the slot is not allocated yet, or not
-        on a CPU, or if the caches have no `before`: then all positions would count, also those of the former row.
+        It may hold the data of a removed row. Returns None if no allocated slot is free, on a GPU, and for caches without `before`: `add` does not
+        clear old positions of those.
         """
-        if self._all is None or self._used == self._all.rows or "kv" not in self._all.tensors:
+        if self._all is None or self._used == self._all.rows or "before" not in self._all.tensors:
             return None
         kv = self._all["kv"][self._used : self._used + 1]
-        return kv if kv.device.type == "cpu" and "before" in self._all.tensors else None
+        return kv if kv.device.type == "cpu" else None
 
     def remove(self, row: int) -> None:
         """Remove `row`; the last row moves into its slot. Allocates nothing."""

@@ -145,8 +145,8 @@ class SegmentReader(nn.Module, ABC):
         The state loses nothing: `close` returns the same as after `open`. A memory that keeps no tokens ignores both
         arguments. `prefixes`: cache of keys and values. Those of the longest prefix that this prompt shares with an earlier one of
         the `owner` are reused, and this prompt's are added. The result is the same. A memory whose model computes otherwise ignores it.
-        `kv`: memory for the keys and values, of the same shape as in the cache that `open` returns. A memory may ignore it; otherwise its cache holds
-        this tensor.
+        `kv`: a tensor to store the keys and values in, shaped like that of the cache that `open` returns. It may hold old data. A memory that uses it
+        returns it in the cache, and clears what it wrote if it raises an error; others ignore it.
         """
         return self.open(state, tokens)
 

@@ -153,13 +153,17 @@ class Window(BackboneReader):
         self.check_segment(tokens, state)
         kv = self.backbone.new_kv(state.rows, self.capacity) if kv is None else kv
         held = F.pad(tokens, (0, self.segment_length - tokens.shape[1]))
-        last, before = [], []
-        for row, context in enumerate(
-            self._context(state, self.config.window if newest is None else newest, sinks=sinks)
-        ):
-            prompt = torch.cat([context, tokens[row : row + 1]], dim=1)
-            last.append(self._encode(prompt, kv[row : row + 1], prefixes, owner))
-            before.append(context.shape[1])
+        contexts = self._context(state, self.config.window if newest is None else newest, sinks=sinks)
+        before = [context.shape[1] for context in contexts]
+        last = []
+        try:
+            for row, context in enumerate(contexts):
+                prompt = torch.cat([context, tokens[row : row + 1]], dim=1)
+                last.append(self._encode(prompt, kv[row : row + 1], prefixes, owner))
+        except BaseException:
+            # NaN would spoil the next row in this memory: 0 · NaN is NaN.
+            kv[..., : max(before) + tokens.shape[1], :].zero_()
+            raise
         cache = Cache(
             {"kv": kv, "tokens": held, "before": torch.tensor(before, device=tokens.device), **state.tensors},
             torch.full((state.rows,), tokens.shape[1], device=tokens.device),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from everlong_models.backbone.cache import Cache, CacheSlots, zeros
 
@@ -124,6 +126,18 @@ def test_only_a_rows_filled_positions_are_copied() -> None:
         assert torch.equal(slots.rows["kv"][row, ..., :reached, :], cache["kv"][0, ..., :reached, :])
 
 
+class Copies(TorchDispatchMode):
+    """Counts copies of at least `least` numbers."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self._least, self.count = least, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.copy_.default and args[0].numel() >= self._least
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_row_can_be_made_in_its_slot() -> None:
     def filled(kv: torch.Tensor, before: int, length: int) -> Cache:
         kv[..., : before + length, :] = float(length)
@@ -137,7 +151,10 @@ def test_a_row_can_be_made_in_its_slot() -> None:
     slots.remove(1)
     free = slots.free_kv()
     assert free is not None
-    slots.add(filled(free, 0, 2))
+    made = filled(free, 0, 2)
+    with Copies(free.numel() // 4) as copies:  # of two positions or more
+        slots.add(made)
+    assert copies.count == 0
     rows = slots.rows
     assert rows["kv"].data_ptr() + rows["kv"][0].nbytes == free.data_ptr()
     assert rows["kv"][:, 0, 0, 0, :, 0].tolist() == [[3, 3, 3, 3, 0, 0, 0, 0], [2, 2, 0, 0, 0, 0, 0, 0]]
@@ -149,15 +166,15 @@ def test_caches_without_context_have_no_slots_to_make_rows_in() -> None:
     for number in range(2):
         slots.add(row(number))
     slots.remove(1)
-    assert slots.free_kv() is None  # all positions of a row are copied, so none may be stale
+    assert slots.free_kv() is None  # `add` copies all positions of such rows, so old data would remain
 
 
-def test_large_rows_are_not_moved_as_others_join() -> None:
-    def large() -> Cache:
-        return Cache(
-            {"kv": zeros((1, 1, 2, 1, 1 << 12, 64), torch.empty(0)), "before": torch.tensor([0])}, torch.tensor([1])
-        )
+def large() -> Cache:
+    kv = zeros((1, 1, 2, 1, 1 << 12, 64), torch.empty(0))
+    return Cache({"kv": kv, "before": torch.tensor([0])}, torch.tensor([1]))
 
+
+def test_large_rows_are_not_moved_as_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
     slots, places = CacheSlots(), set()
     for _ in range(16):
         slots.add(large())
@@ -165,6 +182,26 @@ def test_large_rows_are_not_moved_as_others_join() -> None:
     assert (len(places), slots.allocated.rows) == (1, 16)
     slots.add(large())
     assert slots.allocated.rows == 32
+    monkeypatch.setattr("everlong_models.backbone.cache._ROOM", 5 << 21 | 1 << 20)
+    few = CacheSlots()
+    few.add(large())
+    assert few.allocated.rows == 5
+
+
+def test_a_batch_without_room_for_rows_in_advance_takes_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        if shape[0] > 2:
+            raise MemoryError("no room")
+        return zeros(shape, like)
+
+    monkeypatch.setattr("everlong_models.backbone.cache.zeros", limited)
+    slots = CacheSlots()
+    for count in (1, 2):
+        slots.add(large())
+        assert slots.allocated.rows == count
+    with pytest.raises(MemoryError, match="no room"):
+        slots.add(large())
+    assert slots.rows.lengths.tolist() == [1, 1]
 
 
 def _resident() -> int:

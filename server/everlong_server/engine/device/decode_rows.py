@@ -38,15 +38,12 @@ class DecodeRows:
         """
         segment = torch.tensor([tokens], dtype=torch.int64, device=self._device)
         kv = self._slots.free_kv()
-        try:
-            cache, logits = self._memory.open_recent(
-                state, segment, newest, sinks=sinks or newest is None, prefixes=self._prefixes, owner=owner, kv=kv
-            )
-        except BaseException:
-            if kv is not None:
-                kv.zero_()  # what a failed prefill left could be NaN
-            raise
+        cache, logits = self._memory.open_recent(
+            state, segment, newest, sinks=sinks or newest is None, prefixes=self._prefixes, owner=owner, kv=kv
+        )
         self._slots.add(cache)
+        if kv is not None and cache["kv"] is kv and self._slots.rows["kv"][-1:].data_ptr() != kv.data_ptr():
+            kv.zero_()  # a row left during the prefill, so the new one was copied to another slot, and this one is free again
         return logits[0]
 
     def last_values(self, layer: int) -> Tensor:
