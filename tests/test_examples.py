@@ -55,6 +55,7 @@ def test_all_of_them_are_tested_and_listed() -> None:
     assert names == set(re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text()))
 
 
+@pytest.mark.long
 def test_quotes_are_in_the_line_that_is_named(server: Server, story: Path) -> None:
     said = run_example(server, sys.executable, EXAMPLES / "quote.py", story, QUESTION)
     quotes = re.findall(rf"^{re.escape(str(story))}:(\d+): (.+)$", said, re.MULTILINE)
@@ -80,6 +81,7 @@ def test_each_question_gets_a_line_and_leaves_nothing(server: Server, story: Pat
     assert len(server.http.get("/v1/documents").json()["data"]) == 1
 
 
+@pytest.mark.long
 def test_characters_are_of_the_schema(server: Server, story: Path) -> None:
     found = json.loads(run_example(server, sys.executable, EXAMPLES / "characters.py", story))
     assert 1 <= len(found["characters"]) <= 3

@@ -6,6 +6,8 @@ import gzip
 import re
 from pathlib import Path
 
+import pytest
+
 from everlong_server.api.page import FOLDER
 from tests.js.conftest import run
 
@@ -14,6 +16,7 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_the_built_page_is_fresh(npm: Path, tmp_path: Path) -> None:
     run(npm / "web", "npm", "run", "build", EVERLONG_PAGE=str(tmp_path / "web"))
     built, served = files(tmp_path / "web"), files(FOLDER)

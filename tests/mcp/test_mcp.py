@@ -265,6 +265,7 @@ def test_a_wrong_address_is_refused_at_once() -> None:
     assert "must start with http" in done.stderr
 
 
+@pytest.mark.long
 async def test_no_server(closed: str) -> None:
     async with Client(DocumentServer(closed)) as client:
         assert closed in await refusal(client, "list_documents")
@@ -287,6 +288,7 @@ def tenant_keys(locked: Server) -> list[str]:
     return [new_key(locked, name) for name in ("alice", "bob")]
 
 
+@pytest.mark.long
 async def test_each_caller_uses_its_own_key(locked: Server, tenant_keys: list[str], tmp_path: Path) -> None:
     alice, bob = tenant_keys
 
@@ -319,6 +321,7 @@ async def test_each_caller_uses_its_own_key(locked: Server, tenant_keys: list[st
         assert [each["id"] for each in (await call(client, "list_documents"))["documents"]] == [document]
 
 
+@pytest.mark.long
 async def test_the_configuration_of_the_page(server: Server, tmp_path: Path) -> None:
     (configuration,) = [block.code for block in PAGE if block.language == "json"]
     entry = json.loads(configuration)["mcpServers"]["everlong"]
@@ -333,6 +336,7 @@ async def test_the_configuration_of_the_page(server: Server, tmp_path: Path) -> 
     server.http.delete(f"/v1/documents/{added['id']}")
 
 
+@pytest.mark.long
 def test_the_program_of_the_page(http_server: str, server: Server) -> None:
     (program,) = [block.code for block in PAGE if block.language == "python"]
     done = subprocess.run(

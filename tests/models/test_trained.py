@@ -37,6 +37,7 @@ def test_a_fact_is_known_far_beyond_the_seven_segments_of_training(kind, tmp_pat
     assert (tmp_path / "facts.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_of_two_facts_the_one_that_is_asked_for_is_found_beyond_the_training(tmp_path):
     """By chance, a sixth is right; by who does not look at the direction, less than four fifths."""
     model = load_model("rmt-reasoning", models_dir=tmp_path)

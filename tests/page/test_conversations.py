@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import Tab
@@ -90,6 +91,7 @@ def test_branches_that_are_not_loaded_are_found(tab: Tab, server: Server) -> Non
         server.http.delete(f"/v1/sessions/{id}")
 
 
+@pytest.mark.long
 def test_branches_that_were_found_stay_when_the_server_comes_back(tab: Tab, server: Server) -> None:
     first = conversation(server, ASKED)
     other = conversation(server, ASKED)

@@ -109,6 +109,7 @@ def test_dialogs_of_a_conversation(new_tab: Callable[..., Tab], server: Server, 
     assert len(answers(server, talk)) == 1
 
 
+@pytest.mark.long
 def test_the_dialog_for_the_key_stays_until_there_is_one(new_tab: Callable[..., Tab], server: Server, key: str) -> None:
     tab = new_tab(storage_state=None, **ZOOMED)
     page = tab.page

@@ -130,6 +130,7 @@ def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Serve
         server.http.delete(f"/v1/sessions/{session}")
 
 
+@pytest.mark.long
 def test_a_document_shows_what_is_not_in_its_text(tab: Tab, server: Server) -> None:
     drawn = server.http.post("/v1/documents", params={"filename": "drawn.pdf"}, content=files.pdf(["Typed.", ""]))
     page = tab.open()

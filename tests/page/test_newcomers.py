@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import QUESTION, Tab
@@ -49,6 +50,7 @@ def test_a_long_name_does_not_widen_the_memory(new_tab: Callable[..., Tab], talk
     assert box.evaluate("(box) => box.scrollWidth <= box.clientWidth")
 
 
+@pytest.mark.long
 def test_the_page_says_that_it_waits_for_a_slow_server(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     tab = new_tab()
     page = tab.open(talk)

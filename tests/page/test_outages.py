@@ -60,6 +60,7 @@ def test_the_upload_of_a_large_file_resumes_after_a_killed_server(tab: Tab, serv
     tab.expected_errors.append("ERR_|503")
 
 
+@pytest.mark.long
 def test_a_server_that_responds_429_counts_as_online(tab: Tab, server: Server) -> None:
     """The regular check does not count towards the tenant's rate limit. After an outage, a 429 counts as available."""
     page = tab.open()

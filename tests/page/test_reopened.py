@@ -16,6 +16,7 @@ LOSE = "([id, question]) => localStorage.setItem(`everlong.asked.${id}`, JSON.st
 """Leaves a question without an answer in the browser, as if the server had been killed. The session has two messages."""
 
 
+@pytest.mark.long
 def test_an_answer_is_completed_while_the_page_is_closed(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
@@ -31,6 +32,7 @@ def test_an_answer_is_completed_while_the_page_is_closed(
     expect(page.locator(".usage")).to_have_count(2)
 
 
+@pytest.mark.long
 def test_a_page_that_is_loaded_again_shows_the_growing_answer_and_stops_it(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_page_that_is_loaded_again_shows_the_growing_answer_and_stops_it(
     assert len(answer["content"]) >= len(before)
 
 
+@pytest.mark.long
 def test_a_question_whose_answer_was_lost_can_be_asked_again(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
@@ -104,6 +107,7 @@ def test_a_question_is_offered_again_if_the_server_was_killed_while_the_browser_
     expect(page.locator("#question")).to_have_value("And what else?")
 
 
+@pytest.mark.long
 def test_a_lost_question_can_be_changed_or_discarded(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     fork = forked(server, talk)
     tab = new_tab(tokens=30)

@@ -27,6 +27,7 @@ def leave(page: Page, server: Server, *sessions: str) -> None:
             server.http.delete(f"/v1/documents/{document}")
 
 
+@pytest.mark.long
 def test_each_file_of_an_archive_becomes_a_document(tab: Tab, server: Server, tmp_path: Path) -> None:
     archive = tmp_path / "notes.zip"
     archive.write_bytes(zipped({"a/one.txt": "One note.", "two.txt": "Two notes.", "film.mp4": "\0\0\0\x18ftypmp42"}))
@@ -58,6 +59,7 @@ def test_each_file_of_an_archive_becomes_a_document(tab: Tab, server: Server, tm
     leave(page, server, each, whole)
 
 
+@pytest.mark.long
 def test_an_archive_of_many_files_is_named_in_short_and_deleted_at_once(
     tab: Tab, server: Server, tmp_path: Path
 ) -> None:

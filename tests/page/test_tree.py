@@ -76,6 +76,7 @@ def test_the_tree_of_a_screen_reader(tab: Tab, talk: str) -> None:
     expect(page.locator("body")).to_match_aria_snapshot(TALK)
 
 
+@pytest.mark.long
 def test_the_picture_opens_at_the_page_of_the_cited_sentence(tab: Tab, server: Server) -> None:
     """The passage begins on page 1, its cited sentence is on page 2."""
     words = "The Red Queen runs to stay in the same place."

@@ -31,6 +31,7 @@ COUNT_FEWEST_ANSWERS = """() => {
 }"""
 
 
+@pytest.mark.long
 def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path: Path) -> None:
     first, second = tmp_path / "first.txt", tmp_path / "second.txt"
     for file in (first, second):
@@ -70,6 +71,7 @@ def test_the_same_file_twice_is_one_document(tab: Tab, server: Server, tmp_path:
     tab.expected_errors.append("404")
 
 
+@pytest.mark.long
 def test_the_same_file_from_two_browsers_is_one_document(
     new_tab: Callable[..., Tab], server: Server, tmp_path: Path
 ) -> None:
@@ -260,6 +262,7 @@ def test_uploads_are_paused_resumed_and_cancelled(tab: Tab, server: Server) -> N
     tab.expected_errors.append("404")
 
 
+@pytest.mark.long
 def test_the_page_that_is_converted_is_shown(tab: Tab, server: Server) -> None:
     """The upload is held back until the card names the page."""
     page, asked = tab.open(), list[str | None]()
@@ -287,6 +290,7 @@ def test_the_page_that_is_converted_is_shown(tab: Tab, server: Server) -> None:
     tab.expected_errors.append("404")
 
 
+@pytest.mark.long
 def test_a_cancelled_conversion_opens_no_conversation_and_deletes_nothing(tab: Tab, server: Server) -> None:
     """The other file does not wait for it. Somebody else may have the document, too, if they uploaded the same file."""
     page, held, upload = tab.open(), list[Route](), "**/v1/documents?filename=wrong.txt*"

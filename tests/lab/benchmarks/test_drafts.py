@@ -9,6 +9,7 @@ import pytest
 from everlong_lab.benchmarks import drafts
 
 
+@pytest.mark.long
 def test_it_compares_answers_with_guesses_and_without(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {kind: questions[:1] for kind, questions in drafts.QUESTIONS.items()}
     monkeypatch.setattr(drafts, "QUESTIONS", few)

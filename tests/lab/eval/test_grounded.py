@@ -196,6 +196,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings(data_dir=tmp_path_factory.mktemp("d"), recall_tokens=200)
 
 
+@pytest.mark.long
 def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Settings, tiny_model: Path) -> None:
     plan = GroundedPlan(
         sets=("squad",), lengths=(100,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)

@@ -67,11 +67,13 @@ def test_a_prompt_is_the_servers_and_tells_the_answer(plan: LabelledPromptsPlan)
     assert len(turn["prompt"].split()) < 200 + 10
 
 
+@pytest.mark.long
 def test_a_question_whose_answer_is_not_shown_is_left_out(plan: LabelledPromptsPlan) -> None:
     (line,) = written(replace(plan, room=(45,)))
     assert line["source"] == "town.md"
 
 
+@pytest.mark.long
 def test_a_question_about_the_whole_text_becomes_the_servers_prompt_for_it(plan: LabelledPromptsPlan) -> None:
     gist = "Alice talks to a kitten and wonders about the room behind the looking-glass."
     rows = [

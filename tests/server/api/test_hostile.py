@@ -267,6 +267,7 @@ def test_a_damaged_text_is_not_read(tmp_path: Path, damage: bytes, words: str) -
     assert words in (blobs.check("doc", 11, digest) or "")
 
 
+@pytest.mark.long
 def test_a_document_whose_text_was_changed_fails(server: Server) -> None:
     """Between upload and reading, while the document is queued."""
     endless = server.upload("word " * 200_000)

@@ -53,6 +53,7 @@ def test_a_stalled_upload_releases_the_key(new_server: Callable[..., Server], pa
     assert again.status_code in (201, 202), again.text
 
 
+@pytest.mark.long
 def test_a_slow_upload_is_accepted(new_server: Callable[..., Server]) -> None:
     server = new_server(keepalive_seconds=0.25).start()
 

@@ -77,6 +77,7 @@ def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
     assert "no GGUF file" in done.stderr
 
 
+@pytest.mark.long
 def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     fine = {
         "EVERLONG_DATA_DIR": str(tmp_path),

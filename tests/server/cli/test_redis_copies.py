@@ -13,6 +13,7 @@ from everlong_server.store.vault import new_key
 from tests.process import everlong
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [("keys", "create", "--tenant", "ann"), ("encryption", "rotate")])
 async def test_a_command_fails_if_a_required_copy_is_missing(
     command: tuple[str, ...], redis: Client, redis_url: str, tmp_path: Path

@@ -163,6 +163,7 @@ def test_nothing_that_was_said_is_on_disk(
     assert "set EVERLONG_ENCRYPTION_KEY_FILE" in refuses(new_server(data=tmp_path / "data"))
 
 
+@pytest.mark.long
 def test_files_inside_an_uploaded_file_stay_in_the_private_folder(
     new_server: Callable[..., Server], tmp_path: Path
 ) -> None:
@@ -363,6 +364,7 @@ def test_what_was_not_encrypted_is_by_a_rotation(
     assert again(sealed) == before
 
 
+@pytest.mark.long
 def test_data_changed_on_disk_is_refused(new_server: Callable[..., Server], tmp_path: Path) -> None:
     server = encrypted(new_server, tmp_path / "data", new_key(), recall_passages=0).start()
     document = server.read(TEXT)["id"]

@@ -20,6 +20,12 @@ from tests.models.q4_weights import q4_weights
 pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
+def marked(families):
+    """Families whose kernels take longest to compile are `long`."""
+    slow = {"falcon", "gpt2", "qwen3_moe"}
+    return [pytest.param(family, marks=pytest.mark.long) if family in slow else family for family in families]
+
+
 def build(hidden: int = 64, head_dim: int = 16, heads: int = 4, family: str = "llama") -> Backbone:
     torch.manual_seed(2)
     sizes = {
@@ -161,7 +167,7 @@ def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads, f
 @torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 16])
 @pytest.mark.parametrize(
-    "family", [*sorted(tiny_families.SWITCHES.keys() - {"llama", "qwen3"}), *tiny_families.VARIANTS]
+    "family", marked([*sorted(tiny_families.SWITCHES.keys() - {"llama", "qwen3"}), *tiny_families.VARIANTS])
 )
 def test_a_step_of_every_family_is_that_of_the_float_matrices(family, threads):
     """With their windows, norms, factors and rotations; two heads a group."""
@@ -194,7 +200,7 @@ def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: i
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt2", "gpt_neox", "falcon"])
+@pytest.mark.parametrize("family", marked(["llama", "qwen3_moe", "gpt2", "gpt_neox", "falcon"]))
 def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch, family):
     """One thread, several, more than cores, and without OpenMP."""
     backbone = build(family=family)
@@ -214,7 +220,7 @@ def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch, family):
 
 @torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 16])
-@pytest.mark.parametrize("family", sorted(tiny_families.SWITCHES))
+@pytest.mark.parametrize("family", marked(sorted(tiny_families.SWITCHES)))
 def test_several_steps_at_once_are_single_steps_bit_for_bit(family, threads):
     """Each position sees the keys and values of those before it in the same pass, as they are stored."""
     backbone = build(128, 32, family=family)

@@ -92,6 +92,7 @@ def command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_server_reachable_from_other_machines_needs_a_key_to_start(new_server: Callable[..., Server]) -> None:
     server = new_server(host="0.0.0.0")
     server.launch()

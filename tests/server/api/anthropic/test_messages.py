@@ -294,6 +294,7 @@ def test_keys(locked: Server) -> None:
         ask(client, user("Hi"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", run_by("tests/server/api/anthropic/test_messages.py"), ids=str)
 def test_the_programs_of_the_page(block: Block, server: Server) -> None:
     code = block.code.replace("http://127.0.0.1:8080", server.url).replace("smollm2-135m-reader", MODEL)

@@ -176,6 +176,7 @@ def test_a_disconnect_stops_the_answer_and_changes_nothing(server: Server, sessi
     assert server.get_session(session) == before
 
 
+@pytest.mark.long
 def test_a_silent_client_is_let_go(new_server) -> None:
     server = new_server(websocket_idle_seconds=0.3).start()
     with opened(server, server.session()["id"]) as connection, pytest.raises(ConnectionClosed) as closed:

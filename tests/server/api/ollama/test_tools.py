@@ -60,6 +60,7 @@ def test_a_call_and_a_stream_of_it(client: ollama.Client) -> None:
     assert [piece.done for piece in pieces] == [False] * len(pieces)
 
 
+@pytest.mark.long
 def test_the_lines_have_ids_and_numbers(client: ollama.Client, server: Server) -> None:
     """Clients of newer versions match results to calls by these."""
     seed = seed_with_calls(client)
@@ -76,6 +77,7 @@ def test_the_lines_have_ids_and_numbers(client: ollama.Client, server: Server) -
     assert server.http.post("/api/chat", json=after).json()["done"]
 
 
+@pytest.mark.long
 def test_an_answer_that_is_cut_off_has_no_incomplete_call(client: ollama.Client, server: Server) -> None:
     seed = seed_with_calls(client)
     for predict in range(1, 12):
@@ -120,6 +122,7 @@ def test_calls_and_results_in_the_history(server: Server, client: ollama.Client)
     assert counted(server, QUESTION, said, *results, tools=CHAT_TOOLS) > counted(server, QUESTION, said, *results)
 
 
+@pytest.mark.long
 def test_python_functions_as_tools(client: ollama.Client, server: Server) -> None:
     """The client makes tools of functions, and writes "integer, string" for the type of a union."""
 
@@ -147,6 +150,7 @@ def test_python_functions_as_tools(client: ollama.Client, server: Server) -> Non
     assert counted(server, QUESTION, tools=[sent]) == counted(server, QUESTION, tools=[CHAT_TOOLS[0]])
 
 
+@pytest.mark.long
 def test_the_answer_can_be_sent_back(client: ollama.Client) -> None:
     (said,) = calls_of(client, seed=seed_with_calls(client))
     results = [{"role": "tool", "content": "12", "tool_name": call.function.name} for call in said.message.tool_calls]

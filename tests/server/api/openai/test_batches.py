@@ -306,6 +306,7 @@ def test_a_batch_whose_input_is_deleted_before_it_is_checked_fails(client: OpenA
         assert over(client, other).status == "cancelled"
 
 
+@pytest.mark.long
 def test_the_example_of_the_page(server: Server) -> None:
     (block,) = run_by("tests/server/api/openai/test_batches.py")
     code = block.code.replace("http://127.0.0.1:8080", server.url)

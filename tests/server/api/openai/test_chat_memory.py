@@ -38,6 +38,7 @@ def test_a_damaged_checkpoint_is_dropped_and_the_chat_read_again(
     assert on.usage.prompt_tokens_details.cached_tokens > 0, "what was read again is known again"
 
 
+@pytest.mark.long
 def test_chats_about_a_document_go_with_it(client: OpenAI, server: Server) -> None:
     def about(file: str) -> list[bytes]:
         every = server.redis.scan_iter("{everlong}:chat:*")

@@ -39,6 +39,7 @@ def run_checks(node: str, checks: str, server: Server, **environment: str) -> No
     assert "# pass 0" not in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checks", sorted(path.name for path in FOLDER.glob("*.test.mjs")))
 def test_the_sdk_for_node(server: Server, node: str, checks: str) -> None:
     run_checks(node, checks, server)

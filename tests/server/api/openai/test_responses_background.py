@@ -50,6 +50,7 @@ def test_cancel_and_delete(client: OpenAI, server: Server) -> None:
     assert of(error) == ("not_in_background", "response_id")
 
 
+@pytest.mark.long
 def test_it_waits_for_its_documents_and_fails_without(client: OpenAI, server: Server) -> None:
     file = client.files.create(file=("long.txt", STORY.read_bytes()), purpose="user_data").id
     parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Who?"}]
@@ -66,6 +67,7 @@ def test_it_waits_for_its_documents_and_fails_without(client: OpenAI, server: Se
     client.files.delete(file)
 
 
+@pytest.mark.long
 def test_a_background_response_waits_for_its_tenants_quota(new_server: Any) -> None:
     server = new_server(recall_passages=0, max_streams=2, tenant_streams=1).start()
     with sdk(server) as client:

@@ -203,6 +203,7 @@ def test_a_text_shorter_than_a_segment_is_seen_as_passages(new_server, tiny_mode
     assert extended["content"] == asked[note]["content"]
 
 
+@pytest.mark.long
 def test_a_question_is_answered_several_times_and_the_session_goes_on(
     new_server, tiny_model: Path, tmp_path: Path
 ) -> None:

