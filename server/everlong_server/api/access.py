@@ -14,8 +14,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from everlong_server.api.caller_services import get_shared
 from everlong_server.api.errors import ERROR_RESPONSES, READ_ONLY, as_server_error, error_response
-from everlong_server.api.views import get_shared
 from everlong_server.errors import NotFound, PermissionDenied, Unauthenticated
 from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import Settings

@@ -7,8 +7,8 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
+from everlong_server.api.caller_services import get_shared
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.views import get_shared
 from everlong_server.errors import Unavailable
 from everlong_server.observability.metrics import CONTENT_TYPE_LATEST
 from everlong_server.store.redis import keys

@@ -1,14 +1,9 @@
-"""Converts stored records to the API's objects, and gives endpoints their services."""
+"""Views: stored records as the API's objects."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Annotated
-
-from fastapi import Depends
-from starlette.requests import HTTPConnection
 
 from everlong_models.catalogue.entry import entries
 from everlong_models.memories.view import LayerView
@@ -16,43 +11,9 @@ from everlong_models.text.embedder import MAX_TOKENS
 from everlong_server.api import memory_schemas, model_schemas, schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents.formats.catalogue import accepted_formats
-from everlong_server.errors import Conflict, RateLimited, Unavailable
-from everlong_server.services import NamedModel, Services, Shared, tenant_services
+from everlong_server.errors import RateLimited
+from everlong_server.services import NamedModel, Services, tenant_services
 from everlong_server.store.records import Document, Reading, Session, reading_id
-
-
-def get_shared(connection: HTTPConnection) -> Shared:
-    """Return the parts that all tenants share. Raises `Unavailable` while the model is loading."""
-    shared: Shared | None = connection.app.state.shared
-    if shared is None:
-        raise Unavailable("the model is loading", code="loading", retry_after=2)
-    return shared
-
-
-def get_services(connection: HTTPConnection) -> Services:
-    """Return the services of the caller's tenant, for a WebSocket. Raises `Unavailable` while the model is loading."""
-    return tenant_services(get_shared(connection), connection.state.caller.tenant)
-
-
-async def _request_services(connection: HTTPConnection) -> AsyncIterator[Services]:
-    """Yield the services of the caller's tenant until the response is sent. Raises `Unavailable` while the model is loading."""
-    async with contextlib.AsyncExitStack() as held:
-        yield tenant_services(get_shared(connection), connection.state.caller.tenant, held)
-
-
-CallerServices = Annotated[Services, Depends(_request_services)]
-
-
-async def session_services(services: Services, session: Session, named: str | None) -> Services:
-    """Return the services with the session's model. `named`: the model that a message names. Raises `Conflict` if that is another
-    one, and `StateUnusable` and `Unavailable`."""
-    if named not in (None, session.model_name):
-        raise Conflict(
-            f"session {session.id!r} belongs to the model {session.model_name!r}; to ask {named[:256]!r}, create a session with it",
-            param="model",
-            code="model_of_session",
-        )
-    return await services.with_model_of(session)
 
 
 async def document_view(services: Services, document: Document) -> schemas.Document:

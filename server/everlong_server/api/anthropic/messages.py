@@ -23,6 +23,7 @@ from everlong_server.api.anthropic.message_schemas import (
 )
 from everlong_server.api.anthropic.message_view import live_events, message_view, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.error_forms import NO_THREADS, anthropic_error
 from everlong_server.api.errors import ERROR_RESPONSES, as_server_error
 from everlong_server.api.idempotency import IdempotencyKey, content_of
@@ -30,7 +31,6 @@ from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.turn_parameters import answer_recall, require_schema
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import ResponseCompleted
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest

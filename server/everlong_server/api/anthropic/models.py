@@ -11,8 +11,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from everlong_server.api.anthropic.model_schemas import AnthropicModel, AnthropicModelList
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.error_forms import is_anthropic, vary_by_api
-from everlong_server.api.views import CallerServices
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from everlong_server.api import schemas
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import RequiredKey
-from everlong_server.api.views import CallerServices
 
 router = APIRouter(tags=["documents"], responses=ERROR_RESPONSES)
 

@@ -12,8 +12,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from everlong_server.api import schemas
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.views import CallerServices
 from everlong_server.errors import InvalidRequest
 from everlong_server.store.readings import no_document
 from everlong_server.store.records import Document

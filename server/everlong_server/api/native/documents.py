@@ -13,11 +13,12 @@ from sse_starlette import EventSourceResponse
 
 from everlong_server.api import schemas
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.schemas import OCR_LANGUAGE, REUSE, AfterId, PageLimit
 from everlong_server.api.streams.sse import event_stream
-from everlong_server.api.views import CallerServices, document_view
+from everlong_server.api.views import document_view
 from everlong_server.engine.documents.archives import add_archive
 from everlong_server.errors import NotFound
 from everlong_server.services import Services

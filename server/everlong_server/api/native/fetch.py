@@ -9,9 +9,10 @@ from everlong_server.api import schemas
 from everlong_server.api.bodies.fetched import open_url, parse_allowed_url
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import RequestFile
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
-from everlong_server.api.views import CallerServices, document_view
+from everlong_server.api.views import document_view
 from everlong_server.store.idempotency import IdempotencyRecord
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES, route_class=JsonRoute)

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.native import key_schemas
-from everlong_server.api.views import CallerServices
 from everlong_server.store.tenants.credentials import ApiKey
 
 router = APIRouter(

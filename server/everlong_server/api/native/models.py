@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends
 
 from everlong_server.api import model_schemas, schemas
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.error_forms import vary_by_api
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.views import CallerServices, embedding_model_view, formats_view, model_views
+from everlong_server.api.views import embedding_model_view, formats_view, model_views
 
 router = APIRouter()
 

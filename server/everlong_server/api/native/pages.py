@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.native.document_text import MAX_BYTES, text
 from everlong_server.api.streams.disconnect import run_unless_disconnected
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.documents.formats.pictures import draw_page
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.pools import SharedPool

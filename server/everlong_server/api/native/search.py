@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.schemas import Evidence, Wire
 from everlong_server.api.streams.disconnect import run_unless_disconnected
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.search.text_search import MAX_DOCUMENTS
 from everlong_server.errors import InvalidRequest, TooLarge, missing_in
 from everlong_server.services import Services

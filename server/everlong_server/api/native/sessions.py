@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from everlong_server.api import memory_schemas, schemas
 from everlong_server.api.answer_events import NativeEvent, replayed_events
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices, session_services
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, record_when_complete, run_once
 from everlong_server.api.native.new_session import ClientName, CreateSession, past_messages
@@ -21,7 +22,7 @@ from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
-from everlong_server.api.views import CallerServices, memory_view, session_services, session_view
+from everlong_server.api.views import memory_view, session_view
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, missing_in
 from everlong_server.services import Services

@@ -19,10 +19,10 @@ from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api import schemas
 from everlong_server.api.answer_events import native_event
+from everlong_server.api.caller_services import get_services, session_services
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.streams.socket import JsonSocket, refuse
 from everlong_server.api.turn_parameters import turn_arguments
-from everlong_server.api.views import get_services, session_services
 from everlong_server.engine.answering.events import AnswerEvent, EventStream, ResponseCompleted, TurnEvents
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable

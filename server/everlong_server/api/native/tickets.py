@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.native import key_schemas
-from everlong_server.api.views import CallerServices
 
 router = APIRouter(prefix="/v1/tickets", tags=["access"], responses={s: ERROR_RESPONSES[s] for s in (429, 503)})
 

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from everlong_models import ToolCall
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.ollama.ndjson import ndjson_stream
@@ -28,7 +29,6 @@ from everlong_server.api.ollama.schemas import (
 )
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.answer_once import answer_once
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted, TextDelta, ToolCallStarted
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.services import Services

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from everlong_models.catalogue.entry import Entry, entries
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.ollama.answers import OLLAMA_ERRORS
 from everlong_server.api.ollama.requests import plain_name
 from everlong_server.api.ollama.schemas import (
@@ -29,7 +30,7 @@ from everlong_server.api.ollama.schemas import (
 )
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.embeddings import embed_input, encoded
-from everlong_server.api.views import CallerServices, embedding_model_view
+from everlong_server.api.views import embedding_model_view
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import NamedModel, Services
 

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.chat_schemas import (
@@ -30,7 +31,6 @@ from everlong_server.api.streams.sse import data_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.translation.messages import ParsedMessages
 from everlong_server.api.turn_parameters import answer_recall, require_schema, sampling
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.events import AnswerEvent, ResponseCompleted
 from everlong_server.engine.answering.retrieval import SharedRetrieval
 from everlong_server.engine.answering.turn import Turn

@@ -14,6 +14,7 @@ from fastapi.responses import Response as Answer
 from pydantic import TypeAdapter
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.response_events import replayed_events, response_events, response_view
@@ -30,7 +31,6 @@ from everlong_server.api.openai.response_schemas import (
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.streams.sse import event_stream
 from everlong_server.api.translation.answer_once import answer_once
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.errors import Conflict, InvalidRequest, NotFound
 from everlong_server.services import Services

@@ -14,13 +14,13 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
+from everlong_server.api.caller_services import get_services
 from everlong_server.api.errors import as_server_error, error_headers
 from everlong_server.api.openai.response_events import response_events
 from everlong_server.api.openai.response_requests import has_content, parse_request, with_model
 from everlong_server.api.openai.response_schemas import CreateResponse
 from everlong_server.api.streams.socket import JsonSocket, refuse
 from everlong_server.api.streams.sse import error_event
-from everlong_server.api.views import get_services
 from everlong_server.errors import Conflict, InvalidRequest, Unauthenticated, Unavailable
 from everlong_server.services import Services
 from everlong_server.store.responses import Response

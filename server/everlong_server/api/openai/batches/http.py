@@ -7,11 +7,11 @@ from dataclasses import asdict
 from fastapi import APIRouter
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.batches import schemas
 from everlong_server.api.schemas import AfterId, PageLimit
-from everlong_server.api.views import CallerServices
 from everlong_server.store.batches.records import TIMES, Batch
 from everlong_server.store.idempotency import IdempotencyRecord
 

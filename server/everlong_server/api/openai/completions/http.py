@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from everlong_models import SamplingParams
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of
 from everlong_server.api.openai.completions.schemas import MAX_CHOICES, Completion, CreateCompletion
@@ -20,7 +21,6 @@ from everlong_server.api.openai.completions.view import Text, completion_view, r
 from everlong_server.api.streams.sse import data_stream
 from everlong_server.api.translation.answer_once import answer_once
 from everlong_server.api.turn_parameters import MAX_LOGPROBS, require_json
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.completions import CompletionEvent
 from everlong_server.errors import InvalidRequest, TooLarge
 from everlong_server.services import Services

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from everlong_server.api.bodies.request_file import BINARY, request_body
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.openai.files.receive import ASSISTANTS, BATCH, BATCH_OUTPUT, DOCUMENT, PIECE, receive_file
 from everlong_server.api.openai.files.schemas import File, FileDeleted, FileList
 from everlong_server.api.openai.files.view import find_file, is_batch_file, no_file, view_file
 from everlong_server.api.schemas import AfterId
-from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
 from everlong_server.store.batches.files import BatchFile
 

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Query, Request
 
 from everlong_server.api.bodies.json_body import JsonRoute
 from everlong_server.api.bodies.request_file import BINARY, RequestFile, request_body
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.files.receive import DOCUMENT
 from everlong_server.api.openai.files.schemas import CompleteUpload, CreateUpload, Upload, UploadPart
 from everlong_server.api.openai.files.view import find_file, view_file
 from everlong_server.api.schemas import REUSE
-from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
 from everlong_server.services import Services
 from everlong_server.store import uploads as store

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.openai.retrieval.embedding_schemas import (
     CreateEmbeddings,
@@ -23,7 +24,6 @@ from everlong_server.api.openai.retrieval.embedding_schemas import (
 )
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.embeddings import embed_input, encoded
-from everlong_server.api.views import CallerServices
 from everlong_server.engine.embeddings import Floats
 from everlong_server.services import Services
 from everlong_server.store.records import new_id

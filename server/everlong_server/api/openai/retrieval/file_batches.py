@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
 from everlong_server.api.openai.retrieval.vector_store_view import view_batch
 from everlong_server.api.openai.retrieval.vector_stores import attach_all
 from everlong_server.api.translation.files import require_file
-from everlong_server.api.views import CallerServices
 from everlong_server.errors import InvalidRequest
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import now

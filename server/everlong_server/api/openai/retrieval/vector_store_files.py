@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
@@ -14,7 +15,6 @@ from everlong_server.api.openai.retrieval.vector_store_view import view_store_fi
 from everlong_server.api.openai.retrieval.vector_stores import Newest, NoBefore, attach_all
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.translation.files import require_file
-from everlong_server.api.views import CallerServices
 from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.vector_stores.records import StoredFile
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from everlong_server.api.bodies.json_body import JsonRoute
+from everlong_server.api.caller_services import CallerServices
 from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.idempotency import IdempotencyKey, content_of, run_once
 from everlong_server.api.openai.retrieval import vector_store_schemas as schemas
@@ -18,7 +19,6 @@ from everlong_server.api.openai.retrieval.vector_store_view import view_hit, vie
 from everlong_server.api.schemas import AfterId, PageLimit
 from everlong_server.api.streams.disconnect import run_unless_disconnected
 from everlong_server.api.translation.files import require_file
-from everlong_server.api.views import CallerServices
 from everlong_server.errors import TooLarge
 from everlong_server.services import Services
 from everlong_server.store.idempotency import IdempotencyRecord
