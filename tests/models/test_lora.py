@@ -85,6 +85,7 @@ def require_equal(model: Model, expected: torch.Tensor, plain: torch.Tensor) -> 
     assert float((plain - expected).norm() / expected.norm()) > 0.01, "the adapter changes the answers"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*tiny_families.SWITCHES, *tiny_families.OTHERS])
 @torch.no_grad()
 def test_logits_are_those_of_peft(kind: str, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_a_rewritten_question_is_shown(tab: Tab, talk: str) -> None:
     expect(basis).to_contain_text("The model understood the question as “How tall is the <b>tower</b>?”")
 
 
+@pytest.mark.long
 def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Server) -> None:
     before = [server.upload(TEXT * 1000)["id"] for _ in range(2)]  # the server reads two at a time: the next one waits
     document = server.upload(TEXT)["id"]

@@ -148,6 +148,7 @@ def test_a_lost_question_is_offered_after_the_answer_to_another_one(
     assert len(answers(server, fork)) == 3
 
 
+@pytest.mark.long
 def test_another_tab_does_not_offer_a_question_that_waits_for_its_answer(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_browser_that_refuses_locks_offers_a_lost_question(
     expect(page.locator(".usage")).to_have_count(2)
 
 
+@pytest.mark.long
 def test_a_question_that_is_typed_in_another_tab_stays(tab: Tab, server: Server, talk: str) -> None:
     fork = open_fork(tab, talk)
     other = tab.page.context.new_page()

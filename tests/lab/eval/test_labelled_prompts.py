@@ -54,6 +54,7 @@ def written(plan: LabelledPromptsPlan) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.long
 def test_a_prompt_is_the_servers_and_tells_the_answer(plan: LabelledPromptsPlan) -> None:
     town, tale = written(plan)
     assert town["source"] == "town.md"

@@ -84,6 +84,7 @@ TOY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FROM_SCRATCH + SMALL)
 def test_all_that_a_recipe_has_learns(name: str, films: Path, start) -> None:
     """This includes the gate of an ∞-former, which affects only later segments."""

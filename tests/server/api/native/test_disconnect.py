@@ -39,7 +39,9 @@ def messages(server: Server, session: str) -> dict[str, Any]:
     return server.http.get(f"/v1/sessions/{session}/messages").json()
 
 
-@pytest.mark.parametrize("way", ["sse", "websocket", "json"])
+@pytest.mark.parametrize(
+    "way", ["websocket", pytest.param("sse", marks=pytest.mark.long), pytest.param("json", marks=pytest.mark.long)]
+)
 def test_the_answer_is_completed_without_its_client(server: Server, way: str) -> None:
     session = server.session()["id"]
     assert server.get_session(session)["answering"] is False

@@ -62,6 +62,7 @@ def stored(server: Server) -> set[str]:
     return {path.name for path in (server.data / "documents").iterdir() if not path.name.endswith((".idx", ".vec"))}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["utf-8", "latin-1", "pdf", "docx"])
 @pytest.mark.parametrize("first", SENDS)
 @pytest.mark.parametrize("second", SENDS)

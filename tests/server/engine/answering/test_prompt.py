@@ -56,6 +56,7 @@ def test_the_model_determines_the_template(model: Path) -> None:
     assert template_of(replace(served, template="instruct")) is INSTRUCT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [100, 128])
 def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
     """This memory keeps no tokens, so tokens of earlier segments cannot be quoted."""

@@ -57,6 +57,7 @@ def test_text_and_calls(case: str, size: int) -> None:
         assert "".join(pieces) == arguments
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_stop_strings_end_text_but_no_call(case: str, size: int) -> None:

@@ -49,6 +49,7 @@ def found_by(text: str, question: str, folder: Path, *, sentences: bool = False)
     return asyncio.run(shelf.passages.find([shelf.add(text)], query, 64, by_sentences=sentences)).passages[:3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("written", NOTATIONS)
 @pytest.mark.parametrize("asked", ["2026-03-05", "05.03.2026", "5 March 2026", "March 5, 2026"])
 def test_a_date_finds_its_row_among_those_of_a_year(written: str, asked: str, tmp_path: Path) -> None:

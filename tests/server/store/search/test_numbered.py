@@ -255,6 +255,7 @@ def plain_book(chapters: int, subtitle: str = "") -> str:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subtitle", ["", "The {}. house\n\n"], ids=["", "with subtitles"])
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_a_chapter_goes_on_behind_short_lines(tmp_path: Path, subtitle: str, number: int) -> None:
