@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -74,6 +76,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-in-turn": ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}),
 }
 """Other models of these families: what differs from `SWITCHES`."""
+
+
+def mark_rare_long(kinds: Iterable[str]) -> list[Any]:
+    """Return the kinds as test parameters. Rare ones have the mark `long`, since the kernels of their decode steps take long to compile."""
+    common = {"llama", "mistral", "qwen2", "qwen3"}
+    return [kind if kind in common else pytest.param(kind, marks=pytest.mark.long) for kind in kinds]
 
 
 def model(kind: str, **sizes: Any) -> PreTrainedModel:

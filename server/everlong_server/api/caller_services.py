@@ -1,4 +1,4 @@
-"""`CallerServices`: the services of a request's tenant, for its endpoint."""
+"""Dependencies that give an endpoint the services of the caller's tenant, and of a session's model."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ CallerServices = Annotated[Services, Depends(_request_services)]
 
 
 async def session_services(services: Services, session: Session, named: str | None) -> Services:
-    """Return the services with the session's model. `named`: the model that a message names. Raises `Conflict` if that is another
-    one, and `StateUnusable` and `Unavailable`."""
+    """Return the services with the session's model. `named`: the model that a message names, if any.
+
+    Raises `Conflict` if `named` is not the session's model, `StateUnusable` if the server does not serve this model, and
+    `Unavailable` if the model cannot be loaded now.
+    """
     if named not in (None, session.model_name):
         raise Conflict(
             f"session {session.id!r} belongs to the model {session.model_name!r}; to ask {named[:256]!r}, create a session with it",

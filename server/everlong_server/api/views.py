@@ -1,4 +1,4 @@
-"""Views: stored records as the API's objects."""
+"""Converts stored records, models and file formats to the objects that the API returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
 async def document_view(services: Services, document: Document) -> schemas.Document:
-    """Return a document and the progress of its reading by the served model. Queues the reading if there is none."""
+    """Return a document and the progress of its reading by the served model. Queues the reading if there is none and the tenant's quota allows it."""
     model = services.shared.model
     id = reading_id(model.fingerprint, [document.id])
     reading = await services.documents.readings.get(id)

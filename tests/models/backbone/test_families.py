@@ -62,7 +62,7 @@ def test_logits_are_those_of_transformers_at_every_position(kind):
 
 
 @pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
-@pytest.mark.parametrize("kind", [*tiny_families.SWITCHES, *tiny_families.VARIANTS])
+@pytest.mark.parametrize("kind", tiny_families.mark_rare_long([*tiny_families.SWITCHES, *tiny_families.VARIANTS]))
 @torch.no_grad()
 def test_logits_of_quantised_decode_steps_are_near_those_of_transformers(kind):
     """Within 2 % with weights of eight bits. (With weights that four bits hold exactly: tests/models/kernels/cpu/test_quantised_steps.py.)"""

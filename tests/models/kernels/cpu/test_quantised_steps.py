@@ -20,12 +20,6 @@ from tests.models.q4_weights import q4_weights
 pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
-def marked(families):
-    """All families but the most common ones are `long`: the kernels of the others take long to compile."""
-    common = {"llama", "mistral", "qwen2", "qwen3"}
-    return [family if family in common else pytest.param(family, marks=pytest.mark.long) for family in families]
-
-
 def build(hidden: int = 64, head_dim: int = 16, heads: int = 4, family: str = "llama") -> Backbone:
     torch.manual_seed(2)
     sizes = {
@@ -201,7 +195,7 @@ def compare_steps(family: str, head_dim: int, heads: int, width: int, threads: i
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", marked(["llama", "qwen3_moe", "gpt2", "gpt_neox", "falcon"]))
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(["llama", "qwen3_moe", "gpt2", "gpt_neox", "falcon"]))
 def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch, family):
     """One thread, several, more than cores, and without OpenMP."""
     backbone = build(family=family)
@@ -221,7 +215,7 @@ def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch, family):
 
 @torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 16])
-@pytest.mark.parametrize("family", marked(sorted(tiny_families.SWITCHES)))
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(sorted(tiny_families.SWITCHES)))
 def test_several_steps_at_once_are_single_steps_bit_for_bit(family, threads):
     """Each position sees the keys and values of those before it in the same pass, as they are stored."""
     backbone = build(128, 32, family=family)
@@ -264,6 +258,7 @@ def test_a_position_outside_the_cache(at):
         backbone.steps(x.repeat(1, 3, 1), kv, torch.tensor([38]))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_position_that_was_not_learned():
     backbone = build(family="gpt2")
