@@ -67,6 +67,7 @@ def test_quotes_are_in_the_line_that_is_named(server: Server, story: Path) -> No
         assert text.index(quote) <= len(lines[int(line) - 1]), "it starts in a later line"
 
 
+@pytest.mark.long
 def test_each_question_gets_a_line_and_leaves_nothing(server: Server, story: Path) -> None:
     questions = [QUESTION, "Who is the White Queen?", "Where is the kitten?"] * 4
     program = (sys.executable, EXAMPLES / "questions.py", story)

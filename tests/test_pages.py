@@ -18,8 +18,6 @@ from tests.pages import COMMANDS, PAGES, REASONS, ROOT, SHOWN, Block, blocks, ru
 from tests.process import Server
 from tests.tinymodel import NOVEL, STORY
 
-READ_FIRST = ("README.md",)
-"""The page whose commands run in the default suite; those of the others take longer."""
 ADDRESS = "http://127.0.0.1:8080"
 PLACEHOLDERS = {"doc_…": r"\b(doc_[0-9a-f]{32})\b", "ses_…": r"\b(ses_[0-9a-f]{32})\b", "revoke ID": r"^key (\w+) of"}
 """Placeholders that pages use for an id printed by an earlier command, and the pattern that finds this id in its output."""
@@ -117,15 +115,9 @@ def run_all(chosen: list[Block], own_server: Server, request: pytest.FixtureRequ
     own_server.check_keys()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if page in READ_FIRST else [pytest.mark.long])
-        for page in PAGES
-        if ours(page, slow=False)
-    ],
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if ours(page, slow=False)])
 def test_a_page_runs(page: str, own_server: Server, request: pytest.FixtureRequest) -> None:
     run_all(ours(page, slow=False), own_server, request)
 

@@ -25,7 +25,8 @@ def test_they_are_small():
     assert 0 < sum(sizes.values()) <= 5_000_000
 
 
-@pytest.mark.parametrize("kind", [pytest.param("memorize", marks=pytest.mark.long), "detect"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["memorize", "detect"])
 def test_a_fact_is_known_far_beyond_the_seven_segments_of_training(kind, tmp_path):
     """Guessing is right one time in six."""
     model = load_model("rmt-detect", models_dir=tmp_path)

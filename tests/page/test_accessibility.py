@@ -59,6 +59,7 @@ def test_the_sidebar_of_a_small_screen_keeps_the_focus(
     expect(menu).to_be_focused()
 
 
+@pytest.mark.long
 def test_axe_finds_nothing(tab: Tab, server: Server, talk: str) -> None:
     page = tab.open()
     for place in places(server, talk):
@@ -66,6 +67,7 @@ def test_axe_finds_nothing(tab: Tab, server: Server, talk: str) -> None:
         assert complaints_in_both_schemes(page) == [], place
 
 
+@pytest.mark.long
 def test_with_the_keyboard_alone(tab: Tab, server: Server, tmp_path: Path) -> None:
     past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
     before = conversation(server, past, title="The conversation before")

@@ -87,6 +87,7 @@ def test_copy(new_tab: Callable[..., Tab], talk: str) -> None:
         expect(page.get_by_role("button", name="Copied")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Server, talk: str) -> None:
     fork = open_fork(tab, talk)
     page = tab.page
@@ -121,6 +122,7 @@ def test_a_question_is_edited_and_asked_again_in_branches(tab: Tab, server: Serv
     assert len(server.http.get(f"/v1/sessions/{fork}/messages").json()["data"]) == 2, "the first one changed"
 
 
+@pytest.mark.long
 def test_an_answer_is_extended_only_once_if_its_end_is_lost(tab: Tab, server: Server, talk: str) -> None:
     """The server has stored the longer answer when the connection ends, and the page does not know."""
     fork = open_fork(tab, talk)

@@ -16,6 +16,7 @@ from tests.process import Server
 ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "**I** do."}]
 
 
+@pytest.mark.long
 def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -> None:
     document = server.read("Note.", filename="ledger.txt")["id"]
     first, second = (conversation(server, ASKED, document, title=f"Grün {name}") for name in ("apple", "pear"))

@@ -87,6 +87,7 @@ def test_dialogs_of_the_start_view(new_tab: Callable[..., Tab], server: Server, 
     close(page, check(page, "Settings"), settings)
 
 
+@pytest.mark.long
 def test_dialogs_of_a_conversation(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     page = new_tab(**ZOOMED).open(talk)
     expect(page.locator(".usage").first).to_be_attached()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import APIResponse, Page, Route, expect
 
 from tests.page.conftest import Tab
@@ -102,6 +103,7 @@ def test_a_page_that_may_not_load_its_lists_says_why(tab: Tab, server: Server) -
     tab.expected_errors.append("429")
 
 
+@pytest.mark.long
 def test_what_was_added_or_deleted_while_the_lists_are_loaded_stays_so(tab: Tab, server: Server) -> None:
     old = conversation(server, PAST, title="To be deleted")
     page = tab.open(old)

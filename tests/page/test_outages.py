@@ -12,6 +12,7 @@ from tests.page.steps import LARGE, answers, drop_large, forked, hold, lose_serv
 from tests.process import Server
 
 
+@pytest.mark.long
 def test_an_answer_survives_a_killed_server(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     tab = new_tab(tokens=100_000)  # more than the server generates before it is killed
     session = forked(server, talk)

@@ -104,6 +104,7 @@ def test_the_memory_of_a_recurrent_model_is_described_in_plain_words(tab: Tab, s
     expect(panel).to_contain_text("It takes 3.8 MB in all layers. The weight of a token halves after 5 to 10 tokens")
 
 
+@pytest.mark.long
 def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:

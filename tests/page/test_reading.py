@@ -33,6 +33,7 @@ def _leaves_no_conversation(server: Server, own_talk: str) -> Iterator[None]:
         server.http.delete(f"/v1/sessions/{session}")
 
 
+@pytest.mark.long
 def test_the_whole_conversation_is_printed_dark_on_light(new_tab: Callable[..., Tab], talk: str) -> None:
     tab = new_tab(color_scheme="dark")
     tab.page.add_init_script("localStorage['everlong.theme'] = 'dark'")

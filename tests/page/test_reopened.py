@@ -177,6 +177,7 @@ def test_another_tab_does_not_offer_a_question_that_waits_for_its_answer(
     assert f"{server.url}/v1/sessions/{fork}" in asked
 
 
+@pytest.mark.long
 def test_a_browser_that_refuses_locks_offers_a_lost_question(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:

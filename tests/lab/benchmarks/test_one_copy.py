@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from everlong_lab.benchmarks import one_copy
-from tests.models import tiny_gguf
+from tests.models import tiny_families, tiny_gguf
 
 
-@pytest.mark.parametrize("family", ["granite", "qwen2", *tiny_gguf.GPT])
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(["granite", "qwen2", *tiny_gguf.GPT]))
 def test_it_finds_the_same_model(family: str, tmp_path: Path) -> None:
     """Granite scales embeddings and logits. GPT-2 has learned positions, and other families have other modules."""
     file = tiny_gguf.write(tmp_path / "model.gguf", family, tied=family != "qwen2")

@@ -174,6 +174,7 @@ def test_few_prompts_extend_a_probe_to_a_better_one_than_they_make_alone() -> No
     assert area_of(start) > area_of(None)
 
 
+@pytest.mark.long
 def test_the_packaged_texts() -> None:
     """Each has as many questions that it answers as others, and is short enough that the probe judges questions about it."""
     texts = prompts.packaged_texts()

@@ -40,6 +40,7 @@ def made(file: Path, data: Path | None = None) -> list[Example]:
     return make_examples(file, [file.parent], data, embedder, lambda what, share: None)
 
 
+@pytest.mark.long
 def test_sentences_tell_the_answer_may_tell_it_or_do_not(file: Path) -> None:
     first, second, third = made(file)
     assert (first.text, first.question) == ("town.md", "Who owns the pub?")

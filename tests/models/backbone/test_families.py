@@ -102,6 +102,7 @@ def row(kind: str) -> tuple[str, str, str, str, str]:
     return (kind, *("yes" if answer else "no" for answer in answers), ", ".join(taken))  # type: ignore[return-value]
 
 
+@pytest.mark.long
 def test_the_page_lists_every_family(monkeypatch):
     monkeypatch.setattr(layer_kernels, "compiles", lambda *_: True)  # as on a GPU
     line = r"^\| `(\w+)` \| [^|]+ \| (yes|no) \| (yes|no) \| (yes|no) \| ([^|]+) \|$"

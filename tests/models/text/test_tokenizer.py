@@ -212,6 +212,7 @@ def test_an_answer_ends_with_the_models_end_tokens() -> None:
     assert tokenizer.eos_ids == (end, 0)
 
 
+@pytest.mark.long
 def test_other_threads_run_while_a_text_is_encoded() -> None:
     """Above all the thread that generates answers."""
     tokenizer, text = Tokenizer(make_tokenizer()), NOVEL.read_text()

@@ -146,6 +146,7 @@ def loads(folder: Path) -> Loads:
     return Loads(folder)
 
 
+@pytest.mark.long
 async def test_requests_wait_for_a_model_that_loads_and_others_are_answered_meanwhile(
     loads: Loads, first: Model, folder: Path, redis_url: str, tmp_path: Path
 ) -> None:

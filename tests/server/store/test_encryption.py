@@ -137,6 +137,7 @@ def tokenizer(tiny_model: Path) -> Tokenizer:
     return load_model(str(tiny_model), models_dir=tiny_model.parent).tokenizer
 
 
+@pytest.mark.long
 def test_nothing_that_was_said_is_on_disk(
     new_server: Callable[..., Server], tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

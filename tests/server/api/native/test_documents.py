@@ -109,6 +109,7 @@ def test_progress_is_streamed_as_events(server: Server) -> None:
     assert {event["type"] for event in events[:-1]} <= {"document.progress"}
 
 
+@pytest.mark.long
 def test_delete_cancels_reading_and_leaves_nothing(server: Server) -> None:
     document = server.upload(STORY.read_text() * 20)
     wait_for(lambda: server.document(document["id"])["status"] == "reading")

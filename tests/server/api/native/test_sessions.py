@@ -235,6 +235,7 @@ def test_deleting_a_session(server: Server, document: str) -> None:
     server.error(server.http.post(f"/v1/sessions/{session}/fork"), 404, "session_not_found")
 
 
+@pytest.mark.long
 def test_a_session_deleted_while_it_generates(new_server) -> None:
     server = new_server(lease_seconds=300).start()  # the answer's end comes before it is seen that the lease is gone
     session = server.session()["id"]

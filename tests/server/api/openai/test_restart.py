@@ -75,6 +75,7 @@ def background_responses(client: OpenAI, server: Server) -> Iterator[None]:
     assert server.redis.xlen(next(iter(server.redis.scan_iter("{everlong}:responses:*")))) == 0
 
 
+@pytest.mark.long
 def test_everything_resumes_after_a_kill(new_server: Any) -> None:
     server = new_server(recall_passages=0, max_streams=1, drain_seconds=0.2).start()
     with sdk(server) as client:

@@ -39,7 +39,7 @@ SPECS = {
 # A start takes seconds; RMT's restarts are in test_restart.py, so here those whose state is the most involved.
 RESTARTED = ("infinite_sticky", "lamemo", "compressive", "compact", "native")
 # The others differ from these by their model alone, whose laws have tests of their own.
-USUAL = ("window", "compact")
+USUAL = ("window",)
 SAMPLED = {"temperature": 1.0, "top_p": 1, "max_tokens": 70, "ignore_eos": True, "seed": 3}
 
 

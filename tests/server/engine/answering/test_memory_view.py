@@ -49,6 +49,7 @@ def sticky(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         server.check_keys()
 
 
+@pytest.mark.long
 def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server, tokenizer: Tokenizer) -> None:
     a, b = STORY.read_text()[:5_000], "«" + STORY.read_text()[5_000:12_000]
     first, second = sticky.read(a)["id"], sticky.read(b)["id"]

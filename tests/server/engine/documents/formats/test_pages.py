@@ -107,6 +107,7 @@ def test_what_cannot_be_drawn(server: Server, document: dict, page: str, query: 
     server.error(answer, status, code)
 
 
+@pytest.mark.long
 def test_other_documents_have_no_pages(server: Server) -> None:
     for made in (server.upload("Plain."), upload(server, word(("Normal", "A word file."))).json()):
         assert made["pages"] is False
@@ -115,6 +116,7 @@ def test_other_documents_have_no_pages(server: Server) -> None:
     server.error(upload(server, encrypted_pdf()), 422, "unreadable_document")
 
 
+@pytest.mark.long
 def test_the_original_counts_for_its_tenant_and_is_deleted_with_it(new_server: Callable[..., Server]) -> None:
     server = new_server().start()
     content = pdf(["A page.", "Another."])
