@@ -63,6 +63,20 @@ def test_how_a_follow_up_was_understood_is_above_the_sources(run: Run, fake: Fak
     assert lines[place + 1] == "the search found no passage"
 
 
+@pytest.mark.parametrize("command", ["ask", "chat"])
+@pytest.mark.parametrize(("agreement", "doubted"), [(0.49, True), (0.5, False), (None, False)])
+def test_an_answer_that_the_others_contradict_is_doubted(
+    run: Run, fake: Fake, book: Path, command: str, agreement: float | None, doubted: bool
+):
+    fake.sources = {"agreement": agreement}
+    result = run("ask", book, "Who?") if command == "ask" else run("chat", book, input="Who?")
+    lines = result.stderr.splitlines()
+    assert (
+        any(line.startswith("probably wrong: the model answered the question several times") for line in lines)
+        is doubted
+    )
+
+
 def test_the_source_of_an_answer_is_a_line_of_the_original(run: Run, book: Path, cited: dict):
     book.write_text("\ufeff" + TEXT)
     assert run("ask", book, "Who?").stderr.splitlines()[-1] == "from book.txt, line 3: “Ishmael.”"

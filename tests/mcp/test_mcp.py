@@ -56,9 +56,10 @@ def test_a_cited_sentence_names_the_page_and_section_of_its_source() -> None:
     assert cited.model_dump() == {"sentence": "B.", "source": 0, "page": 2, "section": "2. Term"}
 
 
-def test_an_answer_says_how_its_question_was_understood() -> None:
-    message = Message(id="m", content="Ahab.", standalone_question="Who is the captain of the Pequod?")
-    assert answer(message, "ses_1").standalone_question == "Who is the captain of the Pequod?"
+def test_an_answer_says_how_its_question_was_understood_and_whether_others_agree() -> None:
+    message = Message(id="m", content="Ahab.", standalone_question="Who is the captain of the Pequod?", agreement=0.25)
+    shown = answer(message, "ses_1")
+    assert (shown.standalone_question, shown.agreement) == ("Who is the captain of the Pequod?", 0.25)
 
 
 def command(url: str, *options: str, **variables: str) -> StdioServerParameters:

@@ -228,6 +228,18 @@ def test_a_rewritten_question_is_shown(tab: Tab, talk: str) -> None:
     expect(basis).to_contain_text("The model understood the question as “How tall is the <b>tower</b>?”")
 
 
+@pytest.mark.parametrize(("agreement", "doubted"), [(0.49, True), (0.5, False), (None, False)])
+def test_an_answer_that_the_others_contradict_is_doubted(
+    tab: Tab, talk: str, agreement: float | None, doubted: bool
+) -> None:
+    show(tab.page, ANSWER, agreement=agreement)
+    tab.open(talk)
+    expect(tab.page.locator(".usage")).to_be_visible()
+    expect(tab.page.get_by_text("Probably wrong: the model answered this question several times")).to_have_count(
+        int(doubted)
+    )
+
+
 @pytest.mark.long
 def test_a_question_is_asked_before_the_document_is_read(tab: Tab, server: Server) -> None:
     before = [server.upload(TEXT * 1000)["id"] for _ in range(2)]  # the server reads two at a time: the next one waits

@@ -439,6 +439,8 @@ export interface components {
         };
         /** @description A message of a session. A user's message has no `finish_reason` and no `usage`. */
         Message: {
+            /** @description the server generated several answers: how similar the others are to this one on average, 0 to 1. Below 0.5, it is probably wrong. Null: there was no vote */
+            agreement?: number | null;
             /** @description by sentence, in the order of the answer; none for a sentence that no passage supports */
             citations?: components["schemas"]["Citation"][] | null;
             content: string;
@@ -493,6 +495,7 @@ export interface components {
         };
         /** @description A message of a conversation that a new session continues. Other fields of `Message` are accepted, and ignored. */
         PastMessage: {
+            agreement?: number | null;
             citations?: components["schemas"]["Citation"][] | null;
             /** @description text of the message; a question must not be empty */
             content: string;

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from everlong_client.cli.answer import DOUBTFUL
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.progress import Progress
 from everlong_lab.harness.report import Report
@@ -63,7 +64,8 @@ class AskedQuestion:
 class Result:
     """What became of a question. Without a model, `right` is None and the seconds are those of the search.
 
-    `evidence`: the passages, best first. `first`, `over`: seconds to the first token and to the end.
+    `evidence`: the passages, best first. `first`, `over`: seconds to the first token and to the end. `agreement`: see the field of the
+    server's messages.
     """
 
     question: AskedQuestion
@@ -73,6 +75,12 @@ class Result:
     right: bool | None = None
     first: float = 0.0
     over: float = 0.0
+    agreement: float | None = None
+
+    @property
+    def doubted(self) -> bool:
+        """Whether everlong's clients say that the answer is probably wrong."""
+        return self.agreement is not None and self.agreement < DOUBTFUL
 
 
 def questions(file: Path) -> list[AskedQuestion]:
@@ -250,8 +258,9 @@ def _ask(http: httpx.Client, session: str, question: AskedQuestion, tokens: int)
     answer = timer.message["content"]
     first = timer.stamps[0] - began if timer.stamps else over
     return Result(
-        question, question.matches("\n".join(evidence)), evidence, answer, question.matches(answer), first, over
-    )
+        question, question.matches("\n".join(evidence)), evidence, answer, question.matches(answer), first, over,
+        timer.message.get("agreement"),
+    )  # fmt: skip
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
@@ -289,6 +298,8 @@ def report(results: Sequence[Result], notes: Sequence[str]) -> Report:
         row: dict[str, Any] = {"kind": kind, "questions": len(some)}
         if some[0].right is not None:
             row["right"] = sum(bool(result.right) for result in some)
+            row["doubted"] = sum(result.doubted for result in some)
+            row["doubted but right"] = sum(result.doubted and bool(result.right) for result in some)
         # A refusal is no evidence: that nothing is in the text cannot be found in it.
         row["evidence holds it"] = sum(result.held for result in some) if kind != "not in the text" else ""
         row["first s p50"] = statistics.median(result.first for result in some)

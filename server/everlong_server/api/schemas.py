@@ -291,6 +291,11 @@ class Message(Wire):
         None,
         description="the question as it was searched for and answered, if it referred to the conversation and was rewritten",
     )
+    agreement: float | None = Field(
+        None,
+        description="the server generated several answers: how similar the others are to this one on average, 0 to 1. Below 0.5, it is "
+        "probably wrong. Null: there was no vote",
+    )
 
 
 class DocumentList(Wire):

@@ -53,7 +53,8 @@ class AnswerMessage:
     `finish_reason`: stop, length, repetition or cancelled. `logprobs`: None unless they were requested. `memory_progress`: the share
     of the documents' text that had been read, if the memory was not ready and the answer rests on the evidence alone. `tool_calls`,
     and `stop_sequence`, the stop string that ended the answer, are not part of the JSON; responses store calls apart. `standalone_question`: the question as
-    it was searched for and answered, if it was rewritten.
+    it was searched for and answered, if it was rewritten. `agreement`: the mean similarity of the other answers of a vote to this one, 0 to 1;
+    None without a vote.
     """
 
     id: str
@@ -69,6 +70,7 @@ class AnswerMessage:
     citations: Sequence[Citation] = ()
     memory_progress: float | None = None
     standalone_question: str | None = None
+    agreement: float | None = None
     tool_calls: Sequence[ToolCall] = ()
     stop_sequence: str | None = None
 
@@ -102,6 +104,7 @@ class AnswerMessage:
             "citations": [citation.json() for citation in self.citations],
             "finish_reason": self.finish_reason, "usage": asdict(self.usage),
             **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+            **({} if self.agreement is None else {"agreement": self.agreement}),
         }  # fmt: skip
 
     def session_json(self) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def evidence_json(passage: Passage) -> dict[str, Any]:
 
 ADDED = "added:"
 """Start of the names of those fields; a message's id follows."""
-_ADDED_FIELDS = ("citations", "memory_progress", "standalone_question")
+_ADDED_FIELDS = ("citations", "memory_progress", "standalone_question", "agreement")
 
 
 def seal_messages(messages: Sequence[dict[str, Any]], vault: Vault) -> tuple[list[bytes | str], dict[str, bytes | str]]:

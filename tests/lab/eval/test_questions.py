@@ -214,16 +214,18 @@ def test_a_text_that_is_missing_or_no_text_is_named(file: Path) -> None:
 
 
 def test_the_report_counts_by_kind_and_refusals_hold_no_evidence() -> None:
-    def result(kind: str, *, held: bool, right: bool) -> Result:
-        return Result(AskedQuestion("t", "q", "p", kind), held, ["four"], "answer", right, 1.0, 2.0)
+    def result(kind: str, *, held: bool, right: bool, agreement: float | None = None) -> Result:
+        return Result(AskedQuestion("t", "q", "p", kind), held, ["four"], "answer", right, 1.0, 2.0, agreement)
 
     results = [
-        result("fact", held=True, right=True),
-        result("fact", held=True, right=False),
+        result("fact", held=True, right=True, agreement=0.49),
+        result("fact", held=True, right=False, agreement=0.5),
         result("whole text", held=False, right=True),
         result("not in the text", held=False, right=True),
     ]
     rows = {row["kind"]: row for row in questions.report(results, []).rows}
+    assert [row["doubted"] for row in rows.values()] == [1, 0, 0, 1]
+    assert [row["doubted but right"] for row in rows.values()] == [1, 0, 0, 1]
     assert [(row["questions"], row["right"], row["evidence holds it"]) for row in rows.values()] == [
         (2, 1, 2),
         (1, 1, 0),

@@ -27,7 +27,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"id": "msg_1", "object": "message", "role": "user", "content": "Why?", "created_at": 1.0},
     {"id": "msg_2", "object": "message", "role": "assistant", "content": "So so so.", "created_at": 1.0, "evidence": [],
      "citations": [CITATION], "finish_reason": "repetition", "memory_progress": 0.5,
-     "standalone_question": "Why so?"},
+     "standalone_question": "Why so?", "agreement": 0.375},
     {"id": "msg_3", "object": "message", "role": "user", "content": "And?", "created_at": 2.0},
     {"id": "msg_4", "object": "message", "role": "assistant", "content": "No.", "created_at": 2.0, "evidence": [],
      "citations": [], "finish_reason": "stop"},

@@ -11,6 +11,8 @@ from everlong_client.types.message import Citation, Evidence, Message
 
 _MAX_CHARS = 160
 """Characters of a sentence or passage that a line shows."""
+DOUBTFUL = 0.5
+"""An answer with less agreement is probably wrong (docs/guide/asking.md, "Votes")."""
 _MAX_PLACES = 5
 """Places that the line for an answer without citations shows."""
 
@@ -19,6 +21,12 @@ def question_lines(message: Message) -> list[str]:
     """Return a line with the question that was searched for and answered, if the server rewrote it; otherwise nothing."""
     asked = message.standalone_question
     return [] if asked is None else [f"the question was understood as “{shortened(asked, _MAX_CHARS)}”"]
+
+
+def doubt_lines(message: Message) -> list[str]:
+    """Return a line that says that the model's answers to the question differ, if so; otherwise nothing."""
+    doubtful = message.agreement is not None and message.agreement < DOUBTFUL
+    return ["probably wrong: the model answered the question several times, and the answers differ"] if doubtful else []
 
 
 def source_lines(message: Message, originals: Originals, filename: Callable[[str], str | None]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from everlong_client.cli.answer import end_lines, question_lines, source_lines
+from everlong_client.cli.answer import doubt_lines, end_lines, question_lines, source_lines
 from everlong_client.cli.terminal import console, note_what_is_left, print_note, write
 from everlong_client.cli.uploads import Uploads, exit_on_sigterm
 from everlong_client.client import Everlong
@@ -73,7 +73,7 @@ class Asking:
             )
             return
         sources = source_lines(message, self._uploads.originals, names.get)
-        for line in (*question_lines(message), *sources, *end_lines(message)):
+        for line in (*question_lines(message), *doubt_lines(message), *sources, *end_lines(message)):
             print_note(line)
 
     def _end(self) -> None:

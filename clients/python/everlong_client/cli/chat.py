@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from everlong_client.cli.answer import end_lines, question_lines, source_lines, token_count
+from everlong_client.cli.answer import doubt_lines, end_lines, question_lines, source_lines, token_count
 from everlong_client.cli.terminal import console, fail, note_what_is_left, print_error, print_note, write
 from everlong_client.cli.uploads import Uploads
 from everlong_client.client import Everlong
@@ -145,7 +145,7 @@ class Chat:
         """Write how the question was understood, the sources of the answer, and how it ended."""
         sources = source_lines(message, self._uploads.originals, self._filename) if self._current.documents else []
         ended = end_lines(message) or ([token_count(message)] if self._terminal else [])
-        for line in (*question_lines(message), *sources, *ended):
+        for line in (*question_lines(message), *doubt_lines(message), *sources, *ended):
             print_note(line)
 
     def _filename(self, document: str) -> str | None:

@@ -86,6 +86,8 @@ class Answer(BaseModel):
 
     `memory_progress`: the share of the documents that had been read, if the answer rests on the search alone. `standalone_question`: the
     question that was searched for and answered, if the server rewrote a follow-up; null otherwise. If it is wrong, ask again with the names.
+    `agreement`: how similar the model's other answers to the question are to this one, 0 to 1; null if there are none. Below 0.5, the answer
+    is probably wrong: read the sources.
     """
 
     answer: str
@@ -95,6 +97,7 @@ class Answer(BaseModel):
     finish_reason: str | None
     memory_progress: float | None
     standalone_question: str | None
+    agreement: float | None
 
 
 def listed(document: Document) -> ListedDocument:
@@ -126,6 +129,7 @@ def answer(message: Message, session: str) -> Answer:
         finish_reason=message.finish_reason,
         memory_progress=message.memory_progress,
         standalone_question=message.standalone_question,
+        agreement=message.agreement,
     )
 
 

@@ -101,7 +101,8 @@ class Message:
     again reproduces the answer. `logprobs` has the server's format, and is None unless requested. `evidence` is sorted, best
     first; `citations` are in the order of the answer's sentences. `created_at` is in Unix seconds. `memory_progress`: the share of
     the documents that was read, if they were still being read and the answer rests on its evidence alone. `standalone_question`: the
-    question as it was searched for and answered, if it referred to the conversation and was rewritten.
+    question as it was searched for and answered, if it referred to the conversation and was rewritten. `agreement`: how similar
+    the other answers of a vote are to this one on average, 0 to 1; None without a vote.
     """
 
     id: str
@@ -117,4 +118,5 @@ class Message:
     citations: tuple[Citation, ...] = ()
     memory_progress: float | None = None
     standalone_question: str | None = None
+    agreement: float | None = None
     created_at: float = 0

@@ -22,6 +22,10 @@ const ENDINGS: Record<string, string> = {
   length: "The answer reached its maximum length here.",
 };
 
+/** An answer with less agreement is probably wrong. */
+const DOUBTFUL = 0.5;
+const DOUBT = "Probably wrong: the model answered this question several times, and the answers differ. Check the passages.";
+
 /** The messages, scrolled so that the answer to the last question begins in view and stays there while it grows. */
 export function Messages({ session, messages, turn, children }: { session: Session; messages: readonly Message[]; turn: Turn | undefined; children: preact.ComponentChildren }) {
   const box = useRef<HTMLDivElement>(null);
@@ -61,6 +65,7 @@ export function Messages({ session, messages, turn, children }: { session: Sessi
             <article key={message.id} class="answer" aria-label="Answer">
               <CitedText message={message} />
               {message.finish_reason && ENDINGS[message.finish_reason] && <p class="note">{ENDINGS[message.finish_reason]}</p>}
+              {message.agreement != null && message.agreement < DOUBTFUL && <p class="note">{DOUBT}</p>}
               <Actions session={session} messages={messages} index={index} last={!asking && index === messages.length - 1} />
               {message.evidence && <Passages evidence={message.evidence} citations={message.citations} />}
               <Basis message={message} />

@@ -36,6 +36,7 @@ class PastMessage(Wire):
     evidence: list[Evidence] | None = None
     citations: list[Citation] | None = None
     standalone_question: str | None = Field(None, min_length=1, pattern=r"\S")
+    agreement: float | None = Field(None, ge=0, le=1)
 
 
 class CreateSession(Wire):

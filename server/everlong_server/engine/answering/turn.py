@@ -120,6 +120,7 @@ class _Answer:
             stop_sequence=self.finished.stop if self.finished else None,
             usage=replace(message.usage, completion_tokens=self.finished.tokens if self.finished else 0),
             logprobs=self.logprobs if params.logprobs else None,
+            agreement=self.finished.agreement if self.finished else None,
         )
 
 

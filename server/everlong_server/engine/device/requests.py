@@ -25,6 +25,7 @@ class AnswerFinished:
     `tokens`: number of the answer's tokens, without the end-of-text token and a loop that was cut. `state`, `open`: memory
     and open segment after these tokens. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
     `stop`: the stop string that ended it. `drafted`: number of guessed tokens that were decoded; `accepted`: of those that were right.
+    `agreement`: see `AnswerMessage`; the engine leaves it None.
     """
 
     reason: str
@@ -37,6 +38,7 @@ class AnswerFinished:
     stop: str | None = None
     drafted: int = 0
     accepted: int = 0
+    agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
     first = server.session(document)
     answer = server.say(first["id"], "Who is Alice?", **GREEDY)
     asked, answered = server.http.get(f"/v1/sessions/{first['id']}/messages").json()["data"]
-    answered["standalone_question"] = "Who is Alice Liddell?"
+    answered |= {"standalone_question": "Who is Alice Liddell?", "agreement": 0.375}
     body = {"documents": [document], "messages": [asked, answered], "parent": first["id"]}
     made = server.http.post("/v1/sessions", json=body)
     assert made.status_code == 201, made.text
@@ -314,7 +314,7 @@ def test_a_session_continues_earlier_messages(server: Server, document: str) -> 
     assert branch["position"] == first["position"], "the memory has not read them yet"
     stored = server.http.get(f"/v1/sessions/{branch['id']}/messages").json()["data"]
     assert [message["content"] for message in stored] == ["Who is Alice?", answer["content"]]
-    for name in ("evidence", "standalone_question"):
+    for name in ("evidence", "standalone_question", "agreement"):
         assert [message[name] for message in stored[1:]] == [answered[name]]
     assert {message["id"] for message in stored}.isdisjoint({asked["id"], answered["id"]})
 

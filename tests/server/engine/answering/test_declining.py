@@ -225,6 +225,9 @@ def test_a_question_is_answered_several_times_and_the_session_goes_on(
     (tokens,) = re.findall(r"^everlong_tokens_voting_total (\S+)", metrics, re.MULTILINE)
     assert float(tokens) >= votes * 8
     assert messages[0]["content"] == messages[1]["content"] == streamed
+    agreements = [message.get("agreement") for message in (*messages, events[-1]["message"])]
+    assert [agreement is not None for agreement in agreements] == [votes > 0] * 3
+    assert server.http.get(f"/v1/sessions/{sessions[0]}/messages").json()["data"][1].get("agreement") == agreements[0]
     for session in sessions[:2]:
         assert server.get_session(session)["position"] == sum(
             messages[0]["usage"][f"{kind}_tokens"] for kind in ("prompt", "completion")

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.evidence.templates import REFUSAL
@@ -108,10 +109,10 @@ class SelfConsistency:
         if not others:  # they were cancelled, or failed
             return first
         answers = [first, *others]
-        chosen = answers[most_agreed(self._question, [answer.text for answer in answers])]
-        outcome: VoteOutcome = "kept" if chosen.text == first.text else "replaced"
+        best, agreement = most_agreed(self._question, [answer.text for answer in answers])
+        outcome: VoteOutcome = "kept" if answers[best].text == first.text else "replaced"
         self._metrics.record_vote(outcome)
-        return first if outcome == "kept" else chosen
+        return replace(first if outcome == "kept" else answers[best], agreement=agreement)
 
     def _has_room(self) -> bool:
         """Return whether the device can generate further answers without a long wait for this user or others."""
@@ -146,15 +147,16 @@ class SelfConsistency:
         return None
 
 
-def most_agreed(question: str, answers: Sequence[str]) -> int:
-    """Return the index of the answer most similar to all answers; the first one if several are equal.
+def most_agreed(question: str, answers: Sequence[str]) -> tuple[int, float]:
+    """Return the index of the answer most similar to all answers, and its mean similarity to the others, 0 to 1.
 
-    Two answers are as similar as their sets of words (Dice coefficient), without stop words and those of the question, which say nothing new.
+    The first of them if several are equal. Two answers are as similar as their sets of words (Dice coefficient), without stop words and those of the question, which say nothing new.
     """
     asked = _words(question)
     found = [own - asked or own for own in map(_words, answers)]  # an answer can consist of the question's words alone
     votes = [sum(_similarity(own, other) for other in found) for own in found]
-    return max(range(len(answers)), key=lambda number: (round(votes[number], 6), -number))
+    best = max(range(len(answers)), key=lambda number: (round(votes[number], 6), -number))
+    return best, round((votes[best] - 1) / (len(answers) - 1), 3)
 
 
 def _words(text: str) -> set[str]:

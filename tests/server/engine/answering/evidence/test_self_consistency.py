@@ -42,19 +42,33 @@ WRONG, RIGHT = "The Scarecrow wants a heart.", "The Scarecrow wants brains."
     ],
 )
 def test_the_answer_that_is_most_like_the_others_wins(answers: Sequence[str], best: int) -> None:
-    assert most_agreed(QUESTION, answers) == best
+    assert most_agreed(QUESTION, answers)[0] == best
 
 
 def test_words_of_the_question_say_nothing_new() -> None:
     answers = [
         "The Scarecrow wants what the Scarecrow wants: a heart.", "The Scarecrow wants a lion.", "brains", "The brains"
     ]  # fmt: skip
-    assert most_agreed(QUESTION, answers) == 2
+    assert most_agreed(QUESTION, answers)[0] == 2
 
 
 def test_an_answer_can_have_no_other_words_than_the_question() -> None:
     answers = ["Jefferson Hope.", "Stangerson.", *["Hope."] * 7]
-    assert most_agreed("Who killed Drebber, Hope or Stangerson?", answers) == 2
+    assert most_agreed("Who killed Drebber, Hope or Stangerson?", answers)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "agreement"),
+    [
+        ([RIGHT] * 9, 1.0),
+        (["In May", "In June", "In July"], 0.0),
+        ([RIGHT, RIGHT, WRONG], 0.5),
+        (["red boots", "red shoes", "red shoes and boots"], 0.8),
+        # "red shoes": 1/2 and 4/5, the last one: 4/5 and 4/5
+    ],
+)
+def test_agreement_is_the_mean_similarity_to_the_others(answers: Sequence[str], agreement: float) -> None:
+    assert most_agreed(QUESTION, answers)[1] == agreement
 
 
 class FakeEngine:
@@ -117,6 +131,11 @@ class Vote:
         return text
 
     @property
+    def agreement(self) -> float | None:
+        assert self.finished is not None
+        return self.finished.agreement
+
+    @property
     def counted(self) -> dict[str, float]:
         """The outcomes that were counted."""
         samples = self.metrics.votes.collect()[0].samples
@@ -128,6 +147,7 @@ def test_an_unsure_answer_is_replaced_by_what_the_others_agree_on() -> None:
     vote = Vote(engine, stop=["###"])
     assert vote.text == RIGHT
     assert vote.counted == {"replaced": 1}
+    assert vote.agreement == round((SAMPLES - 1) / SAMPLES, 3)
     others = engine.requests[1:]
     assert vote.begun == others
     assert [request.params.seed for request in others] == list(range(SAMPLES)), "the same question has the same answer"
@@ -139,10 +159,11 @@ def test_an_unsure_answer_is_replaced_by_what_the_others_agree_on() -> None:
 
 
 def test_the_first_answer_is_kept_if_the_others_agree_with_it_or_with_nothing() -> None:
-    for others in ([RIGHT] * SAMPLES, [f"Thing {n}" for n in range(SAMPLES)]):
+    for others, agreement in (([RIGHT] * SAMPLES, 1.0), ([f"{n}" for n in range(SAMPLES)], 0.0)):
         vote = Vote(FakeEngine(("stop", RIGHT), others))
         assert vote.text == RIGHT
         assert vote.counted == {"kept": 1}
+        assert vote.agreement == agreement
 
 
 @pytest.mark.parametrize(
@@ -156,6 +177,7 @@ def test_other_answers_are_taken_as_they_are(first: tuple[str, str], logprob: fl
     assert vote.text == first[1]
     assert len(engine.requests) == 1
     assert not vote.counted
+    assert vote.agreement is None
 
 
 def test_a_long_answer_is_streamed() -> None:
@@ -209,6 +231,7 @@ def test_a_vote_without_other_answers_is_none() -> None:
     vote = Vote(FakeEngine(("stop", WRONG), [("cancelled", "The")] * SAMPLES))
     assert vote.text == WRONG
     assert not vote.counted
+    assert vote.agreement is None
 
 
 @pytest.mark.parametrize(
