@@ -71,6 +71,10 @@ SHOWN = {
         "<math><mmultiscripts><mi>C</mi><mn>6</mn><none/><mprescripts/><none/><mn>14</mn></mmultiscripts></math>",
         "^14C_6",
     ),
+    "numbers side by side in mathml": (
+        "<math><mn>2</mn><mrow><mfrac><mn>1</mn><mn>2</mn></mfrac></mrow><mo>=</mo><msup><mn>5</mn><mn>2</mn></msup><mfrac><mn>1</mn><mi>x</mi></mfrac></math>",
+        "2 1/2=5^2 1/x",
+    ),
     "a binomial of mathml": (
         "<math><mo>(</mo><mfrac linethickness='0'><mi>n</mi><mi>k</mi></mfrac><mo>)</mo></math>",
         "(n¦k)",
