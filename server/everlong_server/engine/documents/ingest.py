@@ -39,7 +39,7 @@ from everlong_server.store.texts.notes import Note
 
 _CONVERTERS = SharedPool("everlong-convert", 3, each=2)
 """Few threads, as a conversion may take gigabytes of memory and minutes."""
-_READERS = 4
+_READERS = 5
 """Version of the file readers. Raise it when a reader's output changes: uploads with `reuse` then convert a file again."""
 
 T = TypeVar("T")

@@ -19,6 +19,7 @@ from pypdfium2 import raw
 from everlong_server.engine.documents.formats import faults
 from everlong_server.engine.documents.formats.pictures import NO_PAGE
 from everlong_server.engine.documents.formats.readers.portable.ligatures import reading_order
+from everlong_server.engine.documents.formats.readers.portable.turned import text_page
 
 MAX_PIXELS = 8_000_000
 _YELLOW = np.array((255, 235, 110), np.uint16)
@@ -67,7 +68,7 @@ def _png(pixels: np.ndarray) -> bytes:
 
 def _boxes(page: Any, passage: str, size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
     """Yield the rectangles of the page's words that the passage has, in pixels."""
-    textpage = page.get_textpage()
+    textpage = text_page(page)
     letters: list[str] = []
     places: list[int] = []  # the index of each letter on the page
     shown = "".join(chr(raw.FPDFText_GetUnicode(textpage, index)) for index in range(textpage.count_chars()))

@@ -350,3 +350,14 @@ def test_superscript_numbers_in_mixed_columns() -> None:
     assert text_of(files.pdf_of(title + " ".join(lines))).split("\n")[1:] == [
         *LEFT[:2], "a new chair, with 10⁶", "votes of all.", *RIGHT[:2], "she begins on the 4", "of May.",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shown", [0, 90, 180, 270])
+@pytest.mark.parametrize("drawn", ["1 0 0 1 0 0", "0 1 -1 0 612 0", "-1 0 0 -1 612 792", "0 -1 1 0 0 792"])
+def test_the_lines_of_a_turned_page_are_in_their_order(drawn: str, shown: int) -> None:
+    lines = files.pdf_lines(
+        (60, 680, "and needs a malfunc-"), (60, 666, "tioning thermostat."), (60, 640, "It ends here.")
+    )
+    content = raised("It covers 10", "6", " people") + lines
+    found = text_of(files.pdf_of(f"q {drawn} cm {content} Q", page=f"/Rotate {shown}"))
+    assert found.split("\n") == ["It covers 10⁶ people", "and needs a malfunctioning thermostat.", "It ends here."]

@@ -11,7 +11,7 @@ from tests.server.engine.documents.formats.reading import read
 from tests.server.engine.documents.formats.test_reports import REPORTS
 
 MADE = Path(__file__).parents[4] / "data" / "formats"
-VERSION = 4
+VERSION = 5
 """The version of the readers that `DIGESTS` belongs to."""
 DIGESTS = {
     "archives-absolute": "45a13297dcd4",

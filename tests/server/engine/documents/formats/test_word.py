@@ -148,6 +148,8 @@ EQUATIONS = [
     (f"<m:m><m:mr><m:e>{letter('1')}</m:e><m:e>{letter('2')}</m:e></m:mr><m:mr><m:e>{letter('3')}</m:e></m:mr></m:m>", "[1, 2; 3]"),
     (f"<m:func><m:fName>{letter('sin')}</m:fName><m:e>{letter('x')}</m:e></m:func>", "sin x"),
     (f"<m:limLow><m:e>{letter('lim')}</m:e><m:lim>{letter('n→∞')}</m:lim></m:limLow>", "lim_(n→∞)"),
+    (f"{letter('2')}<m:f><m:num>{letter('1')}</m:num><m:den>{letter('2')}</m:den></m:f>{letter('m')}", "2 1/2 m"),
+    (f"<m:sSup><m:e>{letter('r')}</m:e><m:sup>{letter('2')}</m:sup></m:sSup>{letter('3')}", "r^2 3"),
 ]  # fmt: skip
 
 

@@ -60,6 +60,7 @@ _BLOCKS = (
     "dialog", "menu", "dir", "marquee",
 )  # fmt: skip
 """Elements that begin a line, in addition to those that inscriptis knows; `text` is one of SVG."""
+_FRACTION_BARS = ("/", "\u2044")
 _BUTTONS = ("submit", "button", "reset", "image")
 
 
@@ -216,6 +217,7 @@ def _mark_exponents(tree: Any) -> None:
         if event == "start":
             if element.tag == "sup" and (words := _words(element)):
                 opening, _, closing = written_superscript(before, words).partition(words)
+                opening = " " if opening and _is_numerator(element) else opening
                 if opening:
                     element.text = f"{opening}{(element.text or '').lstrip()}"
                     last = element[-1] if len(element) else None
@@ -227,6 +229,12 @@ def _mark_exponents(tree: Any) -> None:
             before = element.text or before
         else:
             before = element.tail or before
+
+
+def _is_numerator(element: Any) -> bool:
+    """Whether a superscript is the upper number of a fraction whose lower one is a subscript, as in 5¹/₂."""
+    after = element.getnext()
+    return after is not None and after.tag == "sub" and (element.tail or "").strip() in _FRACTION_BARS
 
 
 def _write_out_lines(tree: Any) -> None:

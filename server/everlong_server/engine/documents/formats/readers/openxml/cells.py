@@ -32,6 +32,8 @@ _EPOCH, _EPOCH_1904 = date(1899, 12, 30), date(1904, 1, 1)
 _EXCEL_ONLY_DAYS = {0: "1900-01-00", 60: "1900-02-29"}
 """Excel counts a 29 February 1900, which never existed. So its days 1 to 59 are one day later than the others."""
 _MAX_DAYS = 2958466  # the last is 9999-12-31
+_LONG = re.compile(r"-?\d{16,20}")
+"""A whole number with more digits than spreadsheets calculate with, such as an id that a program wrote."""
 
 
 class Kind(Enum):
@@ -185,7 +187,7 @@ def shown(value: str, kind: Format) -> str:
             seconds = round(number * 86400) if abs(number) < _MAX_DAYS else 0
             return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
         case Kind.NUMBER:
-            return _plain(number)
+            return value.strip() if _LONG.fullmatch(value.strip()) else _plain(number)
     if not 0 <= number < _MAX_DAYS:
         return _plain(number)
     days, seconds = divmod(round(number * 86400), 86400)

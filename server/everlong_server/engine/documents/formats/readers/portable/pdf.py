@@ -22,6 +22,7 @@ from everlong_server.engine.documents.formats.readers.portable.ligatures import 
 from everlong_server.engine.documents.formats.readers.portable.raised import superscripts
 from everlong_server.engine.documents.formats.readers.portable.struck import strikes
 from everlong_server.engine.documents.formats.readers.portable.structure import descriptions
+from everlong_server.engine.documents.formats.readers.portable.turned import text_page
 from everlong_server.engine.documents.formats.readers.portable.upward import is_upward, reversed_lines
 from everlong_server.engine.documents.formats.recognition import MAX_SIDE
 
@@ -119,7 +120,7 @@ def _opened(file: Path, notes: Notes) -> Any:
 
 
 def _page(page: Any, number: int, notes: Notes) -> str:
-    textpage = page.get_textpage()
+    textpage = text_page(page)
     drawn = textpage.get_text_range()
     letters = Letters(drawn, textpage)
     raised = list(superscripts(drawn, letters))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, zip_longest
 from typing import Any
 
 M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
@@ -12,6 +13,11 @@ _LIMITS = {"limLow": {"lim": "sub"}, "limUpp": {"lim": "sup"}}
 """Limits are written like scripts."""
 _NO_TEXT = ("annotation", "annotation-xml")
 """Elements of MathML with the equation in another language."""
+_FRACTION = re.compile(r"\w+[/¦]")
+_STRUCTURED_END = re.compile(r"[/¦^_]\w+$")
+"""The end of a fraction, an index or an exponent without brackets."""
+_MAX_END = 32
+"""Characters that such an end has at most; a longer one is a word."""
 
 
 def linear(element: Any) -> str:
@@ -19,7 +25,7 @@ def linear(element: Any) -> str:
     if element.tag == f"{M}t":
         return element.text or ""
     if not isinstance(element.tag, str) or not element.tag.startswith(M):
-        return "".join(linear(child) for child in element if isinstance(child.tag, str))
+        return _side_by_side(linear(child) for child in element if isinstance(child.tag, str))
     name = element.tag.removeprefix(M)
     if name.endswith("Pr"):
         return ""
@@ -55,7 +61,19 @@ def linear(element: Any) -> str:
             return f"{part('fName')} {part('e')}"
         case "acc":
             return part("e") + _property(parts.get("accPr"), "chr", "\N{COMBINING CIRCUMFLEX ACCENT}")
-    return "".join(linear(child) for child in element if isinstance(child.tag, str))
+    return _side_by_side(linear(child) for child in element if isinstance(child.tag, str))
+
+
+def _side_by_side(parts: Iterable[str]) -> str:
+    """Join parts of an equation, with a space where digits and letters would run together: 2 and 1/2 are not 21/2."""
+    shown = [part for part in parts if part]
+    text = "".join(shown[:1])
+    for before, part in pairwise(shown):
+        is_open = before[-1].isalnum() and (
+            _STRUCTURED_END.search(before, max(0, len(before) - _MAX_END)) or _FRACTION.match(part)
+        )
+        text += f" {part}" if is_open and part[0].isalnum() else part
+    return text
 
 
 def _names(element: Any) -> list[str]:
@@ -106,7 +124,7 @@ def linear_mathml(element: Any) -> str:
             return f"[{'; '.join(parts)}]"
         case "mtext", _:
             return element.text or ""
-    return "".join((element.text or "").split()) + "".join(parts)
+    return "".join((element.text or "").split()) + _side_by_side(parts)
 
 
 def _fenced(element: Any, parts: Sequence[str]) -> str:
