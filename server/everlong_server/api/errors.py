@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Mount
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from everlong_models import EverlongModelError
 from everlong_server.api.error_forms import error_form
@@ -169,7 +169,7 @@ def _allowed(request: Request) -> str:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Make `app` answer every exception with `error_response`."""
+    """Make `app` answer every exception, and every unknown path, with `error_response`."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         refused = isinstance(error, HTTPException) and error.status_code == 405
@@ -179,6 +179,19 @@ def install_handlers(app: FastAPI) -> None:
 
     async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED)
+
+    default = app.router.default
+
+    async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 404. Starlette would answer the handshake of a WebSocket with 403 and no body."""
+        if scope["type"] != "websocket":
+            await default(scope, receive, send)
+            return
+        response, known = error_response(NotFound("no such path", code="path_not_found"), scope)
+        app.state.metrics.rejections.labels(known.code).inc()
+        await response(scope, receive, send)
+
+    app.router.default = no_route
 
     app.add_exception_handler(ClientDisconnect, disconnected)
     for kind in (ServerError, RequestValidationError, HTTPException, RedisError, Exception):

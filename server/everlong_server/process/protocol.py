@@ -1,8 +1,8 @@
 """Uvicorn's protocols, corrected.
 
 `BoundedHeadersProtocol`, for HTTP, limits the size of headers and the time in which they arrive: httptools buffers them without a
-limit, and uvicorn waits for ever. It answers with errors in the API's format. `HandshakeProtocol`, for WebSockets, ends refused
-handshakes.
+limit, and uvicorn waits for ever. It answers with errors in the API's format, and keeps the body of a request that asks for HTTP/2.
+`HandshakeProtocol`, for WebSockets, ends refused handshakes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Callable
 
+import httptools
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -63,6 +65,8 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
     _unread_bytes = 0
     """Bytes of an answered request's body since they were last counted."""
     _timer: asyncio.TimerHandle | None = None
+    _received = b""
+    """The bytes that the parser was given last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for the first request."""
@@ -116,7 +120,27 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         self._unparsed_bytes += len(data)
+        self._received = data
         super().data_received(data)
+
+    def _ignores_upgrade(self) -> bool:
+        """Return whether the request asks for a protocol that the server does not have, such as HTTP/2 (`Upgrade: h2c`)."""
+        return self.parser.should_upgrade() and not self._should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Parse the request once more, without its header `Upgrade`. Called by uvicorn while it handles `HttpParserUpgrade`.
+
+        httptools takes the request's body for bytes of the other protocol. Java's HTTP client sends such requests by default.
+        """
+        upgrade = sys.exception()
+        if not isinstance(upgrade, httptools.HttpParserUpgrade) or not self._ignores_upgrade():
+            return
+        rest = self._received[upgrade.args[0] :]
+        version = self.parser.get_http_version().encode()
+        head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        head += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join([*head, b"", rest]))
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that the parser rejects."""
@@ -130,6 +154,8 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Reset the count: the request's headers are complete."""
+        if self._ignores_upgrade():
+            return  # it is parsed once more
         self._unparsed_bytes = 0
         self._in_head = self._between_requests = False
         self._stop_timer()
@@ -143,6 +169,8 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Expect the next request."""
+        if self._ignores_upgrade():
+            return  # it is parsed once more
         self._between_requests = True
         super().on_message_complete()
         if self.parser.should_upgrade() and self._should_upgrade():

@@ -308,6 +308,15 @@ class Response(Wire):
     usage: ResponseUsage | None
 
 
+class ListedAnswerText(Wire):
+    """The text of an earlier answer in the input of a response."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[FileCitation] = Field([], description="always empty: the server does not keep those of the input")
+    logprobs: list[dict[str, Any]] = Field([], description="always empty")
+
+
 class InputMessageItem(Wire):
     """An input message of a response."""
 
@@ -315,7 +324,7 @@ class InputMessageItem(Wire):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     status: Literal["completed"] = "completed"
-    content: list[InputText | OutputText | InputFile]
+    content: list[InputText | ListedAnswerText | InputFile]
 
 
 class InputCallItem(Wire):

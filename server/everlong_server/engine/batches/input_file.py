@@ -85,15 +85,18 @@ _Problem = tuple[str, str, str | None]
 
 def _load(raw: bytes) -> Any:
     """Parse JSON strictly, as request bodies are. Raises `ValueError`."""
-    return from_json(raw.removeprefix(BOM_UTF8), allow_inf_nan=False)
+    return from_json(raw.removeprefix(BOM_UTF8).rstrip(b"\r\n"), allow_inf_nan=False)
 
 
 def _parse(raw: bytes, endpoint: str) -> tuple[dict[str, Any], _Problem | None]:
     """Return the request of a line, and what is wrong with it: code, message and field."""
+    if raw.isspace():
+        return {}, ("invalid_json_line", "the line is empty: remove it", None)
     try:
         request = _load(raw)
     except ValueError as error:
-        return {}, ("invalid_json_line", f"the line is not valid JSON in UTF-8: {error}", None)
+        place = str(error).replace("at line 1 column", "at column")  # the error has the number of the file's line
+        return {}, ("invalid_json_line", f"the line is not valid JSON in UTF-8: {place}", None)
     if not isinstance(request, dict):
         return {}, ("invalid_request", f"the line must be a JSON object, got {_cut(request)}", None)
     return request, _problem(request, endpoint)

@@ -63,9 +63,10 @@ def test_a_refused_handshake_is_one_line_of_the_log(locked: Server, alice: Tenan
     before = len(locked.log.read_text())
     with pytest.raises(InvalidStatus) as caught:
         connect(f"ws://127.0.0.1:{locked.port}/{path}{query}", additional_headers=headers | {"x-request-id": id})
-    assert caught.value.response.status_code == (403 if kind == "good key" else 401)
-    if kind != "good key":
-        assert caught.value.response.headers["x-request-id"] == id
+    response = caught.value.response
+    assert response.status_code == (404 if kind == "good key" else 401)
+    assert json.loads(response.body)["error"]["code"] == code
+    assert response.headers["x-request-id"] == id
     wait_for(lambda: id in locked.log.read_text())
     (line,) = [line for line in locked.log.read_text()[before:].splitlines() if "andshake" in line or id in line]
     assert line == f"INFO everlong_server.api.request_context: WebSocket handshake refused: {code}, request {id}"

@@ -123,7 +123,8 @@ def test_other_fields_of_an_answer_are_not_kept(server: Server, beside: str) -> 
     )  # fmt: skip
     items = server.http.get(f"/v1/responses/{answer.json()['id']}/input_items?order=asc")
     assert items.status_code == 200, items.text
-    assert items.json()["data"][1]["content"] == [{"type": "output_text", "text": "y"}]
+    kept = {"type": "output_text", "text": "y", "annotations": [], "logprobs": []}
+    assert items.json()["data"][1]["content"] == [kept]
 
 
 def test_input_items_are_paged(client: OpenAI) -> None:
@@ -131,6 +132,10 @@ def test_input_items_are_paged(client: OpenAI) -> None:
     response = respond(client, said)
     texts = [item.content[0].text for item in client.responses.input_items.list(response.id, limit=1)]
     assert texts == ["Three.", "Two.", "One."]
+    strict = OpenAI(base_url=client.base_url, api_key="none", _strict_response_validation=True)
+    assert [item.content[0].type for item in strict.responses.input_items.list(response.id)] == [
+        "input_text", "output_text", "input_text"
+    ]  # fmt: skip
     with pytest.raises(openai.NotFoundError) as error:
         client.responses.input_items.list(response.id, after="msg_x")
     assert of(error)[1] == "after"
