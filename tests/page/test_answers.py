@@ -228,7 +228,7 @@ def test_a_rewritten_question_is_shown(tab: Tab, talk: str) -> None:
     expect(basis).to_contain_text("The model understood the question as “How tall is the <b>tower</b>?”")
 
 
-@pytest.mark.parametrize(("agreement", "doubted"), [(0.49, True), (0.5, False), (None, False)])
+@pytest.mark.parametrize(("agreement", "doubted"), [(0.39, True), (0.4, False), (None, False)])
 def test_an_answer_that_the_others_contradict_is_doubted(
     tab: Tab, talk: str, agreement: float | None, doubted: bool
 ) -> None:

@@ -293,7 +293,7 @@ class Message(Wire):
     )
     agreement: float | None = Field(
         None,
-        description="the server generated several answers: how similar the others are to this one on average, 0 to 1. Below 0.5, it is "
+        description="the server generated several answers: how similar the others are to this one on average, 0 to 1. Below 0.4, it is "
         "probably wrong. Null: there was no vote",
     )
 

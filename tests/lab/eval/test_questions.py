@@ -218,8 +218,8 @@ def test_the_report_counts_by_kind_and_refusals_hold_no_evidence() -> None:
         return Result(AskedQuestion("t", "q", "p", kind), held, ["four"], "answer", right, 1.0, 2.0, agreement)
 
     results = [
-        result("fact", held=True, right=True, agreement=0.49),
-        result("fact", held=True, right=False, agreement=0.5),
+        result("fact", held=True, right=True, agreement=0.39),
+        result("fact", held=True, right=False, agreement=0.4),
         result("whole text", held=False, right=True),
         result("not in the text", held=False, right=True),
     ]

@@ -11,7 +11,7 @@ from everlong_client.types.message import Citation, Evidence, Message
 
 _MAX_CHARS = 160
 """Characters of a sentence or passage that a line shows."""
-DOUBTFUL = 0.5
+DOUBTFUL = 0.4
 """An answer with less agreement is probably wrong (docs/guide/asking.md, "Votes")."""
 _MAX_PLACES = 5
 """Places that the line for an answer without citations shows."""

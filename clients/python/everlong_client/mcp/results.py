@@ -86,7 +86,7 @@ class Answer(BaseModel):
 
     `memory_progress`: the share of the documents that had been read, if the answer rests on the search alone. `standalone_question`: the
     question that was searched for and answered, if the server rewrote a follow-up; null otherwise. If it is wrong, ask again with the names.
-    `agreement`: how similar the model's other answers to the question are to this one, 0 to 1; null if there are none. Below 0.5, the answer
+    `agreement`: how similar the model's other answers to the question are to this one, 0 to 1; null if there are none. Below 0.4, the answer
     is probably wrong: read the sources.
     """
 

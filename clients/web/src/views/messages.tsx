@@ -23,7 +23,7 @@ const ENDINGS: Record<string, string> = {
 };
 
 /** An answer with less agreement is probably wrong. */
-const DOUBTFUL = 0.5;
+const DOUBTFUL = 0.4;
 const DOUBT = "Probably wrong: the model answered this question several times, and the answers differ. Check the passages.";
 
 /** The messages, scrolled so that the answer to the last question begins in view and stays there while it grows. */
