@@ -111,6 +111,7 @@ class ChatMessage(Nullable, Wire):
     tool_call_id: CallId | None = Field(None, description="the call whose result this is (role tool)")
     evidence: Any = Field(None, description="ignored")
     citations: Any = Field(None, description="ignored")
+    agreement: Any = Field(None, description="ignored")
     annotations: Any = Field(None, description="ignored")
     parsed: Any = Field(None, description="ignored")
     reasoning_content: Any = Field(None, description=_THOUGHTS)
@@ -195,6 +196,7 @@ class ChatAnswer(Wire):
     refusal: None = None
     evidence: list[Evidence]
     citations: list[Citation]
+    agreement: float | None = Field(None, description="as in `Message`; left out without a vote")
 
 
 class ChatLogprobs(Wire):

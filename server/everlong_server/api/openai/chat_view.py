@@ -60,7 +60,7 @@ async def live_chunks(
                     messages[index] = message
                     if len(messages) == count:
                         await record.finish(completion_view(head, messages))
-                    yield chunks.of(index, {"citations": [citation.json() for citation in message.citations]})
+                    yield chunks.of(index, _support(message))
                     yield chunks.of(index, {}, **_end(message))
     if usage:
         yield chunks.last(_usage(messages))
@@ -77,7 +77,7 @@ async def replayed_chunks(completion: dict[str, Any], *, usage: bool) -> AsyncGe
             yield chunks.of(index, {"content": message["content"]}, choice["logprobs"])
         for number, call in enumerate(message.get("tool_calls", ())):
             yield chunks.of(index, _call_delta(number, call))
-        yield chunks.of(index, {"citations": message["citations"]})
+        yield chunks.of(index, {name: message[name] for name in ("citations", "agreement") if name in message})
         yield chunks.of(index, {}, finish_reason=choice["finish_reason"], stop_reason=choice["stop_reason"])
     if usage:
         yield chunks.last(completion["usage"])
@@ -104,10 +104,16 @@ def _choice(index: int, message: AnswerMessage) -> dict[str, Any]:
     evidence = [evidence_json(passage) for passage in message.evidence]
     content = None if message.tool_calls and not message.content else message.content
     answer: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "evidence": evidence}
-    answer["citations"] = [citation.json() for citation in message.citations]
+    answer |= _support(message)
     if message.tool_calls:
         answer["tool_calls"] = [_call_json(call.id, call.name, call.arguments) for call in message.tool_calls]
     return {"index": index, "message": answer, "logprobs": _logprobs(message.logprobs), **_end(message)}
+
+
+def _support(message: AnswerMessage) -> dict[str, Any]:
+    """Return the fields of an answer that tell how far to trust it."""
+    agreement = {} if message.agreement is None else {"agreement": message.agreement}
+    return {"citations": [citation.json() for citation in message.citations], **agreement}
 
 
 def _end(message: AnswerMessage) -> dict[str, str | None]:

@@ -146,7 +146,7 @@ TOOL = openai.pydantic_function_tool(Verdict)
 CHAT_ANSWER: dict[str, Any] = {
     "id": "c", "object": "chat.completion", "created": 1, "model": "m",
     "choices": [{"index": 0, "finish_reason": "tool_calls", "message": {
-        "role": "assistant", "content": ANSWER, "refusal": None, "evidence": [], "citations": [],
+        "role": "assistant", "content": ANSWER, "refusal": None, "evidence": [], "citations": [], "agreement": 0.5,
         "tool_calls": [{"id": "call_1", "type": "function", "function": CALL}],
     }}],
 }  # fmt: skip
