@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
@@ -78,9 +78,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Other models of these families: what differs from `SWITCHES`."""
 
 
-def mark_rare_long(kinds: Iterable[str]) -> list[Any]:
-    """Return the kinds as test parameters. Rare ones have the mark `long`, since the kernels of their decode steps take long to compile."""
-    common = {"llama", "mistral", "qwen2", "qwen3"}
+def mark_rare_long(
+    kinds: Iterable[str], common: Container[str] = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+) -> list[Any]:
+    """Return the kinds as test parameters. All but the `common` ones have the mark `long`: they are many, and some compile kernels of their own."""
     return [kind if kind in common else pytest.param(kind, marks=pytest.mark.long) for kind in kinds]
 
 

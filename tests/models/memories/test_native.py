@@ -14,10 +14,16 @@ from everlong_models.memories.native import Native, NativeConfig
 from everlong_models.memories.state import decode_state, encode_state
 from tests.models.memory_contract import MemoryContract, assert_same_state, tokens
 from tests.models.tiny import llama
+from tests.models.tiny_families import mark_rare_long
 from tests.models.tiny_recurrent import FAMILIES, recurrent
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 """transformers computes recurrences in float32. The chunked and the recurrent form add in another order."""
+
+
+each_family = pytest.mark.parametrize(
+    "family", mark_rare_long(FAMILIES, common={"mamba2", "recurrent_gemma", "lfm2", "qwen3_next"})
+)
 
 
 def native(family: str, **options: int) -> Native:
@@ -31,7 +37,7 @@ def test_every_supported_family_is_tested():
     assert set(FAMILIES) == set(SUPPORTED)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 class TestNative(MemoryContract):
     close = CLOSE
 
@@ -45,7 +51,7 @@ class TestNative(MemoryContract):
         return model.to(device)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 class TestAgainstTransformers:
     """While all tokens fit into the attention of hybrids, results are transformers' own."""
 
@@ -78,7 +84,7 @@ class TestAgainstTransformers:
         assert difference.norm() <= 1e-5 * expected.norm()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_a_saved_and_loaded_session_answers_bit_for_bit_as_if_it_never_stopped(family):
     model = native(family)
     text = tokens(model, 1, 12 * 5 + 7)
