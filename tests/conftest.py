@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 
@@ -22,6 +24,22 @@ settings.load_profile("suite")
 # A process that a shell runs in the background ignores SIGINT, and so would the servers that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With several workers, compile the kernels of most servers once. Otherwise the first server of each worker would compile all of them."""
+    config = session.config
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        config.stash[COMPILING] = subprocess.Popen([sys.executable, "-m", "tests.compile_kernels"], cwd=config.rootpath)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Wait for the kernels. An error fails no test: the servers compile what is missing."""
+    if compiling := config.stash.get(COMPILING, None):
+        compiling.wait()
 
 
 @pytest.hookimpl(wrapper=True)
