@@ -217,7 +217,8 @@ def _mark_exponents(tree: Any) -> None:
         if event == "start":
             if element.tag == "sup" and (words := _words(element)):
                 opening, _, closing = written_superscript(before, words).partition(words)
-                opening = " " if opening and _is_numerator(element) else opening
+                if opening and before[-1:].isdecimal() and words.isdecimal() and _is_numerator(element):
+                    opening = " "
                 if opening:
                     element.text = f"{opening}{(element.text or '').lstrip()}"
                     last = element[-1] if len(element) else None
