@@ -90,7 +90,7 @@ def _load(raw: bytes) -> Any:
 
 def _parse(raw: bytes, endpoint: str) -> tuple[dict[str, Any], _Problem | None]:
     """Return the request of a line, and what is wrong with it: code, message and field."""
-    if raw.isspace():
+    if not raw.removeprefix(BOM_UTF8).strip():
         return {}, ("invalid_json_line", "the line is empty: remove it", None)
     try:
         request = _load(raw)
