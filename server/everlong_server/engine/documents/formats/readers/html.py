@@ -233,7 +233,7 @@ def _mark_exponents(tree: Any) -> None:
 
 
 def _is_numerator(element: Any) -> bool:
-    """Whether a superscript is the upper number of a fraction whose lower one is a subscript, as in 5¹/₂."""
+    """Whether a superscript is the numerator of a fraction whose denominator is a subscript, as in 5¹/₂."""
     after = element.getnext()
     return after is not None and after.tag == "sub" and (element.tail or "").strip() in _FRACTION_BARS
 
