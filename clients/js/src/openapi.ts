@@ -439,7 +439,7 @@ export interface components {
         };
         /** @description A message of a session. A user's message has no `finish_reason` and no `usage`. */
         Message: {
-            /** @description the server generated several answers: how similar the others are to this one on average, 0 to 1. Below 0.4, it is probably wrong. Null: there was no vote */
+            /** @description mean similarity of the server's other answers to this one, 0 to 1. Below 0.4, this answer is probably wrong. Null: there was no vote */
             agreement?: number | null;
             /** @description by sentence, in the order of the answer; none for a sentence that no passage supports */
             citations?: components["schemas"]["Citation"][] | null;

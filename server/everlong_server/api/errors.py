@@ -183,11 +183,11 @@ def install_handlers(app: FastAPI) -> None:
     default = app.router.default
 
     async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 404. Starlette would answer the handshake of a WebSocket with 403 and no body."""
+        """Answer 404. Starlette would refuse the handshake of a WebSocket with 403 and no body."""
         if scope["type"] != "websocket":
             await default(scope, receive, send)
             return
-        response, known = error_response(NotFound("no such path", code="path_not_found"), scope)
+        response, known = error_response(NotFound("no WebSocket endpoint has this path", code="path_not_found"), scope)
         app.state.metrics.rejections.labels(known.code).inc()
         await response(scope, receive, send)
 

@@ -53,6 +53,9 @@ class Assets:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer `GET /assets/…`. Raises 404 and 405 as HTTP exceptions of the application."""
+        if scope["type"] == "websocket":
+            await scope["app"].router.default(scope, receive, send)  # an unknown path
+            return
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -293,8 +293,8 @@ class Message(Wire):
     )
     agreement: float | None = Field(
         None,
-        description="the server generated several answers: how similar the others are to this one on average, 0 to 1. Below 0.4, it is "
-        "probably wrong. Null: there was no vote",
+        description="mean similarity of the server's other answers to this one, 0 to 1. Below 0.4, this answer is probably "
+        "wrong. Null: there was no vote",
     )
 
 

@@ -66,7 +66,9 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
     """Bytes of an answered request's body since they were last counted."""
     _timer: asyncio.TimerHandle | None = None
     _received = b""
-    """The bytes that the parser was given last."""
+    """The bytes that the parser is given now."""
+    _again = b""
+    """The bytes that the parser gets next."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for the first request."""
@@ -120,15 +122,18 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         self._unparsed_bytes += len(data)
-        self._received = data
-        super().data_received(data)
+        self._again = data
+        while self._again:
+            self._received, self._again = self._again, b""
+            super().data_received(self._received)
+        self._received = b""
 
     def _ignores_upgrade(self) -> bool:
         """Return whether the request asks for a protocol that the server does not have, such as HTTP/2 (`Upgrade: h2c`)."""
         return self.parser.should_upgrade() and not self._should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Parse the request once more, without its header `Upgrade`. Called by uvicorn while it handles `HttpParserUpgrade`.
+        """Have the request parsed once more, without its header `Upgrade`. Uvicorn calls this while it handles `HttpParserUpgrade`.
 
         httptools takes the request's body for bytes of the other protocol. Java's HTTP client sends such requests by default.
         """
@@ -140,7 +145,8 @@ class BoundedHeadersProtocol(HttpToolsProtocol):
         head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         head += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join([*head, b"", rest]))
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._again = b"\r\n".join([*head, b"", rest])
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that the parser rejects."""

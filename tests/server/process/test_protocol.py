@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 import uvicorn
 
-from everlong_server.process.protocol import BoundedHeadersProtocol
+from everlong_server.process.protocol import MAX_HEAD_BYTES, BoundedHeadersProtocol
 from tests.process import wait_for
 
 
@@ -72,6 +73,27 @@ def test_upgrades_among_other_requests(port: int) -> None:
     requests = plain + upgrade + b"GET /b HTTP/1.1\r\n" + H2C + b"\r\n" + plain + upgrade
     expected = [b"POST /c c", b"POST /a body", b"GET /b ", b"POST /c c", b"POST /a body", b"GET /last "]
     assert answers(port, requests) == expected
+
+
+def test_a_long_body_after_a_head_in_two_parts(port: int) -> None:
+    body = b"x" * (MAX_HEAD_BYTES + 1)
+    assert answers(port, POST[:40], POST[40:] + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)) == [
+        b"POST /a " + body,
+        b"GET /last ",
+    ]
+
+
+def test_very_many_upgrades_at_once(port: int) -> None:
+    count = sys.getrecursionlimit()
+    assert answers(port, (b"GET /b HTTP/1.1\r\n" + H2C + b"\r\n") * count) == [b"GET /b "] * count + [b"GET /last "]
+
+
+@pytest.mark.parametrize("connection", [b"Upgrade", b"Upgrade, close"])
+def test_bytes_after_the_last_request_do_not_replace_its_answer(port: int, connection: bytes) -> None:
+    upgrade = b"GET /a HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: %s\r\n\r\n" % connection
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+        peer.sendall(upgrade + LAST + LAST)
+        assert peer.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_connect_is_answered(port: int) -> None:

@@ -24,7 +24,7 @@ def question_lines(message: Message) -> list[str]:
 
 
 def doubt_lines(message: Message) -> list[str]:
-    """Return a line that says that the model's answers to the question differ, if so; otherwise nothing."""
+    """Return a warning if the model's answers to the question differ too much; otherwise nothing."""
     doubtful = message.agreement is not None and message.agreement < DOUBTFUL
     return ["probably wrong: the model answered the question several times, and the answers differ"] if doubtful else []
 

@@ -90,12 +90,12 @@ def _load(raw: bytes) -> Any:
 
 def _parse(raw: bytes, endpoint: str) -> tuple[dict[str, Any], _Problem | None]:
     """Return the request of a line, and what is wrong with it: code, message and field."""
-    if raw.isspace():
+    if not raw.removeprefix(BOM_UTF8).strip():
         return {}, ("invalid_json_line", "the line is empty: remove it", None)
     try:
         request = _load(raw)
     except ValueError as error:
-        place = str(error).replace("at line 1 column", "at column")  # the error has the number of the file's line
+        place = str(error).replace("at line 1 column", "at column")  # the batch error names the line of the file
         return {}, ("invalid_json_line", f"the line is not valid JSON in UTF-8: {place}", None)
     if not isinstance(request, dict):
         return {}, ("invalid_request", f"the line must be a JSON object, got {_cut(request)}", None)

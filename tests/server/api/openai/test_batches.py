@@ -166,6 +166,7 @@ def test_what_is_wrong_with_a_file_is_said_line_by_line(client: OpenAI) -> None:
         (b"\xff\n", "invalid_json_line", None),
         (b"[]\n", "invalid_request", None),
         (b" \r\n", "invalid_json_line", None),
+        (b"\xef\xbb\xbf\n", "invalid_json_line", None),
         ({name: good[name] for name in ("custom_id", "method", "url")}, "missing_required_parameter", "body"),
         (good | {"priority": 1}, "unknown_parameter", "priority"),
         (good, "duplicate_custom_id", "custom_id"),
@@ -185,7 +186,7 @@ def test_what_is_wrong_with_a_file_is_said_line_by_line(client: OpenAI) -> None:
     assert found == [(n, code, param) for n, (_, code, param) in enumerate(lines, 1) if code]
     messages = {each.line: each.message for each in failed.errors.data or []}
     assert messages[2] == "the line is not valid JSON in UTF-8: EOF while parsing an object at column 1"
-    assert messages[5] == "the line is empty: remove it"
+    assert messages[5] == messages[6] == "the line is empty: remove it"
     assert "got 'gpt-4o'" not in str(failed.errors)
     assert "'gpt-4o'" in str(failed.errors), "the error shows the value"
 

@@ -1,4 +1,4 @@
-"""The view of a chat completion: what a vote on its answer says."""
+"""The field `agreement` of chat completions, whole and streamed."""
 
 from __future__ import annotations
 

@@ -150,7 +150,8 @@ class SelfConsistency:
 def most_agreed(question: str, answers: Sequence[str]) -> tuple[int, float]:
     """Return the index of the answer most similar to all answers, and its mean similarity to the others, 0 to 1.
 
-    The first of them if several are equal. Two answers are as similar as their sets of words (Dice coefficient), without stop words and those of the question, which say nothing new.
+    If several answers are equally similar, the first one counts. The similarity of two answers is that of their sets of words (Dice coefficient),
+    without stop words and words of the question, which say nothing new.
     """
     asked = _words(question)
     found = [own - asked or own for own in map(_words, answers)]  # an answer can consist of the question's words alone

@@ -75,6 +75,18 @@ SHOWN = {
         "<math><mn>2</mn><mrow><mfrac><mn>1</mn><mn>2</mn></mfrac></mrow><mo>=</mo><msup><mn>5</mn><mn>2</mn></msup><mfrac><mn>1</mn><mi>x</mi></mfrac></math>",
         "2 1/2=5^2 1/x",
     ),
+    "numbers beside a root, or in one, in mathml": (
+        "<math><mn>2</mn><mroot><mi>x</mi><mn>3</mn></mroot><mo>+</mo><msqrt><mn>2</mn><mfrac><mn>1</mn><mn>2</mn></mfrac></msqrt></math>",
+        "2 3√(x)+√(2 1/2)",
+    ),
+    "numbers with an invisible operator in mathml": (
+        "<math><mn>2</mn><mo>&#x2064;</mo><mfrac><mn>1</mn><mn>2</mn></mfrac><mo>&#x2062;</mo><mi>x</mi></math>",
+        "2 1/2 x",
+    ),
+    "brackets without separators in mathml": (
+        "<math><mfenced separators=''><mn>2</mn><mfrac><mn>1</mn><mn>2</mn></mfrac></mfenced></math>",
+        "(2 1/2)",
+    ),
     "a binomial of mathml": (
         "<math><mo>(</mo><mfrac linethickness='0'><mi>n</mi><mi>k</mi></mfrac><mo>)</mo></math>",
         "(n¦k)",
@@ -102,6 +114,7 @@ def test_what_a_browser_shows(made: object, body: str, text: str) -> None:
 RAISED = {
     "powers": ("10<sup>6</sup> x<sup>n</sup> (a+b)<sup>-2</sup>", "10^6 x^n (a+b)^-2"),
     "fractions": ("5<sup>1</sup>/<sub>2</sub> or 1<sup>1</sup>&frasl;<sub>4</sub> cups, x<sup>2</sup>/2", "5 1/2 or 1 1\u20444 cups, x^2/2"),
+    "exponents above an index": ("x<sup>n+1</sup>/<sub>2</sub>, 2<sup>n</sup>/<sub>m</sub>", "x^(n+1)/2, 2^n/m"),
     "ordinals and signs": ("1<sup>st</sup> Word<sup>TM</sup> CO<sub>2</sub>", "1st WordTM CO2"),
     "elements between and inside": ("<b>10</b><!-- c --><sup> <i>7</i></sup>", "10^7"),
     "nothing": ("x<sup></sup> y<sup>&nbsp;</sup> z<sup><!-- c --></sup>", "x y z"),

@@ -150,6 +150,7 @@ EQUATIONS = [
     (f"<m:limLow><m:e>{letter('lim')}</m:e><m:lim>{letter('n→∞')}</m:lim></m:limLow>", "lim_(n→∞)"),
     (f"{letter('2')}<m:f><m:num>{letter('1')}</m:num><m:den>{letter('2')}</m:den></m:f>{letter('m')}", "2 1/2 m"),
     (f"<m:sSup><m:e>{letter('r')}</m:e><m:sup>{letter('2')}</m:sup></m:sSup>{letter('3')}", "r^2 3"),
+    (f"{letter('2')}<m:rad><m:deg>{letter('3')}</m:deg><m:e>{letter('x')}</m:e></m:rad>", "2 3√(x)"),
 ]  # fmt: skip
 
 

@@ -217,7 +217,8 @@ def _mark_exponents(tree: Any) -> None:
         if event == "start":
             if element.tag == "sup" and (words := _words(element)):
                 opening, _, closing = written_superscript(before, words).partition(words)
-                opening = " " if opening and _is_numerator(element) else opening
+                if opening and before[-1:].isdecimal() and words.isdecimal() and _is_numerator(element):
+                    opening = " "
                 if opening:
                     element.text = f"{opening}{(element.text or '').lstrip()}"
                     last = element[-1] if len(element) else None
@@ -232,7 +233,7 @@ def _mark_exponents(tree: Any) -> None:
 
 
 def _is_numerator(element: Any) -> bool:
-    """Whether a superscript is the upper number of a fraction whose lower one is a subscript, as in 5¹/₂."""
+    """Whether a superscript is the numerator of a fraction whose denominator is a subscript, as in 5¹/₂."""
     after = element.getnext()
     return after is not None and after.tag == "sub" and (element.tail or "").strip() in _FRACTION_BARS
 

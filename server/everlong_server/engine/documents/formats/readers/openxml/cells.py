@@ -57,7 +57,7 @@ class Digits:
 
     def shown(self, number: float) -> str:
         """Return the number as text."""
-        if number < 0 or not number.is_integer():
+        if number < 0 or not float(number).is_integer():
             return _plain(number)
         parts = [part for part in _PART.findall(self.code) if not part.startswith("[")]
         rest = str(int(number)).zfill(parts.count("0"))
@@ -175,7 +175,7 @@ def _unit_of_section(code: str) -> Unit | None:
 def shown(value: str, kind: Format) -> str:
     """Return a stored number as text; the value itself if it is not a number."""
     try:
-        number = float(value)
+        number = int(value) if _LONG.fullmatch(value.strip()) else float(value)
     except ValueError:
         return value.strip()
     if isinstance(kind, Digits | Unit):
@@ -187,7 +187,7 @@ def shown(value: str, kind: Format) -> str:
             seconds = round(number * 86400) if abs(number) < _MAX_DAYS else 0
             return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
         case Kind.NUMBER:
-            return value.strip() if _LONG.fullmatch(value.strip()) else _plain(number)
+            return _plain(number)
     if not 0 <= number < _MAX_DAYS:
         return _plain(number)
     days, seconds = divmod(round(number * 86400), 86400)
@@ -210,8 +210,8 @@ def _day(number: int, *, is_1904: bool) -> str:
 
 
 def _plain(number: float) -> str:
-    """Return a number with the 15 digits that spreadsheets keep."""
-    return f"{number:.15g}".replace("e+", "E+").replace("e-", "E-")
+    """Return a number with the 15 digits that spreadsheets keep. Long ids, which are integers here, keep all digits."""
+    return str(number) if isinstance(number, int) else f"{number:.15g}".replace("e+", "E+").replace("e-", "E-")
 
 
 def column_letters(column: int) -> str:

@@ -14,7 +14,7 @@ _TOLERANCE = 10
 
 
 def text_page(page: Any) -> Any:
-    """Return the text of a page. If most of its lines run downwards, as on a page that somebody has turned, they are read upright."""
+    """Return the text of a page. If most of its lines run downwards, as on a page that somebody has turned, read it upright."""
     textpage = page.get_textpage()
     rotation = page.get_rotation()
     if not _runs_downwards(textpage, rotation):

@@ -13,7 +13,9 @@ _LIMITS = {"limLow": {"lim": "sub"}, "limUpp": {"lim": "sup"}}
 """Limits are written like scripts."""
 _NO_TEXT = ("annotation", "annotation-xml")
 """Elements of MathML with the equation in another language."""
-_FRACTION = re.compile(r"\w+[/¦]")
+_INVISIBLE = str.maketrans("", "", "\N{INVISIBLE TIMES}\N{INVISIBLE SEPARATOR}\N{INVISIBLE PLUS}")
+_STRUCTURED_START = re.compile(r"\w+[/¦√]")
+"""The start of a fraction without brackets, or the degree of a root."""
 _STRUCTURED_END = re.compile(r"[/¦^_]\w+$")
 """The end of a fraction, an index or an exponent without brackets."""
 _MAX_END = 32
@@ -70,7 +72,7 @@ def _side_by_side(parts: Iterable[str]) -> str:
     text = "".join(shown[:1])
     for before, part in pairwise(shown):
         is_open = before[-1].isalnum() and (
-            _STRUCTURED_END.search(before, max(0, len(before) - _MAX_END)) or _FRACTION.match(part)
+            _STRUCTURED_END.search(before, max(0, len(before) - _MAX_END)) or _STRUCTURED_START.match(part)
         )
         text += f" {part}" if is_open and part[0].isalnum() else part
     return text
@@ -115,7 +117,7 @@ def linear_mathml(element: Any) -> str:
         case (("msubsup" | "munderover"), [base, low, high]):
             return base + _script("_", low) + _script("^", high)
         case "msqrt", _:
-            return f"√{grouped(''.join(parts), always=True)}"
+            return f"√{grouped(_side_by_side(parts), always=True)}"
         case "mroot", [base, degree]:
             return f"{degree}√{grouped(base, always=True)}"
         case "mtr", _:
@@ -124,14 +126,15 @@ def linear_mathml(element: Any) -> str:
             return f"[{'; '.join(parts)}]"
         case "mtext", _:
             return element.text or ""
-    return "".join((element.text or "").split()) + _side_by_side(parts)
+    return "".join((element.text or "").split()).translate(_INVISIBLE) + _side_by_side(parts)
 
 
 def _fenced(element: Any, parts: Sequence[str]) -> str:
     """Return a list in brackets, each item but the last with its separator."""
     separators = "".join(element.get("separators", ",").split())
-    signs = [separators[min(at, len(separators) - 1)] if separators else "" for at in range(len(parts) - 1)]
-    inside = "".join(part + sign for part, sign in zip_longest(parts, signs, fillvalue=""))
+    signs = [separators[min(at, len(separators) - 1)] for at in range(len(parts) - 1)] if separators else []
+    items = [part + sign for part, sign in zip_longest(parts, signs, fillvalue="")]
+    inside = "".join(items) if separators else _side_by_side(items)
     return f"{element.get('open', '(')}{inside}{element.get('close', ')')}"
 
 
