@@ -276,6 +276,33 @@ def test_an_interruption_leaves_nothing_behind(
     assert (fake.documents, fake.sessions) == ({}, {})
 
 
+@pytest.mark.parametrize(("command", "question"), [("ask", "Who?"), ("ask", "fail"), ("search", "Who?")])
+def test_what_could_not_be_deleted_is_named(
+    run: Run, fake: Fake, server: FakeServer, book: Path, monkeypatch: pytest.MonkeyPatch, command: str, question: str
+):
+    """As when the server stops while it answers."""
+
+    def delete(self: Documents, document: str) -> None:
+        raise APIConnectionError("no response")
+
+    monkeypatch.setattr(Documents, "delete", delete)
+    result = run(command, book, question)
+    assert result.exit_code == 1
+    left = (
+        "error: what this command created could not be deleted: no response",
+        f"to delete the documents that stay on the server: everlong documents delete doc_1 --url {server.url}",
+    )
+    assert "\n".join(left) in result.stderr
+    assert ("error: no room for the answer" in result.stderr) == (question == "fail")
+    assert not fake.sessions
+
+
+def test_a_session_that_was_deleted_meanwhile(run: Run, fake: Fake, book: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("everlong_client.cli.ask.Asking._show", lambda *_: fake.sessions.clear())
+    assert run("ask", book, "Who?").exit_code == 0
+    assert not fake.documents
+
+
 def test_a_terminated_chat_names_what_it_has_left(server: FakeServer, fake: Fake, book: Path):
     arguments = [sys.executable, "-m", "everlong_client", "chat", str(book), "--url", server.url]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chat:

@@ -227,7 +227,7 @@ def search(
     if not query.strip():
         fail("the query is empty")
     with connect(url, api_key) as client:
-        if not Searching(client, as_json=as_json).run(names, query, limit):
+        if not Searching(client, url, as_json=as_json).run(names, query, limit):
             raise typer.Exit(1)
 
 
