@@ -13,11 +13,12 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from everlong_lab.harness.ports import free_port
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process import listening
 from everlong_server.settings import load_settings
-from tests.process import Server, free_port, wait_for
+from tests.process import Server, wait_for
 
 
 def test_probes(server: Server) -> None:
