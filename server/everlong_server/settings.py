@@ -386,7 +386,7 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
         flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name}".upper()
         # The URL is left out, as it may contain a password.
         value = f"={first['input']!r}" if name in Settings.model_fields and name != "redis_url" else ""
-        raise SettingsError(f"{flag} ({variable}){value}: {first['msg']}") from error
+        raise SettingsError(f"{flag} ({variable}){value}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 def _similar_flags(message: str) -> str:

@@ -207,6 +207,23 @@ def test_missing_words(run: Run, fake: Fake, book: Path, words: list[str], error
     assert not fake.uploads
 
 
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_an_empty_id_of_a_document(run: Run, fake: Fake, book: Path, command: str):
+    result = run(command, "--document", "doc_1", "--document", "", book, "Who?")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: the document id must not be empty\n"
+    assert not fake.uploads
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_a_temperature_that_is_not_a_number(run: Run, fake: Fake, book: Path, command: str, value: str):
+    result = run(command, "--temperature", value, book, "Who?")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: --temperature must be a finite number, got {value}\n"
+    assert not fake.uploads
+
+
 def test_a_question_may_be_longer_than_the_name_of_a_file(run: Run, fake: Fake, book: Path):
     assert run("ask", book, "Who? " * 100).exit_code == 0
     assert fake.questions[0]["content"] == "Who? " * 100
@@ -257,6 +274,43 @@ def test_an_interruption_leaves_nothing_behind(
     assert asking.returncode != 0
     assert "Traceback" not in errors
     assert (fake.documents, fake.sessions) == ({}, {})
+
+
+@pytest.mark.parametrize(("command", "question"), [("ask", "Who?"), ("ask", "fail"), ("search", "Who?")])
+def test_what_could_not_be_deleted_is_named(
+    run: Run, fake: Fake, server: FakeServer, book: Path, monkeypatch: pytest.MonkeyPatch, command: str, question: str
+):
+    """As when the server stops while it answers."""
+
+    def delete(self: Documents, document: str) -> None:
+        raise APIConnectionError("no response")
+
+    monkeypatch.setattr(Documents, "delete", delete)
+    result = run(command, book, question)
+    assert result.exit_code == 1
+    left = (
+        "error: what this command created could not be deleted: no response",
+        f"to delete the documents that stay on the server: everlong documents delete doc_1 --url {server.url}",
+    )
+    assert "\n".join(left) in result.stderr
+    assert ("error: no room for the answer" in result.stderr) == (question == "fail")
+    assert not fake.sessions
+
+
+def test_a_session_that_was_deleted_meanwhile(run: Run, fake: Fake, book: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("everlong_client.cli.ask.Asking._show", lambda *_: fake.sessions.clear())
+    assert run("ask", book, "Who?").exit_code == 0
+    assert not fake.documents
+
+
+def test_a_terminated_chat_names_what_it_has_left(server: FakeServer, fake: Fake, book: Path):
+    arguments = [sys.executable, "-m", "everlong_client", "chat", str(book), "--url", server.url]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chat:
+        wait_for(lambda: fake.sessions, 60)
+        chat.terminate()
+        errors = chat.communicate(timeout=60)[1].splitlines()
+    assert chat.returncode == 128 + signal.SIGTERM
+    assert errors[-1].startswith("to delete the documents that stay on the server: everlong documents delete doc_1")
 
 
 def test_chat_without_a_file_and_without_a_question_makes_no_session(run: Run, fake: Fake):

@@ -241,6 +241,15 @@ async def test_files_of_allowed_folders_alone(server: Server, tmp_path: Path) ->
     server.http.delete(f"/v1/documents/{added['id']}")
 
 
+async def test_paths_that_name_no_file(tmp_path: Path) -> None:
+    """A pipe without a writer would block the tool for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    async with Client(DocumentServer("http://127.0.0.1:1", folders=[tmp_path])) as client:
+        for path in (f"{tmp_path}/pipe", f"{tmp_path}/loop", f"{tmp_path}/a\0b", "~nobody-has-this-name/x"):
+            assert f"path: cannot read {path!r}: " in await refusal(client, "add_document", path=path)
+
+
 async def test_http_refuses_pages_of_other_sites(http_server: str) -> None:
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     headers = {"accept": "application/json, text/event-stream"}

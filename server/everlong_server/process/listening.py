@@ -144,7 +144,9 @@ class _Server(uvicorn.Server):
         if self._settings.metrics_port is None:
             return None
         return [
-            uvicorn.Config(self._app, host=self._settings.host, port=port, log_level="warning").bind_socket()
+            uvicorn.Config(
+                self._app, host=self._settings.host, port=port, log_config=None, log_level="warning"
+            ).bind_socket()
             for port in (self._settings.port, self._settings.metrics_port)
         ]
 

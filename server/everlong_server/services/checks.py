@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -53,7 +54,11 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
     if not settings.asks_for_keys:
         return
     usable = await _wait_for_redis(redis_url, settings, lambda redis: Credentials(redis).usable())
-    create = "`everlong keys create --tenant NAME` creates one"
+    # `everlong keys` does not see the flags of `everlong serve`. Without the variable, it would create the key in another folder.
+    where = (
+        f"EVERLONG_DATA_DIR={shlex.quote(str(settings.data_dir))} " if "data_dir" in settings.model_fields_set else ""
+    )
+    create = f"`{where}everlong keys create --tenant NAME` creates one"
     if not usable and settings.auth is None:
         raise NoKeys(
             f"other machines can reach {settings.host} (EVERLONG_HOST), so requests need an API key, and there is none: {create}; "

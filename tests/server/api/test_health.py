@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import re
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from everlong_lab.harness.ports import free_port
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process import listening
@@ -51,6 +53,16 @@ async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyP
     models.alive = False
     assert await server.on_tick(2)
     assert server.failed
+
+
+def test_a_port_for_metrics_keeps_the_format_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn's own configuration would give its loggers handlers that write plain text into a log of JSON."""
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [])
+    settings = load_settings().model_copy(update={"port": 0, "metrics_port": free_port()})
+    server = listening._Server(FastAPI(), settings, None, Reporter(Console(), as_json=True))
+    for each in server.sockets() or ():
+        each.close()
+    assert not logging.getLogger("uvicorn").handlers
 
 
 @pytest.mark.long

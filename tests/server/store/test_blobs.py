@@ -31,6 +31,13 @@ def test_a_store_whose_package_is_missing_is_explained(monkeypatch: pytest.Monke
         Blobs("s3://bucket/documents")
 
 
+@pytest.mark.parametrize("path", ["file", "file/documents"])
+def test_a_folder_that_cannot_be_created_is_explained(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BlobStoreError, match=rf"EVERLONG_BLOB_URL\): the folder {tmp_path}/{path} cannot be created: "):
+        Blobs(f"file://{tmp_path}/{path}")
+
+
 async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
     blobs = Blobs(f"file://{tmp_path}")
     keep, lost = f"doc_{'a' * 32}", f"doc_{'b' * 32}"

@@ -34,19 +34,26 @@ class Asking:
     def run(
         self, files: Sequence[Path], documents: Sequence[str], question: str, model: str | None, sampling: Sampling
     ) -> bool:
-        """Ask the question about the documents, then the files. Return False if a file could not be uploaded or read."""
+        """Ask the question about the documents, then the files. Return False if a file could not be uploaded or read, or if something
+        could not be deleted at the end."""
         names = {id: self._client.documents.get(id).filename for id in documents}
         with exit_on_sigterm():
             try:
-                if not self._uploads.upload(files):
-                    return False
-                names |= {document.id: document.filename for document in self._uploads.documents}
-                self._session = self._client.sessions.create(names, model=model).id
-                with console().status("waiting for the session's documents"):
-                    self._client.sessions.wait(self._session)
-                self._show(self._answer(self._session, question, sampling), names)
+                done = self._ask(files, names, question, model, sampling)
             finally:
-                self._end()
+                ended = self._end()
+        return done and ended
+
+    def _ask(
+        self, files: Sequence[Path], names: dict[str, str | None], question: str, model: str | None, sampling: Sampling
+    ) -> bool:
+        if not self._uploads.upload(files):
+            return False
+        names |= {document.id: document.filename for document in self._uploads.documents}
+        self._session = self._client.sessions.create(names, model=model).id
+        with console().status("waiting for the session's documents"):
+            self._client.sessions.wait(self._session)
+        self._show(self._answer(self._session, question, sampling), names)
         return True
 
     def _answer(self, session: str, question: str, sampling: Sampling) -> Message:
@@ -76,12 +83,10 @@ class Asking:
         for line in (*question_lines(message), *doubt_lines(message), *sources, *end_lines(message)):
             print_note(line)
 
-    def _end(self) -> None:
-        """Delete what was made on the server, or say how to use it again."""
-        if self._keep:
-            sessions = [self._session] if self._session is not None else []
-            note_what_is_left(self._url, self._session, sessions, self._uploads.documents)
-            return
-        if self._session is not None:
-            self._client.sessions.delete(self._session)
-        self._uploads.delete()
+    def _end(self) -> bool:
+        """Delete what was made on the server, or say how to use it again. Return False if it could not be deleted."""
+        if not self._keep:
+            return self._uploads.delete(self._url, self._session)
+        sessions = [self._session] if self._session is not None else []
+        note_what_is_left(self._url, self._session, sessions, self._uploads.documents)
+        return True

@@ -36,6 +36,7 @@ from everlong_client.cli.search import Searching
 from everlong_client.cli.status import status_of
 from everlong_client.cli.table import table
 from everlong_client.cli.terminal import fail, print_note, require_stream, write
+from everlong_client.cli.uploads import exit_on_sigterm
 from everlong_client.client import Everlong
 from everlong_client.transport.wire import DEFAULT_URL, VERSION
 from everlong_client.types.document import Document
@@ -175,7 +176,7 @@ def chat(
         fail("--session has its own documents and model: leave out FILE, --document and --model")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     piped = None if files or documents or session else _piped_questions()
-    with connect(url, api_key) as client:
+    with connect(url, api_key) as client, exit_on_sigterm():
         conversation = Chat(client, url, sampling, piped)
         try:
             if session is not None:
@@ -226,7 +227,7 @@ def search(
     if not query.strip():
         fail("the query is empty")
     with connect(url, api_key) as client:
-        if not Searching(client, as_json=as_json).run(names, query, limit):
+        if not Searching(client, url, as_json=as_json).run(names, query, limit):
             raise typer.Exit(1)
 
 

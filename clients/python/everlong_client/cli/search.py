@@ -21,23 +21,25 @@ class Searching:
     The files are uploaded, and deleted from the server at the end, also after Ctrl-C and SIGTERM.
     """
 
-    def __init__(self, client: Everlong, *, as_json: bool) -> None:
+    def __init__(self, client: Everlong, url: str, *, as_json: bool) -> None:
+        """`url`: the address of the client's server."""
         self._client = client
+        self._url = url
         self._as_json = as_json
         self._uploads = Uploads(client)
 
     def run(self, names: Sequence[str], query: str, limit: int | None) -> bool:
-        """Search the named files and documents. Return False if a file could not be uploaded or read."""
+        """Search the named files and documents. Return False if a file could not be uploaded or read, or if one could not be deleted at
+        the end."""
         ids = [name for name in names if name.startswith(_ID) and not Path(name).exists()]
         files = [Path(name) for name in names if name not in ids]
         with exit_on_sigterm():
             try:
-                if not self._uploads.upload(files):
-                    return False
-                self._show([*ids, *(document.id for document in self._uploads.documents)], query, limit)
+                if done := self._uploads.upload(files):
+                    self._show([*ids, *(document.id for document in self._uploads.documents)], query, limit)
             finally:
-                self._uploads.delete()
-        return True
+                deleted = self._uploads.delete(self._url)
+        return done and deleted
 
     def _show(self, documents: Sequence[str], query: str, limit: int | None) -> None:
         found = self._client.search(query, documents, limit=limit)

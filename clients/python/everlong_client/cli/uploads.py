@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from everlong_client.cli.ingest import ingest_files
 from everlong_client.cli.originals import Originals
+from everlong_client.cli.terminal import note_what_is_left, print_error
 from everlong_client.client import Everlong
-from everlong_client.errors import NotFoundError
+from everlong_client.errors import EverlongError, NotFoundError
 from everlong_client.types.document import Document
 
 
@@ -33,13 +34,26 @@ class Uploads:
         self.documents.append(document)
         self.originals.add(document, file)
 
-    def delete(self) -> None:
-        """Delete the documents from the server."""
-        for document in self.documents:
-            try:
-                self._client.documents.delete(document.id)
-            except NotFoundError:  # deleted by somebody else in the meantime
-                continue
+    def delete(self, url: str, session: str | None = None) -> bool:
+        """Delete the session and the documents from the server at `url`.
+
+        If that fails, writes the error and how to delete what is left, and returns False.
+        """
+        sessions, documents = [session] if session is not None else [], [*self.documents]
+        try:
+            while sessions:
+                with suppress(NotFoundError):  # deleted by somebody else in the meantime
+                    self._client.sessions.delete(sessions[0])
+                del sessions[0]
+            while documents:
+                with suppress(NotFoundError):
+                    self._client.documents.delete(documents[0].id)
+                del documents[0]
+        except EverlongError as error:
+            print_error(f"what this command created could not be deleted: {error}")
+            note_what_is_left(url, None, sessions, documents)
+            return False
+        return True
 
 
 @contextmanager

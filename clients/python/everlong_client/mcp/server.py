@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -228,12 +229,19 @@ class DocumentServer(MCPServer[Any]):
         return key.strip()
 
     def _allowed(self, path: str) -> Path:
-        """Return the file. Raises `ToolError` if it is outside the allowed folders, also through a link."""
-        file = Path(path).expanduser().resolve()
+        """Return the file. Raises `ToolError` if it is outside the allowed folders, also through a link, or if it is a pipe or a device."""
+        try:
+            file = Path(path).expanduser().resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a user without a home, a NUL character
+            raise ToolError(f"path: cannot read {path!r}: {error}") from error
         if not any(file.is_relative_to(folder) for folder in self._folders):
             allowed = ", ".join(map(str, self._folders)) or "none"
             raise ToolError(
                 f"path: {path!r} is in no folder that the user allowed ({allowed}); "
                 "the user can allow one with `everlong mcp --folder`"
             )
+        if os.path.exists(file) and not (
+            file.is_file() or file.is_dir()
+        ):  # opening a pipe blocks until it has a writer
+            raise ToolError(f"path: cannot read {path!r}: it is a pipe or a device, not a file")
         return file

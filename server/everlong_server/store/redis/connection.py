@@ -47,13 +47,13 @@ class Address:
         """
         scheme, _, rest = url.partition("://")
         transport, _, kind = scheme.partition("+")
-        if not kind:
+        if scheme in ("redis", "rediss", "unix"):
             parse_url(url)
             return Address("single")
         if transport not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
-            raise ValueError(
-                f"unknown scheme {scheme!r}: use one of redis, rediss, unix, redis+sentinel, redis+cluster"
-            )
+            # Without "://", the "scheme" is the whole URL, with its password.
+            problem = f"unknown scheme {scheme!r}" if "://" in url else "the URL begins with no scheme"
+            raise ValueError(f"{problem}: use one of redis, rediss, unix, redis+sentinel, redis+cluster")
         authority, *path = rest.split("/")
         login, _, hosts = authority.rpartition("@")
         options: dict[str, Any] = {"ssl": True} if transport == "rediss" else {}

@@ -61,7 +61,12 @@ class Blobs:
         fs.dircache.use_listings_cache = False
         self._local = isinstance(fs, LocalFileSystem)
         self._fs: Any = fs if self._local else _RemoteStore(fs)
-        self._fs.makedirs(self._root, exist_ok=True)
+        try:
+            self._fs.makedirs(self._root, exist_ok=True)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+            raise BlobStoreError(
+                f"--blob-url (EVERLONG_BLOB_URL): the folder {self._root} cannot be created: {error.strerror or error}"
+            ) from error
         self._vault = vault or Vault()
         self._copies = None if self._local and not self._vault else LocalCopies(private_dir, secret=bool(self._vault))
 

@@ -157,6 +157,8 @@ def test_start_is_refused_without_a_key(locked: Server, new_server: Callable[...
     spare = url + "?db=1"
     with pytest.raises(NoKeys, match="everlong keys create"):
         asyncio.run(require_keys(Settings(host="0.0.0.0"), spare))
+    with pytest.raises(NoKeys, match="`EVERLONG_DATA_DIR='/my books' everlong keys create --tenant NAME` creates one"):
+        asyncio.run(require_keys(Settings(host="0.0.0.0", data_dir=Path("/my books")), spare))
     asyncio.run(require_keys(Settings(host="0.0.0.0", auth="keys"), spare))
     asyncio.run(require_keys(Settings(host="0.0.0.0", auth="off"), spare))
     asyncio.run(require_keys(Settings(), spare))

@@ -40,7 +40,7 @@ def test_where_redis_is() -> None:
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("http://secret@a", "redis://"),
+        ("http://secret@a", "redis, rediss, unix"),
         ("redis+ring://:secret@a", "redis+ring"),
         ("redis+sentinel://:secret@a:1", "must have a service name"),
         ("redis+sentinel://:secret@a:1/main/first", "/SERVICE/NUMBER"),
