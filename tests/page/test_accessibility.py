@@ -210,3 +210,16 @@ def test_only_the_answer_of_the_open_conversation_is_read_aloud(
     page.go_back()
     expect(page.locator(".usage")).to_have_count(3)
     expect(spoken).to_have_text("")
+
+
+def test_high_contrast_keeps_what_colours_and_backgrounds_say(
+    new_tab: Callable[..., Tab], server: Server, talk: str
+) -> None:
+    page = new_tab(forced_colors="active").open(f"{talk}/memory")
+    style = "(element, name) => getComputedStyle(element)[name]"
+    swatches = page.locator(".legend i")
+    expect(swatches.first).to_be_visible()
+    colours = [swatch.evaluate(style, "backgroundColor") for swatch in swatches.all()]
+    assert len(set(colours)) == len(colours) > 1
+    shown = page.locator(".sidebar li a[aria-current]")
+    assert shown.evaluate(style, "outlineStyle") == "solid"

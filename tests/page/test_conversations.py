@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.page.conftest import Tab
+from tests.page.conftest import QUESTION, HeldAnswer, Tab
 from tests.page.steps import conversation, hold, lose_server, newest_only, serve_model, session_of
 from tests.process import Server
 
@@ -207,3 +207,33 @@ def test_conversations_of_other_programs_are_apart(tab: Tab, server: Server) -> 
     page.goto("about:blank")
     for id in (*ids, copy):
         server.http.delete(f"/v1/sessions/{id}")
+
+
+def test_a_file_of_a_conversation_begins_like_its_title(tab: Tab, server: Server) -> None:
+    title = f"女王 {'日本語' * 60}"
+    session = conversation(server, [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}])
+    server.http.patch(f"/v1/sessions/{session}", json={"title": title})
+    page = tab.open(session)
+    expect(page.locator(".usage")).to_be_attached()
+    page.get_by_role("button", name="More", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export as Markdown").click()
+    assert download.value.suggested_filename == f"{title[:80]}.md"
+    server.http.delete(f"/v1/sessions/{session}")
+
+
+def test_the_list_says_that_a_first_question_is_being_answered(tab: Tab, server: Server) -> None:
+    session = conversation(server, [])
+    held = HeldAnswer(tab.page)
+    page = tab.open(session)
+    entry = page.locator(".sidebar a[aria-current]").filter(has_not_text="New conversation")
+    expect(entry).to_contain_text("no questions yet")
+    page.locator("#question").fill(QUESTION)
+    page.keyboard.press("Enter")
+    held.text()
+    expect(entry).to_contain_text("being answered")
+    held.pass_all()
+    expect(page.locator(".usage")).to_be_attached()
+    expect(entry).to_contain_text(QUESTION)
+    expect(entry).not_to_contain_text("being answered")
+    server.http.delete(f"/v1/sessions/{session}")

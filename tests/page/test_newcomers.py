@@ -41,9 +41,10 @@ def test_selected_documents_can_be_asked_about_from_the_end_of_a_long_list(
     expect(page.get_by_role("button", name="Delete 2")).to_be_in_viewport(ratio=1)
 
 
-def test_a_long_name_does_not_widen_the_memory(new_tab: Callable[..., Tab], talk: str) -> None:
+def test_a_long_name_does_not_widen_the_memory(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     tab = new_tab(**PHONE)
-    list_documents(tab.page, filename=f"{'a_name_without_spaces_' * 8}.pdf")
+    (document,) = server.http.get(f"/v1/sessions/{talk}").json()["documents"]
+    list_documents(tab.page, id=document, filename=f"{'a_name_without_spaces_' * 8}.pdf")
     page = tab.open(f"{talk}/memory")
     expect(page.locator(".legend")).to_contain_text("a_name_without_spaces_")
     box = page.get_by_role("region", name="The memory", exact=True)

@@ -102,3 +102,26 @@ def test_a_conversation_keeps_its_model_when_a_question_is_asked_again(tab: Tab,
     assert made.value.post_data_json["model"] == model["id"], "not the first model"
     expect(page).not_to_have_url(re.compile(talk))
     expect(page.locator(".usage")).to_have_count(1)
+
+
+def test_a_number_out_of_range_is_refused_in_words(tab: Tab, server: Server, talk: str) -> None:
+    page = tab.open(talk)
+    page.get_by_role("button", name="Settings").click()
+    dialog = page.get_by_role("dialog", name="Settings")
+    field = dialog.get_by_label("Temperature")
+    stored = "JSON.parse(localStorage['everlong.answers']).temperature"
+    field.fill("0.25")  # between the steps of the field
+    assert page.evaluate(stored) == 0.25
+    expect(dialog.get_by_role("alert")).to_have_count(0)
+    field.fill("3")
+    expect(dialog.get_by_role("alert")).to_have_text(
+        "Enter a number between 0 and 2. Until then, the earlier value applies."
+    )
+    expect(field).to_have_attribute("aria-invalid", "true")
+    assert page.evaluate(stored) == 0.25
+    field.fill("2")
+    expect(dialog.get_by_role("alert")).to_have_count(0)
+    assert page.evaluate(stored) == 2
+    page.set_viewport_size({"width": 360, "height": 640})
+    widths = [each.evaluate("(element) => element.clientWidth") for each in dialog.locator("input, select").all()]
+    assert min(widths) > 200

@@ -125,3 +125,13 @@ def test_a_wide_formula_does_not_move_the_conversation(new_tab: Callable[..., Ta
         }"""
     )
     assert gap < 8
+
+
+def test_the_box_of_a_task_is_in_the_line_of_its_text(tab: Tab, talk: str) -> None:
+    page = tab.page
+    show(page, "- [ ] to do\n- [x] done\n\n  later\n- plain")
+    tab.open(talk)
+    items = page.locator(".answer .markdown li")
+    expect(items.locator("> p")).to_have_text(["☐ to do", "☑ done", "later", "plain"])
+    styles = [item.evaluate("(element) => getComputedStyle(element).listStyleType") for item in items.all()]
+    assert styles == ["none", "none", "disc"]

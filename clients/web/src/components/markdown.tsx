@@ -1,5 +1,5 @@
 /** Markdown as elements of the page. No text becomes markup: HTML in it is shown as it is written. */
-import type { Nodes, TableRow } from "mdast";
+import type { ListItem, Nodes, TableRow } from "mdast";
 import { type ComponentChildren, Fragment, type VNode, h } from "preact";
 import { useMemo } from "preact/hooks";
 import { extent, isPrice, isSafeLink, parseMarkdown, place } from "../lib/markdown.js";
@@ -82,12 +82,7 @@ function shown(node: Nodes, context: Context): ComponentChildren {
     case "list":
       return h(node.ordered ? "ol" : "ul", { ...(node.ordered && { start: node.start ?? 1 }), ...direction(node, context) }, children(node, context));
     case "listItem":
-      return (
-        <li>
-          {node.checked != null && (node.checked ? "☑ " : "☐ ")}
-          {children(node, context)}
-        </li>
-      );
+      return node.checked == null ? <li>{children(node, context)}</li> : task(node, context);
     case "table":
       return <Table rows={node.children} align={node.align ?? []} context={context} {...direction(node, context)} />;
     case "link":
@@ -142,6 +137,20 @@ function shown(node: Nodes, context: Context): ComponentChildren {
     default:
       return children(node, context);
   }
+}
+
+/** An item with a box, which is in the line of its text. */
+function task(node: ListItem, context: Context): ComponentChildren {
+  const [line, ...rest] = node.children;
+  return (
+    <li class="task">
+      <p>
+        {node.checked ? "☑ " : "☐ "}
+        {line && (line.type === "paragraph" ? children(line, context) : shown(line, context))}
+      </p>
+      {children({ ...node, children: rest }, context)}
+    </li>
+  );
 }
 
 function formula(node: Nodes & { value: string }, context: Context): ComponentChildren {

@@ -1,5 +1,6 @@
 /** The dialog with the settings, each with a sentence on what it means. */
 import { signal } from "@preact/signals";
+import { useState } from "preact/hooks";
 import { count, tokensOf, wordsOf } from "../lib/format.js";
 import { chosenModel, model, models } from "../state/library.js";
 import { type Theme, answerSettings, setAnswers, setTheme, theme } from "../state/settings.js";
@@ -104,8 +105,14 @@ interface NumberFieldProps {
   children: string;
 }
 
-/** A number, which is stored once it is valid. */
+/** A number, which is stored once it is valid. Until then, the field says so. Values between the steps are valid. */
 function NumberField({ id, label, value, min, max, step, set, children }: NumberFieldProps) {
+  const [invalid, setInvalid] = useState(false);
+  const change = ({ validity, value, valueAsNumber }: HTMLInputElement) => {
+    const refused = validity.badInput || validity.rangeUnderflow || validity.rangeOverflow;
+    setInvalid(refused);
+    if (!refused) set(value === "" ? null : valueAsNumber);
+  };
   return (
     <>
       <label for={id}>{label}</label>
@@ -117,11 +124,15 @@ function NumberField({ id, label, value, min, max, step, set, children }: Number
         placeholder="default"
         {...{ min, max, step }}
         defaultValue={value === null ? "" : String(value)}
-        onInput={({ currentTarget: field }) => field.validity.valid && set(field.value === "" ? null : field.valueAsNumber)}
+        aria-invalid={invalid}
+        onInput={({ currentTarget }) => change(currentTarget)}
       />
-      <p id={`${id}-help`} class="note">
-        {children}
-      </p>
+      <div id={`${id}-help`}>
+        <p class="note">{children}</p>
+        <p class="bad" role="alert" hidden={!invalid}>
+          Enter a number between {count(min)} and {count(max)}. Until then, the earlier value applies.
+        </p>
+      </div>
     </>
   );
 }

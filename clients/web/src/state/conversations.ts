@@ -166,7 +166,7 @@ export async function exportJson(chosen: readonly Session[]): Promise<void> {
   const conversations: Exported[] = [];
   for (const session of chosen) conversations.push(await exported(session));
   const name = chosen.length === 1 ? titleOf(chosen[0]!) : `${chosen.length} conversations`;
-  save(`${name}.json`, "application/json", JSON.stringify({ kind: KIND, version: 1, conversations }, null, 2));
+  save(name, "json", "application/json", JSON.stringify({ kind: KIND, version: 1, conversations }, null, 2));
 }
 
 /** Saves a conversation as Markdown, with its evidence as quotations. */
@@ -178,14 +178,17 @@ export async function exportMarkdown(session: Session): Promise<void> {
     for (const [n, passage] of (message.evidence ?? []).entries())
       parts.push(`> [${n + 1}] ${nameOf(passage.document)}${passage.page ? `, page ${passage.page}` : ""}: ${passage.text.replace(/\s+/g, " ")}`);
   }
-  save(`${titleOf(session)}.md`, "text/markdown", `${parts.join("\n\n")}\n`);
+  save(titleOf(session), "md", "text/markdown", `${parts.join("\n\n")}\n`);
 }
 
-function save(name: string, type: string, text: string): void {
+const LONGEST_NAME = 80; // characters: at most 240 bytes without emoji, of the 255 that file systems allow
+
+function save(name: string, extension: string, type: string, text: string): void {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = document.createElement("a");
   link.href = url;
-  link.download = name.replace(/[\\/:*?"<>|\u0000-\u001f]+/g, " ").slice(-120);
+  const allowed = [...name.replace(/[\\/:*?"<>|\u0000-\u001f]+/g, " ")];
+  link.download = `${allowed.slice(0, LONGEST_NAME).join("")}.${extension}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
@@ -193,7 +196,7 @@ function save(name: string, type: string, text: string): void {
 /** Creates the conversations of an exported file. Documents that are no longer on the server are left out. */
 async function importFile(file: File): Promise<void> {
   const { kind, version, conversations } = parsed(await file.text());
-  if (kind !== KIND || version !== 1 || !Array.isArray(conversations)) throw new UserError(`${file.name} is not a file of exported conversations`);
+  if (kind !== KIND || version !== 1 || !Array.isArray(conversations)) throw new UserError(`${file.name} is not a file of exported conversations. Choose one that was saved with “Export as JSON”.`);
   for (const { title, documents, messages, model } of conversations as Exported[]) {
     const present: string[] = [];
     for (const { id } of documents)

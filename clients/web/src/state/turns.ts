@@ -1,5 +1,5 @@
 /** The messages of each session, and the turns whose answers are being generated. */
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
 import type { Conversation, Evidence, Message, Model, Session } from "everlong-client";
 import { NotFoundError, StreamError } from "everlong-client";
 import { Paced } from "../lib/paced.js";
@@ -25,6 +25,8 @@ export interface Turn {
 
 export const sessionMessages = signal<ReadonlyMap<string, readonly Message[]>>(new Map());
 export const turns = signal<ReadonlyMap<string, Turn>>(new Map());
+/** The ids of the sessions whose answers this page waits for, separated by spaces. Unlike `turns`, it does not change with each word. */
+export const awaited = computed(() => [...turns.value].flatMap(([id, { state }]) => (state === "failed" ? [] : id)).join(" "));
 /** The text for screen readers: the last complete sentences of the answer. */
 export const announcement = signal("");
 

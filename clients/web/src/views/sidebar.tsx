@@ -12,7 +12,7 @@ import { documentsOf, loaded, model, sessions, showErrors, titleOf } from "../st
 import { isUnanswered } from "../state/questions.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
-import { turns } from "../state/turns.js";
+import { awaited } from "../state/turns.js";
 
 /** Whether the sidebar is open on a narrow screen, where it covers the page. */
 export const sidebarOpen = signal(false);
@@ -187,8 +187,8 @@ function Entry({ session: each, here }: { session: Session; here: boolean }) {
 /** What the list says about a conversation: what it waits for, or else its documents. */
 function stateOf(session: Session): string {
   if (session.status === "reading") return "being read";
-  if (session.answering) return "being answered";
-  if (isUnanswered(session) && !turns.peek().has(session.id)) return "a question without an answer";
+  if (session.answering || awaited.value.includes(session.id)) return "being answered";
+  if (isUnanswered(session)) return "a question without an answer";
   return session.title !== null ? documentsOf(session) : "no questions yet";
 }
 
