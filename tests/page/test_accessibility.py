@@ -15,6 +15,8 @@ from tests.page.conftest import QUESTION, TEXT, HeldAnswer, Tab
 from tests.page.steps import conversation, go, hold, let_go, open_fork, places, session_of
 from tests.process import Server
 
+pytestmark = pytest.mark.long
+
 WIDE = """() => [...document.querySelectorAll("body, body *")]
   .filter((e) => getComputedStyle(e).overflowX !== "hidden" && e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0
     && getComputedStyle(e).display !== "inline" && !e.closest("svg, .unseen"))
@@ -25,7 +27,6 @@ SMALL: list[ViewportSize] = [{"width": 360, "height": 640}, {"width": 640, "heig
 """A phone, and a window of 1280 by 800 pixels, which has half as many CSS pixels at 200 %."""
 
 
-@pytest.mark.long
 def test_it_fits_into_360_pixels_and_at_200_percent(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
     server.upload(TEXT, filename="A long name " * 20 + ".md")
     named = str(server.session(server.read(TEXT, filename="a" * 200 + ".txt")["id"])["id"])
@@ -59,7 +60,6 @@ def test_the_sidebar_of_a_small_screen_keeps_the_focus(
     expect(menu).to_be_focused()
 
 
-@pytest.mark.long
 def test_axe_finds_nothing(tab: Tab, server: Server, talk: str) -> None:
     page = tab.open()
     for place in places(server, talk):
@@ -67,7 +67,6 @@ def test_axe_finds_nothing(tab: Tab, server: Server, talk: str) -> None:
         assert complaints_in_both_schemes(page) == [], place
 
 
-@pytest.mark.long
 def test_with_the_keyboard_alone(tab: Tab, server: Server, tmp_path: Path) -> None:
     past = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
     before = conversation(server, past, title="The conversation before")

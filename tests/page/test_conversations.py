@@ -13,10 +13,11 @@ from tests.page.conftest import QUESTION, HeldAnswer, Tab
 from tests.page.steps import conversation, hold, lose_server, newest_only, serve_model, session_of
 from tests.process import Server
 
+pytestmark = pytest.mark.long
+
 ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "**I** do."}]
 
 
-@pytest.mark.long
 def test_conversations_are_found_grouped_and_deleted(tab: Tab, server: Server) -> None:
     document = server.read("Note.", filename="ledger.txt")["id"]
     first, second = (conversation(server, ASKED, document, title=f"Grün {name}") for name in ("apple", "pear"))
@@ -92,7 +93,6 @@ def test_branches_that_are_not_loaded_are_found(tab: Tab, server: Server) -> Non
         server.http.delete(f"/v1/sessions/{id}")
 
 
-@pytest.mark.long
 def test_branches_that_were_found_stay_when_the_server_comes_back(tab: Tab, server: Server) -> None:
     first = conversation(server, ASKED)
     other = conversation(server, ASKED)

@@ -11,6 +11,8 @@ from tests.page.conftest import Tab
 from tests.page.steps import conversation, drop, open_fork, session_of, wait_until
 from tests.process import Server
 
+pytestmark = pytest.mark.long
+
 PAST = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
 
 
@@ -103,7 +105,6 @@ def test_a_page_that_may_not_load_its_lists_says_why(tab: Tab, server: Server) -
     tab.expected_errors.append("429")
 
 
-@pytest.mark.long
 def test_what_was_added_or_deleted_while_the_lists_are_loaded_stays_so(tab: Tab, server: Server) -> None:
     old = conversation(server, PAST, title="To be deleted")
     page = tab.open(old)

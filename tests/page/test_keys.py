@@ -11,8 +11,9 @@ from tests.page.conftest import QUESTION, Tab, key_of
 from tests.page.steps import forked
 from tests.process import Server
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.long
+
 def test_a_key_is_asked_for_once(new_tab: Callable[..., Tab], server: Server, talk: str, key: str) -> None:
     tab = new_tab(storage_state=None)
     page = tab.page

@@ -12,8 +12,9 @@ from tests.page.conftest import QUESTION, Tab
 from tests.page.steps import open_fork, serve_model
 from tests.process import Server
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.long
+
 def test_the_amount_of_text_and_the_language_are_sent_with_a_question(tab: Tab, server: Server, talk: str) -> None:
     (model,) = server.http.get("/v1/models").json()["data"]
     page = tab.page

@@ -12,6 +12,8 @@ from tests.page.conftest import QUESTION, Tab
 from tests.process import Server
 from tests.server.engine.documents.formats.test_pages import upload
 
+pytestmark = pytest.mark.long
+
 START = """
 - navigation "Conversations":
   - link "New conversation"
@@ -76,7 +78,6 @@ def test_the_tree_of_a_screen_reader(tab: Tab, talk: str) -> None:
     expect(page.locator("body")).to_match_aria_snapshot(TALK)
 
 
-@pytest.mark.long
 def test_the_picture_opens_at_the_page_of_the_cited_sentence(tab: Tab, server: Server) -> None:
     """The passage begins on page 1, its cited sentence is on page 2."""
     words = "The Red Queen runs to stay in the same place."
@@ -101,7 +102,6 @@ def test_the_picture_opens_at_the_page_of_the_cited_sentence(tab: Tab, server: S
     server.http.delete(f"/v1/documents/{made['id']}")
 
 
-@pytest.mark.long
 def test_the_page_of_a_pdf_is_shown_with_the_passage_marked(tab: Tab, server: Server) -> None:
     words = "The Red Queen runs to stay in the same place."
     made = upload(server, pdf(["Nothing here.", words]), filename="queen.pdf").json()

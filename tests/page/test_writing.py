@@ -12,6 +12,8 @@ from tests.page.steps import conversation
 from tests.page.test_answers import show
 from tests.process import Server
 
+pytestmark = pytest.mark.long
+
 ARABIC = """# العنوان
 
 قال همبتي إنه يجلس على الجدار!
@@ -46,7 +48,6 @@ def direction(place: Locator) -> str:
     return str(place.evaluate("(element) => getComputedStyle(element).direction"))
 
 
-@pytest.mark.long
 def test_text_from_right_to_left_is_shown_so(tab: Tab, server: Server) -> None:
     document = server.read("قالت الملكة!", filename="ملكة!.txt")["id"]
     asked = [{"role": "user", "content": "من الملكة؟"}, {"role": "assistant", "content": ARABIC}]

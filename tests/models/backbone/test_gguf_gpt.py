@@ -80,6 +80,7 @@ def test_every_variant_is_the_original_model(variant: str, one_copy: bool, tmp_p
 
 @pytest.mark.parametrize("variant", PLAIN)
 @torch.no_grad()
+@pytest.mark.long
 def test_files_that_transformers_reads_right_are_left_to_it(variant: str, tmp_path: Path) -> None:
     """Their fingerprints stay."""
     family, more = PLAIN[variant]

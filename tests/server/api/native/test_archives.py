@@ -50,6 +50,8 @@ def test_an_archive_may_be_larger_than_a_json_body(server: Server) -> None:
     made = {document["filename"]: document for document in answer.json()["data"]}
     assert made["story.txt"]["bytes"] == len(story) > 1 << 20
     assert text_of(server, made["mill.md"]) == MILL
+    for document in made.values():  # other tests would wait until the story is read
+        server.http.delete(f"/v1/documents/{document['id']}")
 
 
 def test_every_request_with_a_file_may_be_larger_than_a_json_body(server: Server) -> None:
