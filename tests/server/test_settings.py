@@ -60,21 +60,6 @@ def test_bad_variables_are_named(monkeypatch: pytest.MonkeyPatch, variable: str,
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("http://:secret@redis:6379", "unknown scheme 'http'"),
-        (":secret@redis:6379", "the URL begins with no scheme"),
-        ("redis+other://:secret@redis:6379", "unknown scheme 'redis+other'"),
-    ],
-)
-def test_a_redis_url_of_an_unknown_kind_names_the_kinds(url: str, words: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_settings(["--redis-url", url])
-    known = "redis, rediss, unix, redis+sentinel, redis+cluster"
-    assert str(caught.value) == f"--redis-url (EVERLONG_REDIS_URL): {words}: use one of {known}"
-
-
 def test_secrets_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "everlong_redis_url").write_text("redis://:secret@redis:6379/0\n")
     (tmp_path / "another-programs").write_text("?")

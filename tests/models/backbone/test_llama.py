@@ -42,7 +42,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-VARIANTS = {
+COMMON = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "no-groups": lambda: LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 6})),
@@ -55,7 +55,7 @@ VARIANTS = {
 }
 MODELS = {
     kind: partial(tiny_families.model, kind) for kind in (*tiny_families.SWITCHES, *tiny_families.VARIANTS)
-} | VARIANTS
+} | COMMON
 TYPES = {torch.float64: {"rtol": 1e-9, "atol": 1e-9}, torch.float32: {"rtol": 1e-4, "atol": 1e-4}}
 
 
@@ -73,7 +73,7 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=tiny_families.mark_rare_long(MODELS, common={*VARIANTS, "mistral", "gemma3_text"}))
+@pytest.fixture(params=tiny_families.mark_rare_long(MODELS, common={*COMMON, "mistral", "gemma3_text"}))
 def twins(request, dtype, monkeypatch):
     """The plain backbone, the optimized one and how close they are."""
     name = request.param

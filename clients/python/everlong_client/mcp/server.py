@@ -240,8 +240,7 @@ class DocumentServer(MCPServer[Any]):
                 f"path: {path!r} is in no folder that the user allowed ({allowed}); "
                 "the user can allow one with `everlong mcp --folder`"
             )
-        if os.path.exists(file) and not (
-            file.is_file() or file.is_dir()
-        ):  # opening a pipe blocks until it has a writer
+        # Opening a pipe blocks until it has a writer.
+        if os.path.exists(file) and not (file.is_file() or file.is_dir()):
             raise ToolError(f"path: cannot read {path!r}: it is a pipe or a device, not a file")
         return file

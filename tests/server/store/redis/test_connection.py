@@ -37,11 +37,15 @@ def test_where_redis_is() -> None:
     assert connect("redis://a").copies == 0
 
 
+KNOWN = "use one of redis, rediss, unix, redis+sentinel, redis+cluster"
+
+
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("http://secret@a", "redis, rediss, unix"),
-        ("redis+ring://:secret@a", "redis+ring"),
+        ("http://secret@a", f"(EVERLONG_REDIS_URL): unknown scheme 'http': {KNOWN}"),
+        (":secret@a:1", f"(EVERLONG_REDIS_URL): the URL begins with no scheme: {KNOWN}"),
+        ("redis+ring://:secret@a", f"(EVERLONG_REDIS_URL): unknown scheme 'redis+ring': {KNOWN}"),
         ("redis+sentinel://:secret@a:1", "must have a service name"),
         ("redis+sentinel://:secret@a:1/main/first", "/SERVICE/NUMBER"),
         ("redis+cluster://:secret@a:1/1", "only one database"),
