@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everlong_models.answer_probe import AnswerProbe
+    from everlong_models.answer_probe import AnswerProbe, AnswerProbes
     from everlong_models.backbone.backbone import Backbone
     from everlong_models.backbone.cache import Cache, CacheSlots
     from everlong_models.errors import EverlongModelError, GrammarError
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from everlong_models.text.tool_format import Tool, ToolCall, ToolFormat
 
 __all__ = [
-    "MEMORIES", "AnswerProbe", "Backbone", "CUDAGraphs", "Cache", "CacheSlots", "EverlongModelError", "Grammar", "GrammarCompiler",
+    "MEMORIES", "AnswerProbe", "AnswerProbes", "Backbone", "CUDAGraphs", "Cache", "CacheSlots", "EverlongModelError", "Grammar", "GrammarCompiler",
     "GrammarError", "GraphedFunction", "MemoryConfig", "MemoryState", "MemoryView", "Model", "ReadGraphs", "Sampler",
     "SamplingParams", "SegmentReader", "StepGraphs", "Tokenizer", "Tool", "ToolCall", "ToolFormat", "decode_state",
     "encode_state", "load_model",
 ]  # fmt: skip
 
 _NAMES = {
-    "answer_probe": ("AnswerProbe",),
+    "answer_probe": ("AnswerProbe", "AnswerProbes"),
     "backbone.backbone": ("Backbone",),
     "backbone.cache": ("Cache", "CacheSlots"),
     "errors": ("EverlongModelError", "GrammarError"),

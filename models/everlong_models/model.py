@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from everlong_models.answer_probe import AnswerProbe, load_probe
+from everlong_models.answer_probe import AnswerProbes, load_probes
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import (
     DEFAULT_BACKBONE,
@@ -113,7 +113,7 @@ class Model:
     from scratch. `tuned`: whether weights of a model folder were loaded; a backbone answers as its authors made it. `fingerprint`:
     SHA-256 over weights, tokenizer, architecture, memory configuration, dtype and the state's layout; models with the same fingerprint
     can exchange states. `template`: the prompt template for its answers. `tools`: how its chat template shows tools; None if it has no tool format.
-    `probe`: tells whether passages hold an answer; None if the model folder has none, with a memory other than `window`, and with several
+    `probes`: tell whether passages hold an answer; None if the model folder has none, with a memory other than `window`, and with several
     processes.
     """
 
@@ -129,7 +129,7 @@ class Model:
     tuned: bool = False
     template: TemplateName = "few-words"
     tools: ToolFormat | None = None
-    probe: AnswerProbe | None = None
+    probes: AnswerProbes | None = None
 
     @property
     def segment_length(self) -> int:
@@ -200,7 +200,7 @@ def load_model(
         template=(plan.manifest and plan.manifest.template)
         or ("instruct" if not loaded and tokenizer.chat_template else "few-words"),
         tools=ToolFormat.of(tokenizer),
-        probe=None if ranks else _probe(plan, backbone),
+        probes=None if ranks else _probes(plan, backbone),
     )
 
 
@@ -325,11 +325,11 @@ def _load_memory_weights(plan: _Plan, module: SegmentReader, backbone: Backbone 
     return loaded
 
 
-def _probe(plan: _Plan, backbone: Backbone | Recurrent | None) -> AnswerProbe | None:
-    """Return the probe of the model folder. It learnt from prompts that the model read as with `window`."""
+def _probes(plan: _Plan, backbone: Backbone | Recurrent | None) -> AnswerProbes | None:
+    """Return the probes of the model folder. They learnt from prompts that the model read as with `window`."""
     if plan.memory_name != DEFAULT_MEMORY or plan.manifest is None or not isinstance(backbone, Backbone):
         return None
-    return load_probe(plan.folder, backbone)
+    return load_probes(plan.folder, backbone)
 
 
 def _tokenizer_of(adapter: Path, tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:

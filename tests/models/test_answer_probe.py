@@ -18,6 +18,8 @@ from everlong_server.engine.device.decode_rows import DecodeRows
 
 TENSORS = {"layer": torch.tensor(1), "weight": torch.arange(32.0).view(2, 16), "bias": torch.tensor(-3.0)}
 
+LONG = {"long_weight": torch.ones(2, 16), "long_bias": torch.tensor(0.5)}
+
 
 @pytest.fixture
 def folder(tiny_model: Path, tmp_path: Path) -> Path:
@@ -30,20 +32,30 @@ def folder(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def test_it_is_loaded_with_the_memory_window_alone(folder: Path) -> None:
-    assert load_model(str(folder), models_dir=folder).probe is None
+    assert load_model(str(folder), models_dir=folder).probes is None
     fingerprint = load_model(str(folder), models_dir=folder).fingerprint
     save_file(TENSORS, folder / PROBE)
     model = load_model(str(folder), models_dir=folder)
-    assert model.probe is not None
-    assert (model.probe.layer, model.probe.bias) == (1, -3.0)
-    assert torch.equal(model.probe.weight, TENSORS["weight"])
+    assert model.probes is not None
+    for probe, bias in ((model.probes.few_pages, -3.0), (model.probes.long, -2.0)):
+        assert (probe.layer, probe.bias) == (1, bias), "it must be surer about longer texts"
+        assert torch.equal(probe.weight, TENSORS["weight"])
     assert model.fingerprint == fingerprint, "it changes no state"
     assert (
         load_model(
             str(folder), models_dir=folder, memory="compact", options={"segment_length": 16, "entries": 20}
-        ).probe
+        ).probes
         is None
     )
+
+
+def test_longer_texts_can_have_their_own(folder: Path) -> None:
+    save_file(TENSORS | LONG, folder / PROBE)
+    probes = load_model(str(folder), models_dir=folder).probes
+    assert probes is not None
+    assert (probes.few_pages.bias, probes.long.bias, probes.long.layer) == (-3.0, 0.5, 1)
+    assert torch.equal(probes.few_pages.weight, TENSORS["weight"])
+    assert torch.equal(probes.long.weight, LONG["long_weight"])
 
 
 @pytest.mark.parametrize(
@@ -52,8 +64,11 @@ def test_it_is_loaded_with_the_memory_window_alone(folder: Path) -> None:
         ({"weight": torch.zeros(4, 16)}, r"a weight of shape \(2, 16\) and a layer below 2, got \(4, 16\) and layer 1"),
         ({"layer": torch.tensor(2)}, r"got \(2, 16\) and layer 2"),
         ({"bias": None}, "missing tensors: bias"),
-        ({"bias": torch.zeros(2)}, "layer must be one integer, and bias one number"),
-        ({"layer": torch.tensor(0.5)}, "layer must be one integer, and bias one number"),
+        ({"bias": torch.zeros(2)}, "bias must be one number"),
+        ({"layer": torch.tensor(0.5)}, "layer must be one integer"),
+        ({"long_bias": torch.tensor(0.0)}, "missing tensors: long_weight"),
+        (LONG | {"long_weight": torch.zeros(4, 16)}, r"a long_weight of shape \(2, 16\)"),
+        (LONG | {"long_bias": torch.zeros(2)}, "long_bias must be one number"),
         ({"weight": torch.full((2, 16), torch.nan)}, "'weight' contains NaN"),
     ],
 )

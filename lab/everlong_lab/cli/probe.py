@@ -37,7 +37,13 @@ def _train_probe(
             "--packaged/--no-packaged", help="Whether to use the packaged texts: 75 short ones, and 24 of a few pages."
         ),
     ] = True,
-    extend: Annotated[bool, Option("--extend", help="Start from the model's own probe, and stay close to it.")] = False,
+    extend: Annotated[
+        bool,
+        Option(
+            "--extend",
+            help="Start from the model's own probe, and stay close to it. Longer texts than those of a few pages keep the own probe.",
+        ),
+    ] = False,
     questions: Annotated[
         int,
         Option(
@@ -77,16 +83,16 @@ def _train_probe(
     layers: int = loaded.memory.backbone.layers  # type: ignore[union-attr, assignment]
     if layer >= layers:
         raise fail(f"--layer {layer}: must be below {layers}, the number of layers of {model}")
-    if extend and loaded.probe is None:
+    if extend and loaded.probes is None:
         raise fail(f"--extend: {model} has no probe")
-    if extend and loaded.probe is not None and loaded.probe.layer != layer:
-        raise fail(f"--layer {layer}: the probe of {model} has the layer {loaded.probe.layer}")
+    if extend and loaded.probes is not None and (own := loaded.probes.few_pages.layer) != layer:
+        raise fail(f"--layer {layer}: the probe of {model} has the layer {own}")
     with reported(OSError), progress_bar() as progress:
         passages = Settings.model_fields["recall_passages"].default
         plan = ProbePromptsPlan(file, texts or [], data, questions, passages, seed, packaged)
         prompts = make_prompts(plan, lambda text: len(loaded.tokenizer.encode(text)), embedder, progress)
         values = values_of(loaded, prompts, layer, progress)
-        start = loaded.probe if extend else None
+        start = loaded.probes if extend else None
         quality = ProbeTraining(prompts, values, wrongly=wrongly, start=start, seed=seed).save(layer, to)
     err.print(
         f"{len(prompts):,} prompts. For texts that the probe did not learn from: area under the ROC curve {quality.area:.3f}; it declines "

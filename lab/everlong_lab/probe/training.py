@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from everlong_lab.eval.answer_scores import missing
 from everlong_lab.harness.progress import Progress
 from everlong_lab.probe.prompts import LabelledPrompt
-from everlong_models import AnswerProbe, Backbone, Model
+from everlong_models import AnswerProbes, Backbone, Model
 from everlong_models.errors import DataError
 
 try:  # before prompts are read for half an hour
@@ -82,12 +82,15 @@ class ProbeTraining:
         values: Tensor,
         *,
         wrongly: float,
-        start: AnswerProbe | None = None,
+        start: AnswerProbes | None = None,
         seed: int = 0,
     ) -> None:
-        """`wrongly`: the share of the prompts with an answer that may be declined. `start`: an earlier probe, which the new one stays near to."""
+        """`wrongly`: the share of the prompts with an answer that may be declined. `start`: earlier probes. The new one
+        stays near to that for texts of a few pages, and its file keeps that for longer texts."""
         self._values, self._wrongly = values, wrongly
-        self._start = (torch.zeros(values[0].numel()), 0.0) if start is None else (start.weight.flatten(), start.bias)
+        self._long, self._start = None, (torch.zeros(values[0].numel()), 0.0)
+        if start is not None:
+            self._long, self._start = start.long, (start.few_pages.weight.flatten(), start.few_pages.bias)
         self._holds = torch.tensor([prompt.holds for prompt in prompts])
         sources = sorted({prompt.source for prompt in prompts})
         if len(sources) < 2:
@@ -116,7 +119,10 @@ class ProbeTraining:
         """Fit a probe and write its file. Returns its quality."""
         weight, bias, quality = self.fit()
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"layer": torch.tensor(layer), "weight": weight.contiguous(), "bias": torch.tensor(bias)}, file)
+        tensors = {"layer": torch.tensor(layer), "weight": weight.contiguous(), "bias": torch.tensor(bias)}
+        if self._long is not None:
+            tensors |= {"long_weight": self._long.weight, "long_bias": torch.tensor(self._long.bias)}
+        save_file(tensors, file)
         return quality
 
 

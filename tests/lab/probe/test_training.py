@@ -15,7 +15,7 @@ from everlong_lab.probe import prompts
 from everlong_lab.probe.prompts import LabelledPrompt, LabelledText
 from everlong_lab.probe.training import ProbeTraining, area, values_of
 from everlong_models import load_model
-from everlong_models.answer_probe import PROBE, AnswerProbe
+from everlong_models.answer_probe import PROBE, AnswerProbe, AnswerProbes
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.search.question import is_question
 
@@ -147,9 +147,9 @@ def test_the_command_writes_what_the_model_loads(
     trained = CliRunner().invoke(train_probe, [*arguments, "--layer", "1"])
     assert trained.exit_code == 0, trained.output
     assert "area under the ROC curve" in " ".join(trained.output.split())
-    probe = load_model(str(folder), models_dir=tmp_path).probe
-    assert probe is not None
-    assert probe.layer == 1
+    own = load_model(str(folder), models_dir=tmp_path).probes
+    assert own is not None
+    assert own.few_pages.layer == 1
 
     monkeypatch.setattr(prompts, "packaged_texts", lambda: NOTES)
     again = ["--out", str(tmp_path / PROBE), "--model", str(folder), "--wrongly", "0.1", "--extend"]
@@ -157,21 +157,26 @@ def test_the_command_writes_what_the_model_loads(
     assert "--layer 0: the probe of" in " ".join(refused.output.split())
     extended = CliRunner().invoke(train_probe, [*again, "--layer", "1"])
     assert extended.exit_code == 0, extended.output
-    assert (tmp_path / PROBE).is_file()
+    (tmp_path / PROBE).rename(to)
+    probes = load_model(str(folder), models_dir=tmp_path).probes
+    assert probes is not None
+    assert torch.equal(probes.long.weight, own.long.weight), "it learnt nothing about longer texts"
+    assert probes.long.bias == own.long.bias
+    assert not torch.equal(probes.few_pages.weight, own.few_pages.weight)
 
 
 def test_few_prompts_extend_a_probe_to_a_better_one_than_they_make_alone() -> None:
     weight, bias, _ = ProbeTraining(*made(2000, 4.0), wrongly=0.05).fit()
-    start = AnswerProbe(0, weight, bias)
+    probe = AnswerProbe(0, weight, bias)
     few = made(40, 4.0)
     examples, values = made(2000, 4.0)
     holds = torch.tensor([prompt.holds for prompt in examples])
 
-    def area_of(start: AnswerProbe | None) -> float:
+    def area_of(start: AnswerProbes | None) -> float:
         weight, bias, _ = ProbeTraining(*few, wrongly=0.05, start=start).fit()
         return area(values.flatten(1) @ weight.flatten() + bias, holds)
 
-    assert area_of(start) > area_of(None)
+    assert area_of(AnswerProbes(probe, probe)) > area_of(None)
 
 
 @pytest.mark.long

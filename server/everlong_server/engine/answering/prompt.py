@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from everlong_models import Tool
+from everlong_models import AnswerProbe, Tool
 from everlong_server.engine.answering.evidence.grounding import (
     RECENT_TOKENS,
     Recall,
@@ -35,8 +35,8 @@ class Prompt:
     """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `attended_before`: see `AnswerRequest`. `context_start`: see
     `Snapshot`.
 
-    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `margin`: the model's probe
-    replaces the answer by `REFUSAL` if its score is so far below its limit; None: the probe is not asked. `standalone`: the question that the prompt asks
+    `question`: what the user asked: the message, or the one before it if the message has the results of calls alone. `probe`: replaces
+    the answer by `REFUSAL` if it finds that the evidence lacks the answer. `standalone`: the question that the prompt asks
     instead of the message, if it was rewritten.
     """
 
@@ -46,7 +46,7 @@ class Prompt:
     attended_before: int | None
     context_start: int | None
     question: str
-    margin: float | None = None
+    probe: AnswerProbe | None = None
     standalone: str | None = None
 
 
@@ -101,7 +101,7 @@ class PromptBuilder:
             retrieved.found,
             question=retrieved.question,
             lacks_answer=retrieved.lacks_answer,
-            margin=retrieved.margin,
+            probe=retrieved.probe,
             small_talk=retrieved.small_talk,
             template=retrieved.template,
             previous=retrieved.previous,
@@ -145,13 +145,13 @@ class PromptBuilder:
 
     def build(
         self, context: TurnContext, content: str, found: list[Passage] | None, recall: Recall, *, lacks_answer: bool,
-        margin: float | None = None, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (),
+        probe: AnswerProbe | None = None, small_talk: bool = False, question: str | None = None, tools: Sequence[Tool] = (),
         template: Template | None = None, previous: Exchange | None = None,
     ) -> Prompt:  # fmt: skip
         """Return the prompt for the message `content`.
 
         `found`: passages to choose evidence from, best first; None if the documents were not searched. `lacks_answer`: the
-        documents do not hold the answer. `margin`: see `Prompt`; the evidence may not hold it. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
+        documents do not hold the answer. `probe`: see `Prompt`; the evidence may not hold it. `small_talk`: the message has no words to search for. `question`: see `Prompt`; None: it is
         the message. `template`: None takes that of the model. With tools, it is `WITH_TOOLS`. `previous`: what the message may refer to, if `template` does not repeat it.
         """
         question = content if question is None else question
@@ -163,7 +163,7 @@ class PromptBuilder:
         window = memory.visible_tokens - memory.segment_length
         # The model sees all of a text that fits into the open segment, except in small talk, which would continue the text, and if its
         # probe may judge the first answer: it learnt from first prompts that the model reads alone.
-        hides_open = window > 0 and (small_talk or (margin is not None and not context.unread))
+        hides_open = window > 0 and (small_talk or (probe is not None and not context.unread))
         kept, later = memory.kept_tokens(context.state), context.session.messages > 0
         anew = bool(kept or hides_open) and not later and searched
         message = [*tokenizer.encode(content), *model.chat.ask]
@@ -191,8 +191,8 @@ class PromptBuilder:
         start = self._start(context, part.visible, part.own)
         # The answer to a question about the conversation may be there, if the prompt lacks it.
         if not part.evidence or (later and part.own == 0 and is_personal(question)):
-            margin = None
-        return Prompt(tokens, part.evidence, part.visible, part.own, start, question, margin)
+            probe = None
+        return Prompt(tokens, part.evidence, part.visible, part.own, start, question, probe)
 
     def _later_part(
         self, context: TurnContext, lead: list[int], previous: Exchange | None, room: int, budget: int,

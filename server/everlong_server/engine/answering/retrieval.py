@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from everlong_models import AnswerProbe
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.evidence.templates import (
     INSTRUCT,
@@ -31,8 +32,6 @@ from everlong_server.store.texts.passage import Passage
 
 _MOST_REPEATED = 0.25
 """If the previous question and its answer would take a larger share of the evidence's tokens, they are not repeated."""
-_LONG_MARGIN = 1.0
-"""In texts of more than a few pages, the probe must be surer: it learnt from shorter ones (docs/research/lab-notes.md, "Refusing")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,14 @@ class Retrieved:
     """What the prompt of a message contains.
 
     `question`: the question of the message, or the rewritten one. `found`: passages to choose evidence from, best first; None if the documents
-    were not searched. `lacks_answer`: the documents do not hold the answer. `margin`: see `Prompt`; the evidence may not hold the answer. `small_talk`: the
+    were not searched. `lacks_answer`: the documents do not hold the answer. `probe`: see `Prompt`; the evidence may not hold the answer. `small_talk`: the
     message has no words to search for. `template`: None takes that of the model. `previous`: what the message may refer to, if `template` does not repeat it.
     """
 
     question: str
     found: list[Passage] | None = None
     lacks_answer: bool = False
-    margin: float | None = None
+    probe: AnswerProbe | None = None
     small_talk: bool = False
     template: Template | None = None
     previous: Exchange | None = None
@@ -99,14 +98,13 @@ class Retriever:
             alone = result.overview is not None or await asyncio.to_thread(stands_alone, question, query)
             shown = shortened(previous) if repeating is None and not alone else None
             retrieved = replace(retrieved, template=repeating or template, previous=shown)
-        if may_decline and question_only and self._may_judge(context, result):
+        probe = self._probe_of(context, result) if may_decline and question_only else None
+        if probe is not None and await asyncio.to_thread(asks_for_fact, question, has_history=context.has_history):
             # The search is not sure whether texts hold the answer. The model's probe can judge it.
-            asks = await asyncio.to_thread(asks_for_fact, question, has_history=context.has_history)
-            margin = (0.0 if result.few_pages else _LONG_MARGIN) if asks else None
-            retrieved = replace(retrieved, margin=margin)
+            retrieved = replace(retrieved, probe=probe)
         personal = context.has_history and await asyncio.to_thread(is_personal, question)
-        if result.doubtful and (retrieved.margin is None or personal):
-            retrieved = replace(retrieved, found=[], margin=None)
+        if result.doubtful and (retrieved.probe is None or personal):
+            retrieved = replace(retrieved, found=[], probe=None)
         return await self._checked(context, documents, retrieved, recall, doubtful=result.doubtful)
 
     async def _checked(
@@ -117,10 +115,10 @@ class Retriever:
         lacks_answer = await asyncio.to_thread(
             texts_lack_answer, retrieved.question, retrieved.found or [], has_history=has_history
         )
-        unsure = lacks_answer or retrieved.margin is not None or not retrieved.found
+        unsure = lacks_answer or retrieved.probe is not None or not retrieved.found
         if unsure and not await self._passages.all_indexed(documents):
             # A document was deleted. The memory still has it.
-            return replace(retrieved, found=None if doubtful else retrieved.found or None, margin=None)
+            return replace(retrieved, found=None if doubtful else retrieved.found or None, probe=None)
         if not retrieved.found and not lacks_answer and not has_history and context.all_open:
             return replace(retrieved, found=await self._passages_in_open_segment(context, recall.passages))
         return replace(retrieved, lacks_answer=lacks_answer)
@@ -144,11 +142,14 @@ class Retriever:
         more = len(encode(repeating.closing)) - len(encode(usual.closing))
         return repeating if more <= _MOST_REPEATED * recall.tokens else None
 
-    def _may_judge(self, context: TurnContext, result: Found) -> bool:
-        """Return whether the model's probe can tell whether passages hold an answer: if it knows such prompts, and no instructions say what to answer."""
-        knows = self._engine.model.probe is not None and self._template is INSTRUCT and result.overview is None
+    def _probe_of(self, context: TurnContext, result: Found) -> AnswerProbe | None:
+        """Return the model's probe that can tell whether passages hold an answer; None if it does not know such prompts, or instructions say what to answer."""
+        probes = self._engine.model.probes
+        known = self._template is INSTRUCT and result.overview is None and result.english and bool(result.passages)
         instructed = context.system is not None or context.instructions is not None
-        return knows and result.english and bool(result.passages) and not instructed
+        if probes is None or not known or instructed:
+            return None
+        return probes.few_pages if result.few_pages else probes.long
 
     async def _passages_in_open_segment(self, context: TurnContext, limit: int) -> list[Passage]:
         """Return the passages of the session's documents, if these fit into the open segment: then the model sees them, whatever the search finds."""

@@ -298,9 +298,9 @@ class TurnRunner:
         """Return the request to the engine. Without a seed in `params`, it has a random one."""
         open, model = list(context.session.snapshot.open), self._engine.model
         refusal = None
-        if prompt.margin is not None and model.probe is not None:
+        if prompt.probe is not None:
             tokens = [*model.tokenizer.encode(REFUSAL), *model.tokenizer.eos_ids[:1]]
-            refusal = Refusal(tokens, model.probe.stricter(prompt.margin))
+            refusal = Refusal(tokens, prompt.probe)
         return AnswerRequest(
             context.state,
             open,
@@ -320,9 +320,9 @@ class TurnRunner:
         self, turn: Turn, context: TurnContext, prompt: Prompt, request: AnswerRequest, cost: TokenCost
     ) -> _Generated:
         """Generate the answer. If the evidence may lack it, generate several, and take the one most similar to the others."""
-        if prompt.margin is None or not turn.alone or not SelfConsistency.applies(request.params):
+        if prompt.probe is None or not turn.alone or not SelfConsistency.applies(request.params):
             return self._engine.answer(request)
-        make = partial(self._request, context, replace(prompt, margin=None))
+        make = partial(self._request, context, replace(prompt, probe=None))
         begin = partial(turn.attach, engine=self._engine)
         return SelfConsistency(self._engine, prompt.question, make, begin, cost, self._metrics).answer(request)
 

@@ -14,7 +14,7 @@ from unittest.mock import AsyncMock
 import pytest
 import torch
 
-from everlong_models import SamplingParams, load_model
+from everlong_models import AnswerProbe, SamplingParams, load_model
 from everlong_server.engine.answering.evidence.grounding import Recall
 from everlong_server.engine.answering.evidence.templates import (
     INSTRUCT,
@@ -108,12 +108,12 @@ def test_a_judged_answer_attends_to_the_beginning_of_its_prompt(tiny_model: Path
     options = {"segment_length": 16, "sinks": 4, "window": 128}
     served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     prompts = PromptBuilder(SimpleNamespace(model=served), None, INSTRUCT)  # type: ignore[arg-type]
-    short = served.tokenizer.encode("A boat.")
+    short, probe = served.tokenizer.encode("A boat."), AnswerProbe(0, torch.zeros(2, 16), 0.0)
     for read, own in ((short, 0), ([], None)):
         session = Session("", "", "", ("doc",), Snapshot(open=tuple(read), position=len(read)))
         context = TurnContext(session, served.memory.initial_state(1), (), (), AsyncMock())
-        built = prompts.build(context, QUESTION, passages_of(ALICE)[:1], Recall(4, 96), lacks_answer=False, margin=0.0)
-        assert built.margin == 0
+        built = prompts.build(context, QUESTION, passages_of(ALICE)[:1], Recall(4, 96), lacks_answer=False, probe=probe)
+        assert built.probe is probe
         assert len(built.tokens) > 16
         assert built.attended_before == own
 
@@ -179,7 +179,7 @@ def test_an_answer_that_hid_a_short_text_is_continued_without_it(read: int, tiny
     context = TurnContext(
         Session("", "", "", ("doc",), Snapshot(open=tuple(open), position=read)), state, (), (), AsyncMock()
     )
-    hides = {"lacks_answer": False, "margin": 0.0}
+    hides = {"lacks_answer": False, "probe": AnswerProbe(0, torch.zeros(2, 16), 0.0)}
     first = prompts.build(context, "Who?", [passages_of(ALICE)[6].part(0, 20)], Recall(4, 96), **hides)
     assert (first.attended_before, first.context_start) == (0, read)
     said = [*open, *first.tokens[: 16 - len(open) - 1]]  # still in the open segment
