@@ -63,6 +63,34 @@ def test_how_a_follow_up_was_understood_is_above_the_sources(run: Run, fake: Fak
     assert lines[place + 1] == "the search found no passage"
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--model", "huge"], "error: --model huge: unknown; the server offers tiny"),
+        (["--max-tokens", "0"], "Invalid value for '--max-tokens': "),
+        (
+            ["--url", "http://127.0.0.1:9/v1/"],
+            "error: --url http://127.0.0.1:9/v1/: leave out /v1, which the commands add",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_a_wrong_option_is_refused_before_files_are_uploaded(
+    run: Run, fake: Fake, book: Path, command: str, options: list[str], error: str
+):
+    result = run(command, *options, book, *(["Who?"] if command == "ask" else []), input="Who?")
+    assert result.exit_code != 0
+    assert error in " ".join(result.stderr.replace("│", "").split())
+    assert fake.documents == {}
+
+
+@pytest.mark.parametrize("command", ["ask", "search"])
+def test_an_empty_name_of_a_file(run: Run, fake: Fake, book: Path, command: str):
+    result = run(command, book, "", "Who?")
+    assert (result.exit_code, result.stderr) == (1, "error: the name of a file must not be empty\n")
+    assert fake.documents == {}
+
+
 @pytest.mark.parametrize("command", ["ask", "chat"])
 @pytest.mark.parametrize(("agreement", "doubted"), [(0.39, True), (0.4, False), (None, False)])
 def test_an_answer_that_the_others_contradict_is_doubted(

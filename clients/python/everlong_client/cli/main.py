@@ -6,7 +6,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ from everlong_client.cli.options import (
     Temperature,
     Url,
     connect,
+    require_model,
 )
 from everlong_client.cli.originals import STDIN, STDIN_NAME
 from everlong_client.cli.plugins import Commands
@@ -70,6 +71,11 @@ def _not_empty(session: str | None) -> str | None:
     if session == "":  # most likely an unset variable of a script
         fail("the session id must not be empty")
     return session
+
+
+def _require_names(names: Sequence[str]) -> None:
+    if "" in names:  # most likely an unset variable of a script
+        fail("the name of a file must not be empty")
 
 
 @app.callback()
@@ -145,12 +151,14 @@ def ask(
     *names, question = words
     if not names and not documents:
         fail('name the files, or documents with --document, then the question: everlong ask FILE "QUESTION"')
+    _require_names(names)
     if not question.strip():
         fail("the question is empty")
     if os.path.isfile(question):  # `Path.is_file` raises an error for a question that is too long for a file's name
         fail(f"the question is missing: {question} is a file, and the last argument must be the question")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with connect(url, api_key) as client:
+        require_model(client, model)
         asking = Asking(client, url, as_json=as_json, keep=keep)
         if not asking.run([*map(Path, names)], documents or [], question, model, sampling):
             raise typer.Exit(1)
@@ -177,6 +185,7 @@ def chat(
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     piped = None if files or documents or session else _piped_questions()
     with connect(url, api_key) as client, exit_on_sigterm():
+        require_model(client, model)
         conversation = Chat(client, url, sampling, piped)
         try:
             if session is not None:
@@ -224,6 +233,7 @@ def search(
     *names, query = words
     if not names:
         fail('name the files or documents, then the query: everlong search FILE "QUERY"')
+    _require_names(names)
     if not query.strip():
         fail("the query is empty")
     with connect(url, api_key) as client:

@@ -35,7 +35,9 @@ DocumentIds = Annotated[
 ModelName = Annotated[
     str | None, typer.Option("--model", help="The model to use, one of those that the server offers.")
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="The maximum number of tokens of an answer.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="The maximum number of tokens of an answer.")
+]
 Temperature = Annotated[
     float | None,
     typer.Option(
@@ -48,7 +50,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 def connect(url: str, api_key: str | None) -> Everlong:
     """Return a client of the server at `url`. Ends the command if the address or the key is invalid."""
+    if url.rstrip("/").endswith("/v1"):  # the address that OpenAI's clients take
+        fail(f"--url {url}: leave out /v1, which the commands add")
     try:
         return Everlong(url, api_key=api_key)
     except ValueError as error:
         fail(str(error))
+
+
+def require_model(client: Everlong, model: str | None) -> None:
+    """End the command if the server does not offer the model. Call it before anything is uploaded. Raises `EverlongError` if the server does not answer."""
+    if model is not None and model not in (offered := [each.id for each in client.models.list()]):
+        fail(f"--model {model}: unknown; the server offers {', '.join(offered)}")
